@@ -1,0 +1,133 @@
+"""Speed of the core, against the bars of docs/design.md: `make bench`.
+
+Figures are medians over repeats in one process; ratios to the bar, not to another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from rollalloc import Allocator, Recipe, recipes
+from rollalloc.core.events import Actions, Done, Event, Updated
+from rollalloc.rules.prompts import Posterior
+from rollalloc.rules.rows import max_variance_subset
+
+PROMPTS = 1_000_000
+
+
+def results(actions: Actions, version: int, rng: np.random.Generator) -> list[Event]:
+    """Every ordered rollout done, with rewards of a success rate fixed per prompt."""
+    events: list[Event] = []
+    for order in actions.generate:
+        rate = (order.prompt * 0.6180339887) % 1.0
+        win = (rng.random(len(order.rollouts)) < rate).astype(float).tolist()
+        tokens = rng.integers(1, 1000, len(order.rollouts)).tolist()
+        events += [Done(rollout, r, r, t, version) for rollout, r, t in zip(order.rollouts, win, tokens, strict=True)]
+    return events
+
+
+def steps(recipe: Recipe, batches: int, seed: int = 0) -> list[tuple[float, int]]:
+    """Seconds spent in tell and ask, and events told, for each batch of a synchronous run."""
+    allocator, rng, spent, told, out = Allocator(recipe, PROMPTS, seed), np.random.default_rng(seed), 0.0, 0, []
+    while len(out) < batches:
+        start = time.perf_counter()
+        actions = allocator.ask()
+        spent += time.perf_counter() - start
+        if actions.batch:
+            out.append((spent, told))
+            spent, told = 0.0, 0
+            events: list[Event] = [Updated(allocator.version + 1)]
+        else:
+            events = results(actions, allocator.version, rng)
+        start = time.perf_counter()
+        allocator.tell(events)
+        spent += time.perf_counter() - start
+        told += len(events)
+    return out
+
+
+def one_by_one(recipe: Recipe, events: int, slots: int = 4096) -> float:
+    """Events a second where each completion is told alone and its slot asked for again."""
+    allocator, rng = Allocator(recipe, PROMPTS, 0), np.random.default_rng(0)
+    running: list[Event] = []
+    told, spent = 0, 0.0
+    while told < events:
+        start = time.perf_counter()
+        actions = allocator.ask(slots - len(running))
+        spent += time.perf_counter() - start
+        running += results(actions, allocator.version, rng)
+        if actions.batch:
+            now: list[Event] = [Updated(allocator.version + 1)]
+        else:
+            at = int(rng.integers(len(running)))
+            running[at], running[-1] = running[-1], running[at]
+            now = [running.pop()]
+        start = time.perf_counter()
+        allocator.tell(now)
+        spent += time.perf_counter() - start
+        told += 1
+    return told / spent
+
+
+def seconds(action: Callable[[], object], repeats: int = 5) -> float:
+    """Median time of an action."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def memory() -> dict[str, float]:
+    """Bytes a prompt: allocated at 1,000,000 prompts, and of the saved state without base64."""
+    out = {}
+    for name, prompts in (("shuffled", None), ("posterior", Posterior())):
+        recipe = recipes.pilot_commit(384, 32, 96, 384)
+        recipe = recipe if prompts is None else replace(recipe, prompts=prompts)
+        tracemalloc.start()
+        allocator = Allocator(recipe, PROMPTS, 0)
+        allocator.ask()
+        out[name] = tracemalloc.get_traced_memory()[0] / PROMPTS
+        tracemalloc.stop()
+        out[f"{name} saved"] = len(json.dumps(allocator.state_dict())) / PROMPTS
+    return out
+
+
+def main() -> None:
+    paper = recipes.pilot_commit(128, 32, 96, 384)
+    per_step = steps(paper, 12)[2:]
+    print(f"step of 384x32 + 128x96: median {statistics.median(s for s, _ in per_step):.3f} s, bar 0.150 s "
+          f"({statistics.median(n for _, n in per_step):.0f} events)")  # fmt: skip
+    rate = [told / spent for spent, told in per_step]
+    print(f"events a second, told in waves: {statistics.median(rate):,.0f}, bar 200,000")
+    for name, recipe in {
+        "grpo": recipes.grpo(128, 64),
+        "pilot_commit": paper,
+        "darts": recipes.darts(128, 7, 1, tail="sampled"),
+    }.items():
+        carried = replace(recipe, max_staleness=max(4, recipe.max_staleness))
+        print(f"events a second, one by one, {name}: {one_by_one(carried, 200_000):,.0f}")
+    allocator = Allocator(paper, PROMPTS, 0)
+    allocator.tell(results(allocator.ask(), 0, np.random.default_rng(0)))
+    allocator.ask()
+    state = allocator.state_dict()
+    print(
+        f"state_dict {seconds(allocator.state_dict):.3f} s, load {seconds(lambda: allocator.load_state_dict(state)):.3f} s, bar 1 s each"
+    )
+    rewards = np.random.default_rng(0).standard_normal(1_000_000)
+    print(
+        f"max_variance_subset of 1,000,000: {seconds(lambda: max_variance_subset(rewards, 250_000)):.3f} s, bar 0.300 s"
+    )
+    print("bytes a prompt: " + ", ".join(f"{name} {value:.1f}" for name, value in memory().items()) + "; bar 64")
+
+
+if __name__ == "__main__":
+    main()

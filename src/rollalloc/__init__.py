@@ -1,0 +1,24 @@
+"""Which prompts get how many rollouts, which rollouts are stopped early, and which are trained on.
+
+from rollalloc import Allocator, recipes
+
+allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, gen_groups=48), prompts=8192, seed=0)
+"""
+
+from rollalloc import recipes
+from rollalloc.core.allocator import Allocator, EventError, RuleError, Starved
+from rollalloc.core.recipe import Budget, Recipe, Stage
+from rollalloc.core.table import PromptTable
+
+__version__ = "0.1.0"
+__all__ = [
+    "Allocator",
+    "Budget",
+    "EventError",
+    "PromptTable",
+    "Recipe",
+    "RuleError",
+    "Stage",
+    "Starved",
+    "recipes",
+]

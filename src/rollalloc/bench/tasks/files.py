@@ -1,0 +1,116 @@
+"""What a task is on disk: a model, two prompt files in verl's schema, and the reward that they share."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """A task in the form a user would bring one.
+
+    Attributes:
+        model: folder with a model and its tokenizer, for `from_pretrained`.
+        train: parquet of training prompts in verl's schema.
+        heldout: parquet of held-out prompts; no prompt is in both.
+        reward: `package.module:function` with verl's `compute_score` signature.
+        max_new_tokens: tokens of the longest right answer, EOS included.
+        single_answer: True where each prompt has exactly one right answer, so that `exact_success` applies.
+    """
+
+    model: Path
+    train: Path
+    heldout: Path
+    reward: str
+    max_new_tokens: int
+    single_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt with its right answer, both as space-separated tokens, and what else is known of it."""
+
+    prompt: str
+    answer: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """1.0 where the answer's tokens are exactly the right ones, else 0.0; white space does not count."""
+    return float(solution_str.split() == ground_truth.split())
+
+
+def write_splits(
+    folder: Path,
+    sizes: dict[str, int],
+    draw: Callable[[np.random.Generator, int, set[str]], Sequence[Problem]],
+    *,
+    data_source: str,
+    seed: int,
+) -> None:
+    """Write one parquet file a split, in verl's schema; no prompt occurs twice, in one split or in two.
+
+    Args:
+        folder: gets `<split>.parquet` for each split.
+        sizes: split → number of prompts.
+        draw: (random generator, number of problems, prompts that are taken) → that many problems of untaken prompts;
+            it adds their prompts to the taken ones.
+        data_source: e.g. "skills/late"; what stands before its first slash is the ability.
+        seed: each split draws from a generator of its own under this seed.
+    """
+    taken: set[str] = set()
+    for stream, (split, size) in enumerate(sizes.items(), start=1):
+        rows = [
+            {
+                "data_source": data_source,
+                "prompt": problem.prompt,
+                "ability": data_source.partition("/")[0],
+                "reward_model": {"style": "rule", "ground_truth": problem.answer},
+                "extra_info": {"split": split, "index": index, **problem.extra},
+            }
+            for index, problem in enumerate(draw(np.random.default_rng([seed, stream]), size, taken))
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+
+
+def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
+    """The folder `target`, made by `make` unless it is there already; whole or not at all.
+
+    `make` fills a folder beside the target that is moved into place when complete, so a killed run leaves no half
+    folder. Of several processes one makes it and the others wait.
+
+    Args:
+        target: the folder.
+        settings: a dataclass of all that decides the contents; kept in the folder.
+        make: writes the contents into the folder it is given.
+
+    Raises:
+        ValueError: the folder is there, but was made with other settings.
+    """
+    wanted = json.dumps(asdict(settings), indent=2)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A lock dies with its process, so what lies in `partial` under the lock is from a run that was killed.
+        with open(target.with_name(f".{target.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                partial = target.with_name(f".{target.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                make(partial)
+                (partial / "settings.json").write_text(wanted)
+                partial.rename(target)
+    found = (target / "settings.json").read_text()
+    if found != wanted:
+        raise ValueError(f"expected {target} made with {wanted}, found {found}; delete it or choose another folder")
+    return target

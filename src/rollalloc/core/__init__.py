@@ -1,0 +1,1 @@
+"""The decision core: numpy only, no I/O, clock, logging, threads or torch."""

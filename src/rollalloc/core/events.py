@@ -1,0 +1,160 @@
+"""What comes into the core and what goes out: frozen dataclasses without logic.
+
+A driver *tells* the core `Done`, `Failed`, `Cancelled`, `Progress`, `Updated` (and `Offered` where a framework's own
+loader draws the prompts) and *asks* it for `Actions`. Everything is an id or a number: text, tensors and token
+log-probabilities stay with the driver, as the payload of a rollout, until the core names that rollout in
+`Actions.release`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A rollout was generated and scored.
+
+    Attributes:
+        rollout: the id that an `Order` gave.
+        reward: what training uses (after shaping); finite.
+        metric: what selection looks at (accuracy, in most cases in [0, 1]); finite.
+        tokens: generated tokens, at least 0.
+        version: version of the weights at the rollout's first token, at most the version last told by `Updated`.
+        last_version: version at its last token; `version` when None.
+        truncated: True where generation hit the length limit.
+    """
+
+    rollout: int
+    reward: float
+    metric: float
+    tokens: int
+    version: int
+    last_version: int | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rollout that has no score: its engine died, its verifier timed out. Unscored is not wrong.
+
+    Attributes:
+        rollout: the id that an `Order` gave.
+        reason: for the driver's log; the core does not read it.
+        tokens: generated tokens that were paid all the same.
+    """
+
+    rollout: int
+    reason: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The terminal event of a rollout that `Actions.cancel` named (or that the driver had to abort).
+
+    Attributes:
+        rollout: the id that an `Order` gave.
+        tokens: tokens generated before it stopped.
+    """
+
+    rollout: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rollout is still running and has generated `tokens` tokens so far."""
+
+    rollout: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The weights changed: the outstanding batch was trained. `version` must exceed every version told before."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A framework's own loader hands prompts over, in its order; for recipes whose prompt rule is `as_offered`."""
+
+    prompts: tuple[int, ...]
+    epoch: int
+
+
+Event = Done | Failed | Cancelled | Progress | Updated | Offered
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Generate these rollouts of one prompt.
+
+    Attributes:
+        group: id of the group they belong to; one visit of one prompt.
+        prompt: index of the prompt, in [0, number of prompts).
+        stage: index of the recipe's stage that ordered them.
+        rollouts: new rollout ids, never used before.
+    """
+
+    group: int
+    prompt: int
+    stage: int
+    rollouts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout to train on.
+
+    Attributes:
+        rollout: its id; the driver holds the payload.
+        prompt: index of its prompt.
+        group: id of its group.
+        advantage: the recipe's advantage.
+        weight: multiplies the row's loss. Importance ratios are the driver's, from log-probabilities.
+        version: version of the weights at the rollout's first token.
+    """
+
+    rollout: int
+    prompt: int
+    group: int
+    advantage: float
+    weight: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Train on these rows, then tell `Updated`.
+
+    Attributes:
+        rows: in order of group, then of rollout id.
+        version: the core's version when the batch was made; a row's staleness is `version - row.version`.
+        short_because: None for a full batch, else why it has fewer groups than the recipe asks for.
+    """
+
+    rows: tuple[Row, ...]
+    version: int
+    short_because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What to do now; each action is handed out once.
+
+    Attributes:
+        generate: orders to start.
+        cancel: rollouts to stop; each still owes its terminal event.
+        release: rollouts whose payload may be freed.
+        batch: rows to train on, or None.
+        finished: why the run is over, or None.
+    """
+
+    generate: tuple[Order, ...] = ()
+    cancel: tuple[int, ...] = ()
+    release: tuple[int, ...] = ()
+    batch: Batch | None = None
+    finished: str | None = None

@@ -1,0 +1,308 @@
+"""A group: one visit of one prompt, the rollouts ordered for it and what came back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollalloc.core.events import Done
+from rollalloc.core.ledger import Ledger, Record
+from rollalloc.core.packing import pack, unpack
+from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
+
+
+class Group:
+    """The allocator's own record of a group. Rules see it through a `GroupView`."""
+
+    __slots__ = (
+        "cancelled", "done", "epoch", "first_version", "id", "owed", "prompt", "reason", "running", "spans", "stage",
+        "tokens", "until", "view", "waits",
+    )  # fmt: skip
+
+    def __init__(self, group: int, prompt: int, epoch: int, ledger: Ledger) -> None:
+        self.id = group
+        self.prompt = prompt
+        self.epoch = epoch  # in which the prompt was drawn
+        self.stage = 0
+        self.waits: int | None = None  # the stage after which it waits to go on; None while it is judged
+        self.spans: list[int] = []  # first rollout id ordered by each stage
+        self.owed: deque[int] = deque()  # decided, not yet handed out
+        self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
+        self.done: list[Done] = []
+        self.cancelled = 0
+        self.tokens = 0  # paid for its rollouts
+        self.first_version: int | None = None  # oldest first-token version among `done`
+        self.reason = ""  # of its verdict
+        self.until: Until = NEXT_EPOCH
+        self.view = GroupView(self, ledger)
+
+    @property
+    def unfinished(self) -> int:
+        """Rollouts that are still to come."""
+        return len(self.running) + len(self.owed)
+
+    def extend(self, first: int, count: int) -> None:
+        """Decide `count` more rollouts with ids from `first`, for the group's stage."""
+        self.spans.append(first)
+        self.owed.extend(range(first, first + count))
+
+    def stage_of(self, rollout: int) -> int:
+        """Index of the stage that ordered it."""
+        return bisect_right(self.spans, rollout) - 1
+
+    def by_stage(self, rollouts: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Ascending rollout ids, by the stage that ordered them."""
+        if rollouts and rollouts[0] >= self.spans[-1]:  # the common case, without a look at each
+            yield len(self.spans) - 1, tuple(rollouts)
+            return
+        for stage, ids in groupby(rollouts, self.stage_of):
+            yield stage, tuple(ids)
+
+    def add(self, done: Done) -> None:
+        """Take a scored rollout."""
+        self.done.append(done)
+        if self.first_version is None or done.version < self.first_version:
+            self.first_version = done.version
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        done_G7 = np.array(
+            [(d.rollout, d.reward, d.metric, d.tokens, d.version, last_version(d), d.truncated) for d in self.done],
+            np.float64,
+        ).reshape(-1, 7)
+        until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
+        return {
+            "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "waits": self.waits,
+            "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
+            "done": pack(done_G7), "cancelled": self.cancelled, "tokens": self.tokens, "reason": self.reason, "until": until,
+        }  # fmt: skip
+
+    @staticmethod
+    def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
+        """The group that `state_dict` was taken of."""
+        group = Group(state["id"], state["prompt"], state["epoch"], ledger)
+        group.stage, group.waits, group.spans = state["stage"], state["waits"], list(state["spans"])
+        group.owed = deque(state["owed"])
+        group.running = dict(state["running"])
+        for rollout, reward, metric, tokens, version, last, truncated in unpack(state["done"]).tolist():
+            group.add(Done(int(rollout), reward, metric, int(tokens), int(version), int(last), bool(truncated)))
+        group.cancelled, group.tokens, group.reason = state["cancelled"], state["tokens"], state["reason"]
+        until = state["until"]
+        group.until = until["version"] if "version" in until else Epochs(until["epochs"])
+        return group
+
+
+def last_version(done: Done) -> int:
+    """Version of the weights at the rollout's last token."""
+    return done.version if done.last_version is None else done.last_version
+
+
+class GroupView:
+    """What a rule may know about a group. Arrays hold the scored rollouts in order of rollout id.
+
+    The order of completion is not visible in the arrays: a rule that reads them decides alike whatever finished first.
+
+    Attributes:
+        prompt: index of the prompt.
+        running: rollouts still to come -> tokens generated so far, as far as `Progress` told.
+        unfinished: their number.
+        cancelled: rollouts of this group that were stopped.
+        record: the prompt's line in the ledger, from its visits before this one.
+    """
+
+    def __init__(self, group: Group, ledger: Ledger) -> None:
+        self._group, self._ledger = group, ledger
+        self._sorted_at = -1
+
+    @staticmethod
+    def of(
+        metrics: Sequence[float],
+        *,
+        rewards: Sequence[float] | None = None,
+        tokens: Sequence[int] | None = None,
+        truncated: Sequence[bool] | None = None,
+        versions: Sequence[int] | None = None,
+        stages: Sequence[int] | None = None,
+        running: Sequence[int] = (),
+        cancelled: int = 0,
+        prompt: int = 0,
+        group: int = 0,
+    ) -> GroupView:
+        """A view made by hand, for tests and for trying a rule at the prompt.
+
+        Args:
+            metrics: one a scored rollout; the other sequences have its length.
+            rewards: `metrics` by default.
+            tokens: 1 each by default.
+            truncated: none by default.
+            versions: 0 each by default.
+            stages: index of the stage that ordered each, not decreasing; 0 each by default.
+            running: tokens so far of each rollout still to come.
+            cancelled: number of rollouts stopped.
+            prompt: index of the prompt.
+            group: id of the group.
+        """
+        count = len(metrics)
+        stage_G = list(stages) if stages is not None else [0] * count
+        made = Group(group, prompt, 0, Ledger(prompt + 1))
+        made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
+        made.stage, made.cancelled = len(made.spans) - 1, cancelled
+        for g in range(count):
+            reward = metrics[g] if rewards is None else rewards[g]
+            made.add(
+                Done(
+                    rollout=g,
+                    reward=float(reward),
+                    metric=float(metrics[g]),
+                    tokens=1 if tokens is None else tokens[g],
+                    version=0 if versions is None else versions[g],
+                    truncated=False if truncated is None else truncated[g],
+                )
+            )
+        made.running = {count + index: length for index, length in enumerate(running)}
+        return made.view
+
+    @property
+    def prompt(self) -> int:
+        return self._group.prompt
+
+    @property
+    def group(self) -> int:
+        """The group's id: a higher one was drawn later."""
+        return self._group.id
+
+    @property
+    def stage(self) -> int:
+        """Index of the stage it is in, or has passed last."""
+        return self._group.stage
+
+    @property
+    def unfinished(self) -> int:
+        return self._group.unfinished
+
+    @property
+    def running(self) -> Mapping[int, int]:
+        return self._group.running | dict.fromkeys(self._group.owed, 0)
+
+    @property
+    def cancelled(self) -> int:
+        return self._group.cancelled
+
+    @property
+    def record(self) -> Record:
+        return self._ledger.record(self._group.prompt)
+
+    @property
+    def first_version(self) -> int:
+        """Version of the weights at the first token of its oldest scored rollout; -1 without any."""
+        oldest = self._group.first_version
+        return -1 if oldest is None else oldest
+
+    @property
+    def rollouts_G(self) -> NDArray[np.int64]:
+        """Rollout ids, shape (G,), ascending."""
+        return self._columns.rollouts_G
+
+    @property
+    def rewards_G(self) -> NDArray[np.float64]:
+        """What training uses, shape (G,)."""
+        return self._columns.rewards_G
+
+    @property
+    def metrics_G(self) -> NDArray[np.float64]:
+        """What selection looks at, shape (G,)."""
+        return self._columns.metrics_G
+
+    @property
+    def tokens_G(self) -> NDArray[np.int64]:
+        """Lengths in tokens, shape (G,)."""
+        return self._columns.tokens_G
+
+    @property
+    def truncated_G(self) -> NDArray[np.bool_]:
+        """Whether each hit the length limit, shape (G,)."""
+        return self._columns.truncated_G
+
+    @property
+    def versions_G(self) -> NDArray[np.int64]:
+        """Version of the weights at each first token, shape (G,)."""
+        return self._columns.versions_G
+
+    @property
+    def stages_G(self) -> NDArray[np.int64]:
+        """Index of the stage that ordered each, shape (G,)."""
+        return self._columns.stages_G
+
+    @property
+    def _columns(self) -> _Columns:
+        if self._sorted_at != len(self._group.done):
+            self._sorted_at = len(self._group.done)
+            self._cached = _Columns(sorted(self._group.done, key=_rollout), self._group.spans)
+        return self._cached
+
+
+def _rollout(done: Done) -> int:
+    return done.rollout
+
+
+class _Columns:
+    """The scored rollouts as arrays, each made when first read."""
+
+    def __init__(self, done: list[Done], spans: list[int]) -> None:
+        self._done, self._spans = done, list(spans)
+
+    def _column(self, name: str, dtype: Any) -> NDArray[Any]:
+        column = np.array([getattr(done, name) for done in self._done], dtype)
+        column.flags.writeable = False
+        return column
+
+    @cached_property
+    def rollouts_G(self) -> NDArray[np.int64]:
+        return self._column("rollout", np.int64)
+
+    @cached_property
+    def rewards_G(self) -> NDArray[np.float64]:
+        return self._column("reward", np.float64)
+
+    @cached_property
+    def metrics_G(self) -> NDArray[np.float64]:
+        return self._column("metric", np.float64)
+
+    @cached_property
+    def tokens_G(self) -> NDArray[np.int64]:
+        return self._column("tokens", np.int64)
+
+    @cached_property
+    def truncated_G(self) -> NDArray[np.bool_]:
+        return self._column("truncated", np.bool_)
+
+    @cached_property
+    def versions_G(self) -> NDArray[np.int64]:
+        return self._column("version", np.int64)
+
+    @cached_property
+    def stages_G(self) -> NDArray[np.int64]:
+        return np.array([bisect_right(self._spans, done.rollout) - 1 for done in self._done], np.int64)
+
+
+def as_floats(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """The values as a finite float array of one axis.
+
+    Raises:
+        ValueError: another number of axes, or an entry that is not finite.
+    """
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one axis, got shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{name} must be finite, got {array[~np.isfinite(array)][0]} at {int(np.flatnonzero(~np.isfinite(array))[0])}"
+        )
+    return array

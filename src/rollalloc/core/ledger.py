@@ -1,0 +1,111 @@
+"""What is known about each prompt: attempts, successes, tokens, version and fate, in arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.packing import Packed, pack, unpack
+
+NEW = "new"
+_LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One prompt's line in the ledger.
+
+    Attributes:
+        attempts: scored rollouts so far.
+        successes: sum of their metric.
+        tokens: tokens paid for the prompt, those of failed and cancelled rollouts included.
+        version: version of the weights at its last visit, -1 before the first.
+        fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
+        length_std: running standard deviation of its rollouts' lengths in tokens; NaN before two were seen.
+    """
+
+    attempts: int = 0
+    successes: float = 0.0
+    tokens: int = 0
+    version: int = -1
+    fate: str = NEW
+    length_std: float = float("nan")
+
+
+class Ledger:
+    """The per-prompt record in arrays of shape (N,); 29 bytes a prompt. Rules read it, the allocator writes it."""
+
+    def __init__(self, prompts: int) -> None:
+        self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
+        self.successes_N: NDArray[np.float64] = np.zeros(prompts, np.float64)
+        self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
+        self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
+        self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
+        self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        self.fates: list[str] = [NEW]  # fate_N holds indices into this list
+
+    def record(self, prompt: int) -> Record:
+        """The line of one prompt."""
+        return Record(
+            attempts=int(self.attempts_N[prompt]),
+            successes=float(self.successes_N[prompt]),
+            tokens=int(self.tokens_N[prompt]),
+            version=int(self.version_N[prompt]),
+            fate=self.fates[self.fate_N[prompt]],
+            length_std=float(self.length_std_N[prompt]),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Number of prompts by the fate of their last visit."""
+        count_F: list[int] = np.bincount(self.fate_N, minlength=len(self.fates)).tolist()
+        return dict(zip(self.fates, count_F, strict=True))
+
+    def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float], lengths: list[int]) -> None:
+        """Book a visit that ended: the metrics of its scored rollouts and their lengths in tokens."""
+        if fate not in self.fates:
+            if len(self.fates) == np.iinfo(np.uint8).max:
+                raise ValueError(
+                    f"more than {len(self.fates)} different fates; a judge's reasons must come from a small set"
+                )
+            self.fates.append(fate)
+        self.fate_N[prompt] = self.fates.index(fate)
+        self.version_N[prompt] = version
+        self.attempts_N[prompt] += len(metrics)
+        self.successes_N[prompt] += sum(metrics)
+        if len(lengths) > 1:
+            std, last = float(np.asarray(lengths, np.float64).std()), float(self.length_std_N[prompt])
+            self.length_std_N[prompt] = std if np.isnan(last) else last + _LENGTH_STD_STEP * (std - last)
+
+    def pay(self, prompt: int, tokens: int) -> None:
+        """Book tokens that one rollout of the prompt has cost."""
+        self.tokens_N[prompt] += tokens
+
+    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "length_std_N")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {"fates": list(self.fates)} | {name: pack(getattr(self, name)) for name in self._ARRAYS}
+
+    def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
+        """Take over a saved ledger.
+
+        Args:
+            state: what `state_dict` gave.
+            source_N: for each prompt its index in the saved ledger, -1 where it is new; None when nothing moved.
+        """
+        self.fates = list(state["fates"])
+        for name in self._ARRAYS:
+            saved: Packed = state[name]
+            moved(getattr(self, name), unpack(saved), source_N)
+
+
+def moved(target_N: NDArray[Any], saved_N: NDArray[Any], source_N: NDArray[np.int64] | None) -> None:
+    """Write `saved_N` into `target_N`, taking prompt i from `source_N[i]`; entries with source -1 stay as they are."""
+    if source_N is None:
+        target_N[:] = saved_N
+    else:
+        known_N = source_N >= 0
+        target_N[known_N] = saved_N[source_N[known_N]]

@@ -1,0 +1,118 @@
+"""State as data: arrays as JSON holds them, exact keys on loading, and recipes as nested values that can be compared."""
+
+from __future__ import annotations
+
+import types
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Packed(TypedDict):
+    """An array as JSON holds it."""
+
+    dtype: str
+    shape: list[int]
+    base64: str
+
+
+def pack(array: NDArray[Any]) -> Packed:
+    """The array as {dtype, shape, base64}, little-endian."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return {"dtype": little.dtype.str, "shape": list(array.shape), "base64": b64encode(little.data).decode("ascii")}
+
+
+def unpack(packed: Packed) -> NDArray[Any]:
+    """The array that `pack` was given; a fresh, writable copy.
+
+    Raises:
+        ValueError: the bytes do not fill the shape (a torn file).
+    """
+    exact_keys(packed, ("dtype", "shape", "base64"), "packed array")
+    dtype = np.dtype(packed["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"a packed array holds plain numbers, got dtype {packed['dtype']!r}")
+    flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
+    if flat.size != int(np.prod(packed["shape"])):
+        raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is torn")
+    return flat.reshape(packed["shape"]).astype(dtype.newbyteorder("="))
+
+
+def pack_tree(value: Any) -> Any:
+    """A value with every array in its dictionaries packed."""
+    if isinstance(value, np.ndarray):
+        return pack(cast("NDArray[Any]", value))
+    if isinstance(value, dict):
+        return {key: pack_tree(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def unpack_tree(value: Any) -> Any:
+    """The inverse of `pack_tree`."""
+    if isinstance(value, dict):
+        mapping = cast("dict[str, Any]", value)
+        if mapping.keys() == {"dtype", "shape", "base64"}:
+            return unpack(cast("Packed", mapping))
+        return {key: unpack_tree(item) for key, item in mapping.items()}
+    return value
+
+
+def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
+    """Refuse a mapping whose keys are not just the expected ones.
+
+    Raises:
+        ValueError: names the keys that are missing and those that are unknown.
+    """
+    missing, unknown = set(expected) - set(state), set(state) - set(expected)
+    if missing or unknown:
+        raise ValueError(
+            f"{where}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}; not a state of this version"
+        )
+
+
+def describe(value: Any) -> Any:
+    """A frozen value as nested plain data: what makes two recipes the same.
+
+    A dataclass becomes {"is": its type, field: ...}, a function its import path.
+
+    Raises:
+        TypeError: a lambda, a closure or another object without a stable description.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [describe(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        described = {field.name: describe(getattr(value, field.name)) for field in fields(value)}
+        return {"is": f"{kind.__module__}:{kind.__qualname__}"} | described
+    if isinstance(value, types.FunctionType) and value.__closure__ is None and "<lambda>" not in value.__qualname__:
+        return f"{value.__module__}:{value.__qualname__}"
+    raise TypeError(
+        f"{value!r} has no stable description; rules are frozen dataclasses with __call__ or module-level functions, "
+        "so that a recipe can be compared with the one in a checkpoint"
+    )
+
+
+def differences(saved: Any, given: Any, path: str = "recipe") -> Iterator[str]:
+    """Each place where two described values differ, as one line."""
+    if isinstance(saved, dict) and isinstance(given, dict):
+        left, right = cast("dict[str, Any]", saved), cast("dict[str, Any]", given)
+        for key in dict.fromkeys([*left, *right]):
+            yield from differences(left.get(key), right.get(key), f"{path}.{key}")
+    elif (
+        isinstance(saved, list)
+        and isinstance(given, list)
+        and len(cast("list[Any]", saved)) == len(cast("list[Any]", given))
+    ):
+        for index, (one, other) in enumerate(zip(cast("list[Any]", saved), cast("list[Any]", given), strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif saved != given:
+        yield f"{path}: saved {saved!r}, given {given!r}"

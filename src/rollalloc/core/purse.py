@@ -1,0 +1,99 @@
+"""What was spent, what the budgets still allow, and why no more groups may be opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rollalloc.core.recipe import Budget
+
+
+class Ends(Enum):
+    """What a halt ends, once nothing is running any more."""
+
+    BATCH = "batch"  # a short batch; where no group is ready, the count for it begins anew
+    RUN = "run"  # a short batch; where no group is ready, the run
+    NOTHING = "nothing"  # the driver owes something first
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Why no more groups can be opened now."""
+
+    why: str
+    ends: Ends
+
+
+class Purse:
+    """Rollouts and tokens spent, against a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.paid = 0  # rollouts ordered
+        self.owed = 0  # rollouts decided and not yet ordered
+        self.tokens = 0  # of rollouts with a terminal event
+        self.batch_opened = self.batch_paid = self.batch_tokens = 0  # the same since the last batch, and groups opened
+
+    def order(self, rollouts: int) -> None:
+        """Owed rollouts are handed out."""
+        self.owed -= rollouts
+        self.paid += rollouts
+        self.batch_paid += rollouts
+
+    def generate(self, tokens: int) -> None:
+        """A rollout ended with this many tokens."""
+        self.tokens += tokens
+        self.batch_tokens += tokens
+
+    def next_batch(self) -> None:
+        """Begin to count for the next batch."""
+        self.batch_opened = self.batch_paid = self.batch_tokens = 0
+
+    def room(self) -> int | None:
+        """Rollouts that may still be decided, at least 0; None without a limit."""
+        limits = [left for left in (self._left_in_run(), self._left_in_batch()) if left is not None]
+        return max(0, min(limits)) if limits else None
+
+    def tokens_spent(self) -> bool:
+        """Whether a limit on tokens is reached."""
+        budget = self.budget
+        return _spent(budget.run_tokens, self.tokens) or _spent(budget.batch_tokens, self.batch_tokens)
+
+    def halt(self) -> Halt:
+        """The budget that has no room for the next group."""
+        run, batch = self._left_in_run(), self._left_in_batch()
+        if run is not None and (batch is None or run <= batch):
+            spent = f"{self.paid} rollouts ordered, {self.tokens} tokens generated"
+            return Halt(f"budget: no room for another group in the run's {self.budget}; {spent}", Ends.RUN)
+        spent = f"{self.batch_paid} rollouts ordered, {self.batch_tokens} tokens generated for it"
+        return Halt(f"budget: no room for another group in the batch's {self.budget}; {spent}", Ends.RUN)
+
+    def _left_in_run(self) -> int | None:
+        return _left(self.budget.run_rollouts, self.paid + self.owed, self.budget.run_tokens, self.tokens)
+
+    def _left_in_batch(self) -> int | None:
+        return _left(
+            self.budget.batch_rollouts, self.batch_paid + self.owed, self.budget.batch_tokens, self.batch_tokens
+        )
+
+    _FIELDS = ("paid", "owed", "tokens", "batch_opened", "batch_paid", "batch_tokens")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the budget, which is the recipe's."""
+        return {name: getattr(self, name) for name in self._FIELDS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over saved counts."""
+        for name in self._FIELDS:
+            setattr(self, name, state[name])
+
+
+def _spent(limit: int | None, tokens: int) -> bool:
+    return limit is not None and tokens >= limit
+
+
+def _left(rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> int | None:
+    if _spent(token_limit, tokens):
+        return 0
+    return None if rollout_limit is None else rollout_limit - rollouts

@@ -1,0 +1,273 @@
+"""A recipe: a frozen value that says which prompts get how many rollouts, which are stopped, and which are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.ledger import Ledger
+from rollalloc.core.packing import describe
+from rollalloc.core.roster import NEXT_EPOCH, Until
+from rollalloc.core.table import PromptTable
+
+Memory = dict[str, Any]  # what a prompt rule remembers: numpy arrays, numbers, strings and lists of them
+
+
+class Act(Enum):
+    """What becomes of a group after a verdict."""
+
+    NEXT = "next"  # it waits for the next stage; rollouts still running go on
+    TRAIN = "train"  # it waits for a batch; rollouts still running are stopped
+    DROP = "drop"  # it is over; rollouts still running are stopped
+
+
+CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judge's decision about a group.
+
+    Attributes:
+        act: NEXT, TRAIN or DROP.
+        reason: for DROP the cause under which its rollouts are accounted, "zero_variance" or "out_of_band", with an
+            optional detail that only the ledger keeps, e.g. "out_of_band/solved". For the other acts a free word.
+        until: when the prompt may be drawn again, counted from the epoch in which it was drawn: `NOW`, `NEXT_EPOCH`,
+            `NEVER`, `Epochs(k)`, or an int, the version of the weights from which on.
+
+    Raises:
+        ValueError: a DROP whose reason is not a cause.
+    """
+
+    act: Act
+    reason: str = ""
+    until: Until = NEXT_EPOCH
+
+    def __post_init__(self) -> None:
+        if self.act is Act.DROP and self.cause not in CAUSES:
+            raise ValueError(f"a DROP's reason must begin with one of {', '.join(CAUSES)}, got {self.reason!r}")
+
+    @property
+    def cause(self) -> str:
+        """The reason without its detail."""
+        return self.reason.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a rule may know about the run.
+
+    Attributes:
+        version: of the weights, as last told.
+        epoch: passes over the prompts begun, from 0.
+        need: groups still lacking for the next batch; those still running are not counted as there.
+        held_S: groups that passed stage s and wait, shape (S,); the last entry are those ready for a batch.
+        running_S: groups in stage s with rollouts still to come, shape (S,).
+        paid: rollouts ordered since the run began.
+        left: rollouts that the budgets still allow, None without a limit.
+        ledger: the record of every prompt; read only.
+    """
+
+    version: int
+    epoch: int
+    need: int
+    held_S: tuple[int, ...]
+    running_S: tuple[int, ...]
+    paid: int
+    left: int | None
+    ledger: Ledger
+
+    @property
+    def on_the_way(self) -> int:
+        """Groups that are neither ready nor over."""
+        return sum(self.running_S) + sum(self.held_S[:-1])
+
+
+class PromptRule(Protocol):
+    """Which prompts are drawn next, before any rollout. Its memory is data, owned and saved by the allocator."""
+
+    def init(self, table: PromptTable) -> Memory:
+        """The memory before the first draw."""
+        ...
+
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+        """At most k different prompts among the free ones; fewer say that nothing more is there in this epoch."""
+        ...
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        """A visit ended."""
+        ...
+
+
+@runtime_checkable
+class OfferedPromptRule(Protocol):
+    """A prompt rule fed by a framework's own loader through `Offered`."""
+
+    def offer(self, memory: Memory, prompts: Sequence[int]) -> None:
+        """The loader hands these over, in this order."""
+        ...
+
+    def waiting(self, memory: Memory) -> int:
+        """Number of prompts offered and not yet drawn."""
+        ...
+
+    def ended(self, memory: Memory) -> bool:
+        """Whether the loader said, by an empty offer, that it has no more."""
+        ...
+
+
+class IntakeRule(Protocol):
+    """How many groups to open now; `memory` is the prompt rule's."""
+
+    def __call__(self, view: View, memory: Memory) -> int: ...
+
+
+class SizeRule(Protocol):
+    """How many rollouts each of these groups gets in a stage, decided jointly; each at least 1."""
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]: ...
+
+
+class StopRule(Protocol):
+    """Which rollouts of a group to cancel."""
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]: ...
+
+
+class JudgeRule(Protocol):
+    """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage."""
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None: ...
+
+
+class PromoteRule(Protocol):
+    """Which of the groups that passed a stage go on, at most k: into the next stage or, after the last, into a batch."""
+
+    def __call__(
+        self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator
+    ) -> Sequence[GroupView]: ...
+
+
+class RowRule(Protocol):
+    """Which scored rollouts of a group are trained on: indices into its arrays, and a loss weight for each."""
+
+    def __call__(
+        self, group: GroupView, view: View, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]: ...
+
+
+class AdvantageRule(Protocol):
+    """The advantage of each chosen rollout, shape (M,)."""
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits that are never exceeded, not by one rollout; in tokens, by no more than what was running. None: no limit.
+
+    Attributes:
+        run_rollouts: rollouts ordered in the whole run.
+        run_tokens: generated tokens in the whole run.
+        batch_rollouts: rollouts ordered between two batches. A batch they do not fill is short; where they give no group to
+            train on at all, the run is finished.
+        batch_tokens: generated tokens between two batches, likewise.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+
+    run_rollouts: int | None = None
+    run_tokens: int | None = None
+    batch_rollouts: int | None = None
+    batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("run_rollouts", "run_tokens", "batch_rollouts", "batch_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be at least 1, or None for no limit, got {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a group's way.
+
+    Attributes:
+        name: for reports, e.g. "pilot".
+        size: rollouts for each group that enters it.
+        judge: what becomes of a group whose results come in.
+        stop: which rollouts to cancel; None: nothing is stopped early.
+        promote: which of the groups that passed it go on, into the next stage or, after the last, into a batch.
+    """
+
+    name: str
+    size: SizeRule
+    judge: JudgeRule
+    stop: StopRule | None
+    promote: PromoteRule
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole method as one value: comparable, with a readable repr and a fingerprint.
+
+    Attributes:
+        groups: groups in a full batch, at least 1.
+        stages: at least one; a group goes through them in order.
+        prompts: which prompts are drawn.
+        intake: how many groups are opened.
+        rows: which scored rollouts of a group are trained on.
+        advantage: their advantages.
+        max_staleness: a rollout is trained while `version - its first-token version` is at most this, 0 or more.
+        max_candidates: groups opened for one batch at most; None: no limit. Then the batch is short; where not one group is
+            ready, the count begins anew.
+        budget: limits on rollouts and tokens.
+
+    Raises:
+        TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
+        ValueError: a number out of its range.
+    """
+
+    groups: int
+    stages: tuple[Stage, ...]
+    prompts: PromptRule
+    intake: IntakeRule
+    rows: RowRule
+    advantage: AdvantageRule
+    max_staleness: int
+    max_candidates: int | None
+    budget: Budget
+
+    def __post_init__(self) -> None:
+        at_least("groups", self.groups, 1)
+        at_least("max_staleness", self.max_staleness, 0)
+        if self.max_candidates is not None:
+            at_least("max_candidates", self.max_candidates, self.groups, "the groups of one batch")
+        object.__setattr__(self, "stages", tuple(self.stages))
+        if not self.stages:
+            raise ValueError("a recipe needs at least one stage, got none")
+        _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
+
+    @cached_property
+    def description(self) -> Any:
+        """The recipe as nested plain data; two recipes are the same when these are equal."""
+        return describe(self)
+
+
+def at_least(name: str, value: Any, least: int, why: str = "") -> None:
+    """Refuse a number that is not a whole one or too small.
+
+    Raises:
+        ValueError: says what was expected and what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        because = f" ({why})" if why else ""
+        raise ValueError(f"{name} must be a whole number of at least {least}{because}, got {value!r}")

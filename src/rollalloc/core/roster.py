@@ -1,0 +1,114 @@
+"""Which prompts may be drawn now, which come back later, and when an epoch ends."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.ledger import moved
+from rollalloc.core.packing import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """A prompt may be drawn again `count` epochs after the one in which it was drawn; None: never.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+
+    count: int | None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 0:
+            raise ValueError(f"a prompt comes back after 0 epochs or more, got {self.count}")
+
+
+NOW, NEXT_EPOCH, NEVER = Epochs(0), Epochs(1), Epochs(None)
+Until = Epochs | int  # an int is a version: the prompt is back as soon as the weights have it
+
+# Above every epoch: a prompt with one of these is not waiting for an epoch.
+_ON_VERSION, _IN_FLIGHT, _NEVER = (np.iinfo(np.int32).max - back for back in (2, 1, 0))
+
+
+class Roster:
+    """The prompts that may be drawn, as the epoch from which each may: `free_N[i]` is `due_N[i] <= epoch`.
+
+    An epoch ends when a prompt rule has nothing left to give and prompts are waiting for the next one. What is in
+    flight at that moment stays in flight: an epoch's end loses nothing.
+    """
+
+    def __init__(self, prompts: int) -> None:
+        self.epoch = 0
+        self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
+        self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
+        self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
+        self._by_version: list[tuple[int, int]] = []
+
+    def take(self, prompt: int) -> None:
+        """The prompt is drawn."""
+        self.free_N[prompt] = False
+        self.due_N[prompt] = _IN_FLIGHT
+
+    def give_back(self, prompt: int, until: Until, drawn_epoch: int, version: int) -> None:
+        """The prompt's visit ended; it may be drawn again as `until` says."""
+        if isinstance(until, int):
+            if until <= version:
+                until = NOW
+            else:
+                self.due_N[prompt] = _ON_VERSION
+                heapq.heappush(self._by_version, (until, prompt))
+                return
+        if until.count is None:
+            self.due_N[prompt] = _NEVER
+            return
+        due = self.epoch if until.count == 0 else drawn_epoch + until.count
+        self.due_N[prompt] = due
+        self.free_N[prompt] = due <= self.epoch
+        self.dry = False
+
+    def on_version(self, version: int) -> None:
+        """Free the prompts that waited for this version of the weights."""
+        while self._by_version and self._by_version[0][0] <= version:
+            prompt = heapq.heappop(self._by_version)[1]
+            self.due_N[prompt] = self.epoch
+            self.free_N[prompt] = True
+            self.dry = False
+
+    def roll(self) -> bool:
+        """Begin the next epoch in which a prompt may be drawn; False where none ever may without something coming back."""
+        waiting_K = self.due_N[self.due_N < _ON_VERSION]
+        if not waiting_K.size:
+            self.dry = True
+            return False
+        self.begin(max(self.epoch + 1, int(waiting_K.min())))
+        return True
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, by the core's count or by the one of a framework's loader."""
+        self.epoch = epoch
+        self.free_N = self.due_N <= epoch
+        self.dry = False
+
+    def evicted(self) -> int:
+        """Number of prompts that will never be drawn again."""
+        return int(np.count_nonzero(self.due_N == _NEVER))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {"epoch": self.epoch, "dry": self.dry, "due_N": pack(self.due_N), "by_version": sorted(self._by_version)}
+
+    def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
+        """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
+        moved(self.due_N, unpack(state["due_N"]), source_N)
+        self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
+        if source_N is not None:
+            target = {int(old): new for new, old in enumerate(source_N) if old >= 0}
+            self._by_version = [(version, target[old]) for version, old in self._by_version if old in target]
+            heapq.heapify(self._by_version)
+        self.begin(int(state["epoch"]))
+        self.dry = bool(state["dry"])

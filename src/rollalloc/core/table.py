@@ -1,0 +1,129 @@
+"""The data set as the core sees it: a number of prompts, and optionally their keys, sources and priors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from operator import index
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollalloc.core.packing import pack, unpack
+
+GONE = -1  # stands for a prompt that left the data set
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTable:
+    """The prompts of a run, by stable key.
+
+    Args:
+        keys: one hashable-by-text key a prompt, unique; it outlives a re-ordering of the data set. An int stands for
+            that many prompts known by their index only.
+        source_N: integer source of each prompt in [0, number of sources), for mixing sources by weight; default one source.
+        prior_N: success rate of each prompt in [0, 1] believed before the first rollout, NaN where unknown.
+
+    Raises:
+        ValueError: no prompts, a key that occurs twice, a wrong length, or a prior outside [0, 1].
+    """
+
+    keys: Sequence[str] | int
+    source_N: ArrayLike | None = None
+    prior_N: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        if len(self) < 1:
+            raise ValueError("a prompt table needs at least one prompt, got none; check the data file and its filters")
+        if not isinstance(self.keys, int):
+            self._refuse_duplicates(self.keys)
+        for name, dtype in (("source_N", np.int32), ("prior_N", np.float64)):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            array = np.asarray(given, dtype=dtype)
+            if array.shape != (len(self),):
+                raise ValueError(f"{name} must have one entry a prompt, shape ({len(self)},), got {array.shape}")
+            object.__setattr__(self, name, array)
+        if self.source_N is not None and np.any(np.asarray(self.source_N) < 0):
+            raise ValueError("source_N must hold indices of sources, 0 or more")
+        if self.prior_N is not None:
+            prior_N = np.asarray(self.prior_N)
+            known_N = ~np.isnan(prior_N)
+            if np.any((prior_N[known_N] < 0) | (prior_N[known_N] > 1)):
+                raise ValueError("prior_N must hold success rates in [0, 1], or NaN where unknown")
+
+    def __len__(self) -> int:
+        return self.keys if isinstance(self.keys, int) else len(self.keys)
+
+    @staticmethod
+    def _refuse_duplicates(keys: Sequence[str]) -> None:
+        seen: dict[str, int] = {}
+        for at, key in enumerate(keys):
+            if key in seen:
+                raise ValueError(
+                    f"prompt key {key!r} occurs at {seen[key]} and at {at}; keys must be unique, or one prompt's "
+                    "results would be booked to another: prefix the index with the data source"
+                )
+            seen[key] = at
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved state needs to recognise the data set, or to find its prompts in another one."""
+        return {"count": len(self), "keys": pack(self._digests_N)}
+
+    def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
+        """For each prompt its index in a saved data set.
+
+        Args:
+            saved: the saved data set's `state_dict`.
+            remap: None where the data sets are the same; "keys" to find each prompt by its key; or shape (N,), the answer
+                itself.
+
+        Returns:
+            Shape (N,), -1 where a prompt is new; None where the data sets are the same.
+
+        Raises:
+            ValueError: data sets that differ without a remap, "keys" without keys, or indices that are not a mapping.
+        """
+        saved_N = unpack(saved["keys"])
+        if remap is None:
+            if saved["count"] != len(self) or not np.array_equal(saved_N, self._digests_N):
+                raise ValueError(
+                    f"the state was saved for {saved['count']} prompts, this data set has {len(self)} or other keys; "
+                    'remap="keys" finds them by key'
+                )
+            return None
+        if isinstance(remap, str):
+            if remap != "keys" or not saved_N.size or not self._digests_N.size:
+                raise ValueError(f'remap must be "keys", with keys in both data sets, or indices; got {remap!r}')
+            index_of = {digest: at for at, digest in enumerate(saved_N.tolist())}
+            return np.array([index_of.get(digest, GONE) for digest in self._digests_N.tolist()], np.int64)
+        source_N = np.asarray(remap, np.int64)
+        known_N = source_N[source_N >= 0]
+        distinct = len(np.unique(known_N)) == len(known_N)
+        if source_N.shape != (len(self),) or not distinct or np.any(known_N >= saved["count"]):
+            raise ValueError(
+                f"remap must give each of {len(self)} prompts its own index below {saved['count']}, or -1; "
+                f"got shape {source_N.shape}"
+            )
+        return source_N
+
+    @cached_property
+    def _digests_N(self) -> NDArray[np.uint64]:
+        """64-bit digest of each key, shape (N,), by which a saved state finds its prompts again; shape (0,) without keys."""
+        if isinstance(self.keys, int):
+            return np.zeros(0, np.uint64)
+        joined = b"".join(blake2b(str(key).encode(), digest_size=8).digest() for key in self.keys)
+        return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
+
+    @staticmethod
+    def of(prompts: Any) -> PromptTable:
+        """The table itself, or a table of `prompts` nameless prompts where an int is given."""
+        if isinstance(prompts, PromptTable):
+            return prompts
+        if isinstance(prompts, SupportsIndex) and not isinstance(prompts, bool):
+            return PromptTable(index(prompts))
+        raise TypeError(f"prompts must be a number of prompts or a PromptTable, got {type(prompts).__name__}")

@@ -1,0 +1,313 @@
+"""Prompts in verl's schema, each under a key that outlives a re-ordering of its files, and their tokens.
+
+A row is `data_source`, `prompt: [{role, content}]` or text, `reward_model: {style, ground_truth}` and, optionally,
+`ability` and `extra_info: {index, prior, ...}`. Parquet cannot tell a field that is null from one that is not there,
+so for JSONL, too, null means not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from os import PathLike
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Literal
+
+import numpy as np
+
+from rollalloc.core.table import PromptTable
+from rollalloc.data._files import read_rows, write_rows
+
+Message = dict[str, Any]
+Prompt = str | tuple[Message, ...]
+
+_REQUIRED = ("data_source", "prompt", "reward_model")
+_SCHEMA = (
+    "verl's schema is data_source: text, prompt: [{role, content}] or text, reward_model: {style, ground_truth} and, "
+    "optionally, extra_info: {index, ...}"
+)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts with their keys and what scores them; entry i of each column belongs to prompt i.
+
+    Attributes:
+        keys: unique stable keys, `source/index` or `source/#hash of the content`.
+        sources: verl's data_source.
+        prompts: text, or chat messages with `role` and `content`.
+        ground_truths: what the reward function compares with; never None.
+        extra_infos: handed to the reward function; `index` and `prior` (a success rate in [0, 1]) mean something here.
+        dropped: how many rows were left out, by reason; only reasons that occurred.
+    """
+
+    keys: tuple[str, ...]
+    sources: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    ground_truths: tuple[Any, ...]
+    extra_infos: tuple[dict[str, Any], ...]
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def table(self) -> PromptTable:
+        """What the core may know: keys, sources numbered by first appearance, and priors where any prompt has one.
+
+        Raises:
+            ValueError: no prompts, or a key that occurs twice.
+        """
+        number = {source: index for index, source in enumerate(dict.fromkeys(self.sources))}
+        prior_N = np.array([info.get("prior", math.nan) for info in self.extra_infos], dtype=np.float64)
+        return PromptTable(
+            keys=self.keys,
+            source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
+            prior_N=None if np.isnan(prior_N).all() else prior_N,
+        )
+
+    def without(self, rows: Collection[int], reason: str) -> PromptSet:
+        """The set without the prompts at these indices, which `dropped` counts under `reason`."""
+        kept = [row for row in range(len(self)) if row not in rows]
+        return replace(
+            self,
+            keys=tuple(self.keys[row] for row in kept),
+            sources=tuple(self.sources[row] for row in kept),
+            prompts=tuple(self.prompts[row] for row in kept),
+            ground_truths=tuple(self.ground_truths[row] for row in kept),
+            extra_infos=tuple(self.extra_infos[row] for row in kept),
+            dropped=self.dropped | {reason: self.dropped.get(reason, 0) + len(rows)},
+        )
+
+
+@dataclass(frozen=True)
+class EncodedPrompts:
+    """Prompts and their token ids, in the same order."""
+
+    prompt_set: PromptSet
+    tokens: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One valid row and where it stands, `file:row`."""
+
+    place: str
+    source: str
+    prompt: Prompt
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> PromptSet:
+    """Loads one set of prompts from parquet and JSONL files in verl's schema, one file after the other.
+
+    A prompt's key is `data_source/index` where `extra_info.index` is there and no other row has the same pair, else
+    `data_source/#hash` of prompt and ground truth: an index that restarts in a second file names nobody.
+
+    Args:
+        paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object a line.
+        drop_duplicates: leave out a row whose source, prompt and ground truth came before, and count it in
+            `dropped["duplicate"]`; otherwise such a row is an error.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: no paths, a file that is empty or of another format, a row that is not in verl's schema, a
+            duplicate that may not be dropped, or one prompt of one source with two ground truths.
+    """
+    if not paths:
+        raise ValueError("load_prompts needs at least one file, got none; give .parquet or .jsonl paths")
+    rows = [_parse(place, row) for path in paths for place, row in read_rows(Path(path))]
+    distinct = _distinct(rows, drop_duplicates)
+    duplicates = len(rows) - len(distinct)
+    return PromptSet(
+        keys=_keys(distinct),
+        sources=tuple(row.source for row in distinct),
+        prompts=tuple(row.prompt for row in distinct),
+        ground_truths=tuple(row.ground_truth for row in distinct),
+        extra_infos=tuple(row.extra_info for row in distinct),
+        dropped={"duplicate": duplicates} if duplicates else {},
+    )
+
+
+def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows in verl's schema, as `load_prompts` reads them.
+
+    Args:
+        path: ends in `.parquet`, or in `.jsonl` or `.json` for JSON lines; missing folders are made.
+        rows: at least one, each in verl's schema; columns that the schema does not know are kept.
+
+    Raises:
+        ValueError: no rows, a row that is not in verl's schema, an unknown suffix, or rows that parquet cannot hold.
+    """
+    if not rows:
+        raise ValueError(f"{path}: expected at least one row to write, got none; check what makes the rows")
+    for number, row in enumerate(rows, 1):
+        _parse(f"row {number} for {path}", row)
+    write_rows(Path(path), rows)
+
+
+def encode_prompts(
+    prompt_set: PromptSet,
+    tokenizer: Any,
+    *,
+    context: int,
+    max_new_tokens: int,
+    overlong: Literal["error", "drop"] = "error",
+) -> EncodedPrompts:
+    """Tokenizes every prompt and sees to it that prompt and completion fit the context.
+
+    Text goes through `tokenizer(text)`, messages through its chat template with the generation prompt added. Where
+    the tokenizer has no chat template, a single user message counts as text.
+
+    Args:
+        prompt_set: the prompts.
+        tokenizer: a Hugging Face tokenizer.
+        context: tokens that the model can attend to, prompt and completion together.
+        max_new_tokens: most tokens of a completion.
+        overlong: what to do with a prompt of more than `context - max_new_tokens` tokens: raise, or leave it out and
+            count it in `dropped["overlong"]`.
+
+    Raises:
+        ValueError: a prompt without tokens, messages but no chat template, overlong prompts that may not be dropped,
+            or nothing but overlong prompts.
+    """
+    if overlong not in ("error", "drop"):
+        raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
+    prompts = _readable_without_template(prompt_set, tokenizer)
+    tokens = [_tokens(prompt, tokenizer) for prompt in prompts]
+    for key, prompt, ids in zip(prompt_set.keys, prompts, tokens, strict=True):
+        if not ids:
+            raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
+    room = context - max_new_tokens
+    too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
+    if too_long:
+        problem = (
+            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens (context {context} - "
+            f"max_new_tokens {max_new_tokens}), the longest {max(map(len, tokens))}, the first of them "
+            f"{prompt_set.keys[too_long[0]]!r}"
+        )
+        if overlong == "error":
+            raise ValueError(f"{problem}; pass overlong='drop' to leave them out, or a smaller max_new_tokens")
+        if len(too_long) == len(tokens):
+            raise ValueError(f"{problem}; none is left: a smaller max_new_tokens or a longer context is needed")
+        prompt_set = prompt_set.without(set(too_long), "overlong")
+    return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room))
+
+
+def _parse(place: str, raw: Any) -> _Row:
+    row = _without_nulls(_typed(place, "a row", raw, dict))
+    if missing := [name for name in _REQUIRED if name not in row]:
+        raise ValueError(
+            f"{place}: {', '.join(missing)} missing or null, found {', '.join(raw) or 'nothing'}; {_SCHEMA}"
+        )
+    reward_model = _typed(place, "reward_model", row["reward_model"], dict)
+    if "ground_truth" not in reward_model:
+        raise ValueError(f"{place}: reward_model.ground_truth missing or null, got {short(reward_model)}; {_SCHEMA}")
+    extra_info = _typed(place, "extra_info", row.get("extra_info", {}), dict)
+    if "index" in extra_info:
+        _typed(place, "extra_info.index", extra_info["index"], int, str)
+    if "prior" in extra_info:
+        prior = _typed(place, "extra_info.prior", extra_info["prior"], float, int)
+        if prior < 0 or prior > 1:  # NaN passes: unknown
+            raise ValueError(f"{place}: extra_info.prior must be a success rate in [0, 1], got {prior}; rescale it")
+    return _Row(
+        place=place,
+        source=_typed(place, "data_source", row["data_source"], str),
+        prompt=_parse_prompt(place, row["prompt"]),
+        ground_truth=reward_model["ground_truth"],
+        extra_info=extra_info,
+    )
+
+
+def _parse_prompt(place: str, prompt: Any) -> Prompt:
+    if isinstance(_typed(place, "prompt", prompt, str, list), str):
+        return prompt
+    if not prompt:
+        raise ValueError(f"{place}: prompt must hold at least one message, got an empty list; {_SCHEMA}")
+    for message in prompt:
+        for name in ("role", "content"):
+            _typed(place, f"{name} of each message", _typed(place, "each message", message, dict).get(name), str)
+    return tuple(prompt)
+
+
+def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
+    if isinstance(value, kinds):
+        return value
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    raise ValueError(
+        f"{place}: {name} must be {expected}, got {short(value)} of type {type(value).__name__}; {_SCHEMA}"
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_nulls(entry) for entry in value]
+    return value
+
+
+def _distinct(rows: Sequence[_Row], drop_duplicates: bool) -> list[_Row]:
+    """The first row of each (source, prompt)."""
+    first: dict[tuple[str, str], _Row] = {}
+    for row in rows:
+        earlier = first.setdefault((row.source, _digest(row.prompt)), row)
+        if earlier is row:
+            continue
+        if _digest(earlier.ground_truth) != _digest(row.ground_truth):
+            raise ValueError(
+                f"{earlier.place} and {row.place} hold the same prompt of {row.source!r} with different ground truths, "
+                f"{short(earlier.ground_truth)} and {short(row.ground_truth)}; keep the right one"
+            )
+        if not drop_duplicates:
+            raise ValueError(
+                f"{earlier.place} and {row.place} hold the same prompt of {row.source!r}; "
+                "pass drop_duplicates=True, or take one out"
+            )
+    return list(first.values())
+
+
+def _keys(rows: Sequence[_Row]) -> tuple[str, ...]:
+    by_index = [f"{row.source}/{row.extra_info['index']}" if "index" in row.extra_info else None for row in rows]
+    times = Counter(by_index)
+    return tuple(
+        key if key is not None and times[key] == 1 else f"{row.source}/#{_digest([row.prompt, row.ground_truth])}"
+        for key, row in zip(by_index, rows, strict=True)
+    )
+
+
+def _digest(value: Any) -> str:
+    """64 bits of a hash of plain Python data, the same in every process, as hexadecimal digits."""
+    return blake2b(json.dumps(value, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
+
+
+def _readable_without_template(prompt_set: PromptSet, tokenizer: Any) -> Sequence[Prompt]:
+    """The prompts, single user messages turned into text where the tokenizer has no chat template."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        return prompt_set.prompts
+    texts: list[Prompt] = []
+    for key, prompt in zip(prompt_set.keys, prompt_set.prompts, strict=True):
+        if isinstance(prompt, str):
+            texts.append(prompt)
+        elif [message["role"] for message in prompt] == ["user"]:
+            texts.append(prompt[0]["content"])
+        else:
+            roles = ", ".join(message["role"] for message in prompt)
+            raise ValueError(
+                f"prompt {key!r} has messages ({roles}) and the tokenizer has no chat template; without one a prompt "
+                "must be text or a single user message: set tokenizer.chat_template"
+            )
+    return texts
+
+
+def _tokens(prompt: Prompt, tokenizer: Any) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(tokenizer(prompt)["input_ids"])
+    return tuple(
+        tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False)
+    )

@@ -1,0 +1,303 @@
+"""Methods as values: each function returns a `Recipe`, and `mix` composes two of them.
+
+Every field of a recipe is filled here; change one with `dataclasses.replace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, Literal
+
+from rollalloc.core.recipe import Act, Budget, Recipe, Stage, at_least
+from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
+
+_GRPO_ADVANTAGE = advantages.OverGroup(advantages.grpo)
+
+
+def grpo(groups: int, n: int) -> Recipe:
+    """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+    """
+    return Recipe(
+        groups=groups,
+        stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
+        prompts=prompts.Shuffled(),
+        intake=intake.Fill(),
+        rows=rows.Everything(),
+        advantage=_GRPO_ADVANTAGE,
+        max_staleness=0,
+        max_candidates=None,
+        budget=Budget(),
+    )
+
+
+def dapo(
+    groups: int,
+    n: int,
+    gen_groups: int,
+    surplus: Literal["discard", "carry"] = "discard",
+    max_candidates: int | None = None,
+) -> Recipe:
+    """DAPO's dynamic sampling: keep generating until `groups` groups have rewards that differ. arXiv 2503.14476.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        gen_groups: prompts generated at a time, at least `groups`.
+        surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
+        max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "the rewards of one rollout cannot differ")
+    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    _one_of("surplus", surplus, ("discard", "carry"))
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.NonzeroVariance()),),
+        intake=intake.KeepInFlight(gen_groups),
+        max_staleness=1 if surplus == "carry" else 0,
+        max_candidates=max_candidates,
+    )
+
+
+def pilot_commit(
+    groups: int,
+    n_pilot: int,
+    n_commit: int,
+    gen_groups: int,
+    p_lower: float = 0.125,
+    p_upper: float = 0.25,
+    p_solve: float = 1.0,
+    max_staleness: int = 4,
+    promote: Literal["top_variance", "random", "oldest"] = "top_variance",
+    max_candidates: int | None = None,
+    reprobe_every: int | None = None,
+) -> Recipe:
+    """Pilot-Commit: a few pilots estimate each prompt, the rest goes to prompts with variance. arXiv 2605.26606.
+
+    Pilots and commits of a prompt train as one group of n_pilot + n_commit. Where staleness is allowed, the pilots for the
+    next batch are generated together with the commits for this one.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n_pilot: rollouts that estimate a prompt, at least 1.
+        n_commit: rollouts for a prompt in the window, at least 1.
+        gen_groups: prompts piloted at a time, at least `groups`.
+        p_lower: pilot means below it are deferred to the next epoch.
+        p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
+        p_solve: pilot means of at least this evict the prompt; above 1 none is evicted.
+        max_staleness: updates of the weights after which a pilot is too old to train on.
+        promote: which prompts in the window get commits when there are more than needed.
+        max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
+        reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
+
+    Raises:
+        ValueError: a number out of its range, or an empty window.
+    """
+    at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
+    at_least("n_commit", n_commit, 1)
+    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    _one_of("promote", promote, tuple(_promote_rules(0)))
+    base = grpo(groups, n_pilot)
+    window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
+    return replace(
+        base,
+        stages=(
+            Stage("pilot", sizes.Fixed(n_pilot), window, None, _promote_rules(max_staleness)[promote]),
+            replace(base.stages[0], name="commit", size=sizes.Fixed(n_commit)),
+        ),
+        intake=intake.KeepInFlight(gen_groups, ahead=groups if max_staleness else 0),
+        max_staleness=max_staleness,
+        max_candidates=max_candidates,
+    )
+
+
+def pods(groups: int, n: int, m: int) -> Recipe:
+    """PODS: roll out n, train on the m of largest reward variance, statistics after the choice. arXiv 2504.13818.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt.
+        m: rollouts trained on, in [1, n].
+
+    Raises:
+        ValueError: m out of its range.
+    """
+    at_least("n", n, 1)
+    at_least("m", m, 1)
+    if m > n:
+        raise ValueError(f"m must be at most n={n}, the rollouts there are to choose from, got {m}")
+    return replace(grpo(groups, n), rows=rows.MaxVariance(m), advantage=advantages.OverChosen(advantages.pods))
+
+
+def darts(
+    groups: int,
+    shortest: int,
+    longest: int,
+    max_redundancy: float = 2.0,
+    tail: Literal["exact", "sampled", "none"] = "exact",
+) -> Recipe:
+    """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        shortest: K, at least 1.
+        longest: L, 0 or more. K + L rollouts of each group are trained on.
+        max_redundancy: rollouts for each one trained on, at most; half of the redundancy is given on average, most to
+            prompts whose lengths vary most. At least 1.
+        tail: "exact" lets every rollout end, since any that runs may become the longest. "sampled" keeps L random ones of
+            those running once K ended, stops the rest, and weights the L by the inverse of that probability: the longest
+            are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly solved,
+            trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned from.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("shortest", shortest, 1)
+    at_least("longest", longest, 0)
+    _one_of("tail", tail, ("exact", "sampled", "none"))
+    size = sizes.Redundant(shortest + longest, mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
+    if tail == "none":
+        shortest, longest = shortest + longest, 0
+    base = grpo(groups, shortest + longest)
+    stop = None if tail == "exact" else stops.SampledTail(shortest, longest)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], size=size, stop=stop),),
+        rows=rows.ShortestAndLongest(shortest, longest, weigh_tail=tail == "sampled"),
+        advantage=advantages.OverChosen(advantages.grpo),
+    )
+
+
+def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness: int = 0) -> Recipe:
+    """Racing: a prompt gets more rollouts, stage by stage, while its results so far are mixed.
+
+    A stage's verdict falls as soon as two results differ, without waiting for the rest.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        sizes_S: rollouts a prompt has after each stage, growing, e.g. (4, 8, 16).
+        gen_groups: prompts in the first stage at a time, at least `groups`.
+        max_staleness: updates of the weights after which a rollout is too old to train on.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
+    if not more or min(more) < 1:
+        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+    last = len(more) - 1
+    stages = tuple(
+        Stage(
+            f"to {sizes_S[index]}",
+            sizes.Fixed(size),
+            judges.Complete()
+            if index == last and last
+            else judges.NonzeroVariance(Act.TRAIN if index == last else Act.NEXT, early=index < last),
+            None,
+            promote.Oldest(),
+        )
+        for index, size in enumerate(more)
+    )
+    return replace(
+        grpo(groups, sizes_S[-1]), stages=stages, intake=intake.KeepInFlight(gen_groups), max_staleness=max_staleness
+    )
+
+
+def mix(first: Recipe, second: Recipe) -> Recipe:
+    """Both methods at once: whatever one of them does otherwise than plain GRPO.
+
+    `mix(pilot_commit(...), pods(...))` takes the stages of the first and the rows *and* the advantage of the second;
+    `mix(dapo(...), darts(...))` takes the judge and the intake of the first, the sizes, the stop and the rows of the second.
+    A single stage of one method applies to the last stage of the other; where the first has several stages, its sizes hold.
+
+    Args:
+        first: says how many rollouts a prompt gets where both only fix a number.
+        second: another method with the same number of groups.
+
+    Raises:
+        ValueError: batches of different size, or a field that both change: it names the field and the remedy.
+    """
+    if first.groups != second.groups:
+        raise ValueError(
+            f"both recipes must train on the same number of groups, got {first.groups} and {second.groups}"
+        )
+    if len(first.stages) < len(second.stages):
+        first, second = second, first
+    if len(second.stages) > 1:
+        raise ValueError(
+            f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
+        )
+    plain = grpo(first.groups, 1)
+    mixed: dict[str, Any] = {
+        field.name: _either(
+            field.name, getattr(first, field.name), getattr(second, field.name), getattr(plain, field.name)
+        )
+        for field in fields(Recipe)
+        if field.name != "stages"
+    }
+    last = _mix_stages(first.stages[-1], second.stages[0], plain.stages[0], keep_size=len(first.stages) > 1)
+    recipe = Recipe(stages=(*first.stages[:-1], last), **mixed)
+    _refuse_too_many_rows(recipe)
+    return recipe
+
+
+def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -> Stage:
+    size = first.size
+    if not keep_size and isinstance(first.size, sizes.Fixed):
+        size = first.size if isinstance(second.size, sizes.Fixed) else second.size
+    elif not keep_size and not isinstance(second.size, sizes.Fixed):
+        size = _either("size", first.size, second.size, plain.size)
+    return Stage(
+        first.name,
+        size,
+        _either("judge", first.judge, second.judge, plain.judge),
+        _either("stop", first.stop, second.stop, plain.stop),
+        _either("promote", first.promote, second.promote, plain.promote),
+    )
+
+
+def _either(name: str, first: Any, second: Any, plain: Any) -> Any:
+    """The one of two values that is not the plain one."""
+    if first == second or second == plain:
+        return first
+    if first == plain:
+        return second
+    raise ValueError(
+        f"both recipes change {name}: {first!r} and {second!r}; make one plain with dataclasses.replace before mixing"
+    )
+
+
+def _refuse_too_many_rows(recipe: Recipe) -> None:
+    total, chosen = 0, recipe.rows
+    for stage in recipe.stages:
+        if not isinstance(stage.size, sizes.Fixed):
+            return
+        total += stage.size.n
+    m = getattr(chosen, "m", None) or getattr(chosen, "shortest", 0) + getattr(chosen, "longest", 0)
+    if m > total:
+        raise ValueError(f"{chosen!r} trains on {m} rollouts but the stages give only {total}")
+
+
+def _promote_rules(max_staleness: int) -> dict[str, Any]:
+    return {
+        "top_variance": promote.TopVariance(max_staleness),
+        "random": promote.RandomOrder(),
+        "oldest": promote.Oldest(),
+    }
+
+
+def _names(recipe: Recipe) -> list[str]:
+    return [stage.name for stage in recipe.stages]
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Reward functions and the processes that run them. Three-valued: right, wrong, and unscored, which is not wrong."""

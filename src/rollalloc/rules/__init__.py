@@ -1,0 +1,1 @@
+"""The rules recipes are made of: frozen values, one family a file."""

@@ -1,0 +1,179 @@
+"""Advantages: what each trained rollout is credited with, relative to its group.
+
+The kernels are plain functions of rewards. They subtract the first reward before anything else, so that the advantages
+of a group of equal rewards are exactly 0 for any value. `OverGroup` and `OverChosen` make rules of them: group statistics
+before, or after, the choice of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollalloc.core.group import GroupView, as_floats
+
+Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
+    """Rewards relative to the first: the differences of equal rewards are exact zeros."""
+    reward_G = as_floats(rewards_G, "rewards_G")
+    return reward_G - reward_G[0] if reward_G.size else reward_G
+
+
+def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[np.float64]:
+    """Group-relative advantage: A_i = (r_i - mean) / (std + eps).
+
+    Shao et al., DeepSeekMath, arXiv 2402.03300.
+
+    Args:
+        rewards_G: shape (G,), finite.
+        eps: keeps a small std from blowing up; above 0.
+        ddof: 0 for the population's std, 1 for the unbiased one.
+
+    Returns:
+        Shape (G,); all 0 where the rewards are equal.
+
+    Raises:
+        ValueError: rewards that are not finite or not of one axis.
+    """
+    shifted_G = _shifted(rewards_G)
+    if shifted_G.size <= ddof or not shifted_G.any():
+        return np.zeros_like(shifted_G)
+    return (shifted_G - shifted_G.mean()) / (shifted_G.std(ddof=ddof) + eps)
+
+
+def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
+    """A_i = r_i - mean: GRPO without the division that favours groups of little variance.
+
+    Liu et al., Dr. GRPO, arXiv 2503.20783.
+
+    Args:
+        rewards_G: shape (G,), finite.
+
+    Returns:
+        Shape (G,).
+
+    Raises:
+        ValueError: rewards that are not finite or not of one axis.
+    """
+    shifted_G = _shifted(rewards_G)
+    return shifted_G - shifted_G.mean() if shifted_G.any() else np.zeros_like(shifted_G)
+
+
+def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
+    """REINFORCE with a leave-one-out baseline: A_i = r_i - mean of the others.
+
+    Ahmadian et al., arXiv 2402.14740. A single rollout has no others: 0.
+
+    Args:
+        rewards_G: shape (G,), finite.
+
+    Returns:
+        Shape (G,).
+
+    Raises:
+        ValueError: rewards that are not finite or not of one axis.
+    """
+    centred_G = dr_grpo(rewards_G)
+    count = centred_G.size
+    return centred_G * (count / (count - 1)) if count > 1 else centred_G
+
+
+def maxrl(rewards_G: ArrayLike) -> NDArray[np.float64]:
+    """A_i = (r_i - mean) / mean: the gradient of log p rather than of p.
+
+    MaxRL, as summarised in PAPERS.md.
+
+    Args:
+        rewards_G: shape (G,), finite, 0 or more.
+
+    Returns:
+        Shape (G,); all 0 where the rewards are equal.
+
+    Raises:
+        ValueError: rewards that are not finite, not of one axis, or negative (log p has no meaning for them).
+    """
+    reward_G = as_floats(rewards_G, "rewards_G")
+    if np.any(reward_G < 0):
+        raise ValueError(
+            f"maxrl needs rewards of 0 or more, got {reward_G.min()}; use grpo, dr_grpo or rloo for shaped rewards"
+        )
+    centred_G = dr_grpo(reward_G)
+    return centred_G / reward_G.mean() if centred_G.any() else centred_G
+
+
+def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
+    """GRPO's advantage as PODS computes it on the rows it kept: unbiased std, eps 1e-4.
+
+    Xu et al., arXiv 2504.13818.
+
+    Args:
+        rewards_M: shape (M,), finite.
+
+    Returns:
+        Shape (M,).
+
+    Raises:
+        ValueError: rewards that are not finite or not of one axis.
+    """
+    return grpo(rewards_M, eps=1e-4, ddof=1)
+
+
+def commit_loo(rewards_G: ArrayLike, stages_G: ArrayLike) -> NDArray[np.float64]:
+    """Leave-one-out baseline over the commits only: exactly unbiased although pilots decided whether there are commits.
+
+    A commit's advantage is its reward minus the mean of the other commits; a pilot's is its reward minus the mean of all
+    commits. A single commit has no others: 0.
+
+    Args:
+        rewards_G: shape (G,), finite.
+        stages_G: shape (G,), index of the stage that ordered each: 0 for pilots, 1 or more for commits.
+
+    Returns:
+        Shape (G,); all 0 where there are no commits.
+
+    Raises:
+        ValueError: rewards that are not finite, or shapes that differ.
+    """
+    reward_G = as_floats(rewards_G, "rewards_G")
+    commit_G = np.asarray(stages_G) > 0
+    if commit_G.shape != reward_G.shape:
+        raise ValueError(f"stages_G must have the shape of rewards_G, {reward_G.shape}, got {commit_G.shape}")
+    advantage_G = np.zeros_like(reward_G)
+    if commit_G.any():
+        reference = reward_G[commit_G][0]  # commits that are equal get exact zeros
+        advantage_G[commit_G] = rloo(reward_G[commit_G])
+        advantage_G[~commit_G] = (reward_G[~commit_G] - reference) - (reward_G[commit_G] - reference).mean()
+    return advantage_G
+
+
+@dataclass(frozen=True, slots=True)
+class OverGroup:
+    """Advantages from the statistics of the whole group, before the choice of rows."""
+
+    kernel: Kernel
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.kernel(group.rewards_G)[chosen_M]
+
+
+@dataclass(frozen=True, slots=True)
+class OverChosen:
+    """Advantages from the statistics of the chosen rows alone."""
+
+    kernel: Kernel
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.kernel(group.rewards_G[chosen_M])
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLeaveOneOut:
+    """`commit_loo` as a rule, for recipes with a pilot stage."""
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        return commit_loo(group.rewards_G, group.stages_G)[chosen_M]

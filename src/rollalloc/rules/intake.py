@@ -1,0 +1,42 @@
+"""Intake: how many groups to open now. What is held and running is bounded here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollalloc.core.recipe import Memory, View, at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Just as many groups as the batch still needs."""
+
+    def __call__(self, view: View, memory: Memory) -> int:
+        return view.need - view.on_the_way
+
+
+@dataclass(frozen=True, slots=True)
+class KeepInFlight:
+    """Keep `groups` groups running in the first stage while those further on do not suffice.
+
+    Opens groups - running[0] while held + running in later stages < need + ahead. So at most need + ahead + groups are
+    held at any time.
+
+    Attributes:
+        groups: at least 1.
+        ahead: groups wanted beyond the batch in the making, 0 or more. With a batch's worth ahead, the first stage for the
+            next batch is generated together with the last stage for this one, at the price of one version of staleness.
+    """
+
+    groups: int
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("groups", self.groups, 1)
+        at_least("ahead", self.ahead, 0)
+
+    def __call__(self, view: View, memory: Memory) -> int:
+        if view.need == 0 and not self.ahead:
+            return 0
+        further_on = view.on_the_way - view.running_S[0]
+        return self.groups - view.running_S[0] if further_on < view.need + self.ahead else 0

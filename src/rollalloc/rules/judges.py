@@ -1,0 +1,98 @@
+"""Judges: what becomes of a group when its results are in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Act, Verdict, View, at_least
+from rollalloc.core.roster import NEVER, NEXT_EPOCH, Epochs, Until
+
+_TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
+
+
+def _mixed(group: GroupView) -> bool:
+    return group.metrics_G.size > 0 and bool((group.metrics_G != group.metrics_G[0]).any())
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Train on every group once all its rollouts ended (GRPO); `until`: when its prompt may be drawn again."""
+
+    until: Until = NEXT_EPOCH
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        return None if group.unfinished else Verdict(Act.TRAIN, until=self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class NonzeroVariance:
+    """Keep a complete group if its metrics differ, drop it otherwise (dynamic sampling, DAPO, arXiv 2503.14476).
+
+    Attributes:
+        act: TRAIN in a last stage, NEXT in an earlier one.
+        early: decide as soon as two metrics differ, although rollouts are still to come.
+        until: when the prompt may be drawn again.
+    """
+
+    act: Act = Act.TRAIN
+    early: bool = False
+    until: Until = NEXT_EPOCH
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished and not self.early:
+            return None
+        if _mixed(group):
+            return Verdict(self.act, until=self.until)
+        return None if group.unfinished else Verdict(Act.DROP, "zero_variance", self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Keep a complete group whose mean metric lies in a window; Pilot-Commit's pilot stage, arXiv 2605.26606.
+
+    mean ≥ p_solve: evicted, to be probed again after `reprobe_every` epochs, if ever. mean > 1 - p_upper or
+    mean < p_lower: back in the next epoch. Otherwise it goes on.
+
+    Attributes:
+        p_lower: in [0, 1].
+        p_upper: distance of the window's upper end from 1, in [0, 1].
+        p_solve: above 1 evicts nothing.
+        reprobe_every: epochs, at least 1; None: an evicted prompt stays evicted.
+
+    Raises:
+        ValueError: a number out of its range, or a window that is empty: p_lower > 1 - p_upper.
+    """
+
+    p_lower: float
+    p_upper: float
+    p_solve: float
+    reprobe_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.p_lower <= 1 and 0 <= self.p_upper <= 1):
+            raise ValueError(f"p_lower and p_upper must lie in [0, 1], got {self.p_lower} and {self.p_upper}")
+        if self.p_lower > 1 - self.p_upper + _TINY:
+            raise ValueError(
+                f"the window from p_lower={self.p_lower} to 1 - p_upper={1 - self.p_upper:g} is empty; "
+                "p_upper is the distance from 1: choose p_lower + p_upper <= 1"
+            )
+        if not self.p_solve > 0:
+            raise ValueError(f"p_solve must be above 0, got {self.p_solve}")
+        if self.reprobe_every is not None:
+            at_least("reprobe_every", self.reprobe_every, 1)
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        mean = float(np.mean(group.metrics_G))
+        if mean >= self.p_solve - _TINY:
+            until = NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
+            return Verdict(Act.DROP, "out_of_band/solved", until)
+        if mean > 1 - self.p_upper + _TINY:
+            return Verdict(Act.DROP, "out_of_band/too_easy")
+        if mean < self.p_lower - _TINY:
+            return Verdict(Act.DROP, "out_of_band/too_hard")
+        return Verdict(Act.NEXT)

@@ -1,0 +1,169 @@
+"""Prompts: which are drawn next, before any rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Memory, at_least
+from rollalloc.core.table import PromptTable
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """Each prompt once an epoch, in random order; several sources by weight.
+
+    Attributes:
+        weights: share of the draws for each source of the table, by its index; None: one order over all prompts. A source
+            that is used up before the others begins a new pass with the next epoch, while the others go on in theirs.
+
+    Raises:
+        ValueError: a weight that is not above 0, or not one for each source.
+    """
+
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            object.__setattr__(self, "weights", tuple(self.weights))
+            if not self.weights or min(self.weights) <= 0:
+                raise ValueError(f"weights must be above 0, one for each source, got {self.weights}")
+
+    def init(self, table: PromptTable) -> Memory:
+        source_N = np.zeros(len(table), np.int64)
+        if self.weights is not None and table.source_N is not None:
+            source_N = np.asarray(table.source_N)
+        sources = 1 if self.weights is None else len(self.weights)
+        size_S = np.bincount(source_N, minlength=sources)
+        if len(size_S) != sources or not size_S.all():
+            raise ValueError(
+                f"expected {sources} weights for sources with prompts, the table has {size_S.tolist()} prompts a source"
+            )
+        ends_S = np.cumsum(size_S)
+        # `order` lists the prompts source by source; a source is shuffled afresh when its cursor stands at its end.
+        return {"order": np.argsort(source_N, kind="stable").astype(np.int32), "ends": ends_S, "cursors": ends_S.copy()}
+
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+        ends_S, cursors_S = memory["ends"], memory["cursors"]
+        for source in np.flatnonzero(cursors_S == ends_S).tolist():
+            begin = int(ends_S[source - 1]) if source else 0
+            rng.shuffle(memory["order"][begin : ends_S[source]])
+            cursors_S[source] = begin
+        picked: list[int] = []
+        for source, count in enumerate(self._shares(k, rng)):
+            picked += self._next(memory, source, count, free_N)
+        return picked
+
+    def _shares(self, k: int, rng: np.random.Generator) -> list[int]:
+        if self.weights is None:
+            return [k]
+        return rng.multinomial(k, np.array(self.weights) / sum(self.weights)).tolist()
+
+    @staticmethod
+    def _next(memory: Memory, source: int, count: int, free_N: NDArray[np.bool_]) -> list[int]:
+        """The next free prompts of one source, in blocks: a stretch of evicted prompts costs no Python loop."""
+        order, cursor, end = memory["order"], int(memory["cursors"][source]), int(memory["ends"][source])
+        picked: list[int] = []
+        while len(picked) < count and cursor < end:
+            missing = count - len(picked)
+            block = order[cursor : min(end, cursor + 4 * missing + 64)]
+            at = np.flatnonzero(free_N[block])[:missing]
+            picked += block[at].tolist()
+            cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
+        memory["cursors"][source] = cursor
+        return picked
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class AsOffered:
+    """The prompts that a framework's own loader hands over, in its order; those not free to be drawn are passed over."""
+
+    def init(self, table: PromptTable) -> Memory:
+        return {"queue": [], "ended": False}
+
+    def offer(self, memory: Memory, prompts: Sequence[int]) -> None:
+        memory["queue"] = memory["queue"] + [int(prompt) for prompt in prompts]
+        memory["ended"] = not prompts
+
+    def waiting(self, memory: Memory) -> int:
+        return len(memory["queue"])
+
+    def ended(self, memory: Memory) -> bool:
+        return bool(memory["ended"])
+
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+        queue, picked = memory["queue"], dict[int, None]()
+        used = 0
+        while used < len(queue) and len(picked) < k:
+            if free_N[queue[used]]:
+                picked[queue[used]] = None
+            used += 1
+        memory["queue"] = queue[used:]
+        return list(picked)
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
+
+    After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
+    sampled rates lie nearest to `target`, out of `pool`·k random free prompts. The table's priors, where known, give α₀
+    and β₀ with the weight of `prior_weight` rollouts. MoPPS, as summarised in PAPERS.md.
+
+    Attributes:
+        target: in (0, 1).
+        decay: λ in [0, 1]; the past fades by it at every visit.
+        pool: candidates for each prompt drawn, at least 1.
+        prior_weight: above 0.
+    """
+
+    target: float = 0.5
+    decay: float = 0.5
+    pool: int = 16
+    prior_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        at_least("pool", self.pool, 1)
+        if not (0 < self.target < 1 and 0 <= self.decay <= 1 and self.prior_weight > 0):
+            raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
+
+    def init(self, table: PromptTable) -> Memory:
+        prior_N = (
+            np.full(len(table), 0.5) if table.prior_N is None else np.nan_to_num(np.asarray(table.prior_N), nan=0.5)
+        )
+        # Never a prior of exactly 0 or 1, from which no evidence could move it.
+        hits_N = (0.02 + 0.96 * prior_N) * self.prior_weight
+        return {"hits_N": hits_N.astype(np.float32), "misses_N": (self.prior_weight - hits_N).astype(np.float32)}
+
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+        pool = self._free(free_N, self.pool * k, rng)
+        rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
+        return pool[np.argsort(np.abs(rate - self.target), kind="stable")[:k]].tolist()
+
+    @staticmethod
+    def _free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """At most `count` different free prompts at random; looks at all of them only where free ones are rare."""
+        tried = np.unique(rng.integers(free_N.size, size=4 * count))
+        found = tried[free_N[tried]]
+        if found.size < count:
+            found = np.flatnonzero(free_N)
+        return rng.permutation(found)[:count]
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        if not group.metrics_G.size:
+            return
+        hits_N, misses_N, prompt = memory["hits_N"], memory["misses_N"], group.prompt
+        successes = float(group.metrics_G.sum())
+        fresh = (1 - self.decay) * self.prior_weight / 2
+        hits_N[prompt] = self.decay * hits_N[prompt] + fresh + max(0.0, successes)
+        misses_N[prompt] = self.decay * misses_N[prompt] + fresh + max(0.0, group.metrics_G.size - successes)

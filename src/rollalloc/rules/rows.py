@@ -1,0 +1,152 @@
+"""Rows: which scored rollouts of a group are trained on, and with which loss weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollalloc.core.group import GroupView, as_floats
+from rollalloc.core.recipe import View, at_least
+
+Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
+    """The m rewards of largest variance: for some i, the i highest and the m - i lowest.
+
+    The variance of every such subset comes from prefix sums of r and r², so the cost is that of the sort, O(G log G).
+    PODS, Xu et al., arXiv 2504.13818.
+
+    Args:
+        rewards_G: shape (G,), finite.
+        m: size of the subset, in [1, G].
+
+    Returns:
+        Indices into `rewards_G`, shape (m,), ascending.
+
+    Raises:
+        ValueError: m out of its range, or rewards that are not finite.
+    """
+    reward_G = as_floats(rewards_G, "rewards_G")
+    at_least("m", m, 1)
+    if m > reward_G.size:
+        raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
+    order_G = np.argsort(reward_G, kind="stable")
+    sorted_G = reward_G[order_G]
+    # Centred on the middle of the range, which keeps r² from swamping the differences and is exact for binary rewards.
+    sorted_G = sorted_G - (sorted_G[0] + sorted_G[-1]) / 2
+    lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
+    sum_I, square_I = _sums(lowest, highest), _sums(lowest**2, highest**2)
+    high = int(np.argmax(m * square_I - sum_I**2))  # m² times the variance with the `high` highest
+    return np.sort(np.concatenate([order_G[: m - high], order_G[reward_G.size - high :]]))
+
+
+def _sums(lowest_M: NDArray[np.float64], highest_M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of the i highest and the m - i lowest for i = 0 ... m; `lowest_M` descending, `highest_M` descending."""
+    of_lowest = np.concatenate([np.cumsum(lowest_M[::-1])[::-1], [0.0]])
+    of_highest = np.concatenate([[0.0], np.cumsum(highest_M)])
+    return of_lowest + of_highest
+
+
+def _even(chosen: NDArray[np.int64]) -> Chosen:
+    return chosen, np.ones(chosen.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Every scored rollout, with weight 1."""
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
+        return _even(np.arange(group.rewards_G.size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Some:
+    """What the rules that keep m rollouts share: all of them where failures left m or fewer."""
+
+    m: int
+
+    def __post_init__(self) -> None:
+        at_least("m", self.m, 1)
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
+        if group.rewards_G.size <= self.m:
+            return _even(np.arange(group.rewards_G.size))
+        return _even(self.choose(group, rng))
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        """m indices, ascending, of a group of more than m."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class MaxVariance(_Some):
+    """The m rollouts whose rewards have the largest variance (PODS)."""
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        return max_variance_subset(group.rewards_G, self.m)
+
+
+@dataclass(frozen=True, slots=True)
+class MaxReward(_Some):
+    """The m rollouts of highest reward; among equals the first ordered."""
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
+
+
+@dataclass(frozen=True, slots=True)
+class Random(_Some):
+    """m rollouts at random, without replacement."""
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        return np.sort(rng.choice(group.rewards_G.size, self.m, replace=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile(_Some):
+    """m rollouts evenly spread over the sorted rewards: those at the quantiles (j + 1/2) / m."""
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        count = group.rewards_G.size
+        rank_M = ((np.arange(self.m) + 0.5) * count / self.m).astype(np.int64)
+        return np.sort(np.argsort(group.rewards_G, kind="stable")[rank_M])
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestAndLongest:
+    """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
+
+    Where the tail was sampled (`stops.SampledTail`), each of the L stands for those that were stopped, too: its weight is
+    (L + number stopped) / L, the inverse of the probability with which it was kept.
+
+    DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest.
+
+    Attributes:
+        shortest: K, at least 1.
+        longest: L, 0 or more.
+        weigh_tail: whether the L rows carry that weight; 1 otherwise.
+    """
+
+    shortest: int
+    longest: int
+    weigh_tail: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("shortest", self.shortest, 1)
+        at_least("longest", self.longest, 0)
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
+        order_G = np.lexsort((group.rollouts_G, group.tokens_G, group.truncated_G))  # truncated last, then by length
+        whole = int(np.count_nonzero(~group.truncated_G))
+        rows = self.shortest + self.longest
+        if whole <= rows:
+            return _even(np.sort(order_G[:rows]))
+        tail = order_G[whole - self.longest : whole]
+        weight_G = np.ones(group.rewards_G.size)
+        if self.weigh_tail and self.longest:
+            weight_G[tail] = (self.longest + group.cancelled) / self.longest
+        chosen = np.sort(np.concatenate([order_G[: self.shortest], tail]))
+        return chosen, weight_G[chosen]

@@ -1,0 +1,68 @@
+"""Sizes: how many rollouts each group gets in a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Memory, View, at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """n rollouts for every group."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        at_least("n", self.n, 1)
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
+        return [self.n] * len(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Redundant:
+    """More rollouts than are trained on, most where lengths vary most.
+
+    Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and rows ≤ M_i ≤ max_factor · rows, where σ_i is
+    the running standard deviation of prompt i's lengths. The objective is separable and convex, so giving one rollout
+    after the other to the group that gains most, σ / (M (M + 1)), is optimal. A prompt without a record gets the mean σ.
+
+    DARTS, arXiv 2605.30859.
+
+    Attributes:
+        rows: rollouts trained on in each group, at least 1.
+        mean_factor: rollouts for each row on average, in [1, max_factor].
+        max_factor: rollouts for each row at most.
+    """
+
+    rows: int
+    mean_factor: float
+    max_factor: float
+
+    def __post_init__(self) -> None:
+        at_least("rows", self.rows, 1)
+        if not 1 <= self.mean_factor <= self.max_factor:
+            raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
+        most = int(self.max_factor * self.rows)
+        spare = min(round(self.mean_factor * self.rows * len(groups)), most * len(groups)) - self.rows * len(groups)
+        std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
+        known = std_G[~np.isnan(std_G)]
+        std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
+        std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # equal lengths: the spare rollouts go round
+        sizes = [self.rows] * len(groups)
+        gains = [(-std / (self.rows * (self.rows + 1)), g) for g, std in enumerate(std_G.tolist())]
+        heapify(gains)
+        for _ in range(spare):
+            g = gains[0][1]
+            sizes[g] += 1
+            gain = -std_G[g] / (sizes[g] * (sizes[g] + 1)) if sizes[g] < most else np.inf
+            heapreplace(gains, (float(gain), g))
+        return sizes

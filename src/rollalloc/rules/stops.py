@@ -1,0 +1,41 @@
+"""Stops: which rollouts of a group are cancelled before they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import View, at_least
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTail:
+    """Once `enough` rollouts are there that were not truncated, keep `tail` random ones of those running, stop the rest.
+
+    With tail 0 nothing is kept. With tail 1 or more the longest rollouts are replaced by a random sample of the late
+    ones: no rollout can be known to be the longest while others run.
+
+    Attributes:
+        enough: K, at least 1.
+        tail: L, 0 or more.
+    """
+
+    enough: int
+    tail: int
+
+    def __post_init__(self) -> None:
+        at_least("enough", self.enough, 1)
+        at_least("tail", self.tail, 0)
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
+        # A group of which some were stopped has its sample already; looking again would thin it out.
+        if group.cancelled or group.unfinished <= self.tail:
+            return ()
+        if np.count_nonzero(~group.truncated_G) < self.enough:
+            return ()
+        running = sorted(group.running)
+        kept = set(rng.choice(running, self.tail, replace=False).tolist())
+        return [rollout for rollout in running if rollout not in kept]

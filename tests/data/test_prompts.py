@@ -1,0 +1,371 @@
+"""Loading, naming, writing and tokenizing prompts."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.data.prompts import PromptSet, encode_prompts, load_prompts, write_prompts
+
+
+def row(content="2+2=", ground_truth="4", source="sums", **extra_info):
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {"split": "train", **extra_info},
+    }
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Writes rows, whatever they are, as JSON lines."""
+
+    def save_rows(*rows, name="train.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+        return path
+
+    return save_rows
+
+
+# Keys
+
+
+def test_the_key_is_source_and_index_where_unique(save):
+    path = save(row("a", index=0), row("b", index=1), row("c", source="products", index=0), row("d", index="uuid-7"))
+    assert load_prompts(path).keys == ("sums/0", "sums/1", "products/0", "sums/uuid-7")
+
+
+def test_a_missing_index_is_not_zero(save):
+    keys = load_prompts(save(row("a", index=0), row("b"), row("c", index=None))).keys
+    assert keys[0] == "sums/0"
+    assert all(key.startswith("sums/#") for key in keys[1:])
+    assert len(set(keys)) == 3
+
+
+def test_an_index_that_restarts_in_a_second_file_names_nobody(save):
+    first = save(row("a", index=0), row("b", index=1), name="first.jsonl")
+    second = save(row("c", index=0), row("d", index=2), name="second.jsonl")
+    keys = load_prompts(first, second).keys
+    assert keys[1::2] == ("sums/1", "sums/2")
+    assert keys[0].startswith("sums/#")
+    assert keys[2].startswith("sums/#")
+    assert load_prompts(second, first).keys == (keys[2], keys[3], keys[0], keys[1])
+
+
+def test_an_index_that_reads_the_same_as_number_and_text_names_nobody(save):
+    assert all("#" in key for key in load_prompts(save(row("a", index=3), row("b", index="3"))).keys)
+
+
+def test_duplicates_are_dropped_before_the_index_is_judged(save):
+    prompts = load_prompts(save(row("a", index=0), row("b", index=1), row("a", index=0), row("a", index=5)))
+    assert prompts.keys == ("sums/0", "sums/1")
+    assert prompts.dropped == {"duplicate": 2}
+
+
+def test_the_same_prompt_in_two_sources_is_no_duplicate(save):
+    prompts = load_prompts(save(row("a", index=0), row("a", "5", source="other", index=0)))
+    assert len(prompts) == 2
+    assert prompts.dropped == {}
+
+
+def test_duplicates_that_may_not_be_dropped_are_named(save):
+    path = save(row("a", index=0), row("b", index=1), row("a", index=2))
+    with pytest.raises(ValueError, match=rf"{path}:1 and {path}:3 hold the same prompt of 'sums'; pass drop_dup"):
+        load_prompts(path, drop_duplicates=False)
+
+
+@pytest.mark.parametrize("drop_duplicates", [True, False])
+def test_one_prompt_with_two_ground_truths_is_refused(save, drop_duplicates):
+    first, second = save(row("a", "4"), name="first.jsonl"), save(row("b"), row("a", "5"), name="second.jsonl")
+    with pytest.raises(ValueError, match=rf"{first}:1 and {second}:2 .* different ground truths, '4' and '5'"):
+        load_prompts(first, second, drop_duplicates=drop_duplicates)
+
+
+# The table
+
+
+def test_the_table_numbers_sources_by_first_appearance(save):
+    table = load_prompts(save(row("a", source="z"), row("b", source="a"), row("c", source="z"))).table()
+    assert np.array_equal(table.source_N, [0, 1, 0])
+    assert table.prior_N is None
+    assert len(table) == 3
+
+
+def test_the_table_has_priors_where_any_prompt_has_one(save):
+    table = load_prompts(save(row("a", prior=0.25), row("b"), row("c", prior=None), row("d", prior=1))).table()
+    assert np.array_equal(table.prior_N, [0.25, np.nan, np.nan, 1.0], equal_nan=True)
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "new/folder/data.jsonl", "data.json"])
+def test_what_is_written_is_read(tmp_path, name):
+    rows = [row("a", index=0), row("b", index=1, prior=0.5), row("c", ground_truth="7")]
+    del rows[0]["ability"], rows[2]["extra_info"]
+    write_prompts(tmp_path / name, rows)
+    prompts = load_prompts(tmp_path / name)
+    assert prompts.keys[:2] == ("sums/0", "sums/1")
+    assert prompts.prompts[0] == ({"role": "user", "content": "a"},)
+    assert prompts.ground_truths == ("4", "4", "7")
+    assert prompts.extra_infos == ({"split": "train", "index": 0}, {"split": "train", "index": 1, "prior": 0.5}, {})
+
+
+text = st.text(max_size=5)
+random_rows = st.lists(
+    st.builds(row, text, source=st.sampled_from("ab"), index=st.integers(0, 3) | st.none()), min_size=1, max_size=8
+)
+
+
+@given(random_rows)
+def test_keys_are_unique_and_the_same_in_both_formats(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("formats")
+    write_prompts(folder / "data.parquet", rows)
+    write_prompts(folder / "data.jsonl", rows)
+    prompts = load_prompts(folder / "data.parquet")
+    assert prompts == load_prompts(folder / "data.jsonl")
+    assert len(set(prompts.keys)) == len(prompts)
+    assert len(prompts) + prompts.dropped.get("duplicate", 0) == len(rows)
+
+
+@given(random_rows, st.randoms())
+def test_keys_outlive_a_re_ordering(tmp_path_factory, rows, random):
+    # Duplicates may differ in their index, and the first one's counts: without them the order means nothing.
+    rows = list({(entry["data_source"], entry["prompt"][0]["content"]): entry for entry in rows}.values())
+    path = tmp_path_factory.mktemp("order") / "data.jsonl"
+    write_prompts(path, rows)
+    before = load_prompts(path)
+    write_prompts(path, random.sample(rows, len(rows)))
+    after = load_prompts(path)
+    identify = zip(before.sources, map(str, before.prompts), before.keys, strict=True)
+    assert set(identify) == set(zip(after.sources, map(str, after.prompts), after.keys, strict=True))
+
+
+def test_numpy_values_come_out_as_plain_python(tmp_path):
+    frame = pd.DataFrame([row("a", index=0), row("b", index=1)])
+    frame["reward_model"] = [{"ground_truth": np.array([1, 2])}, {"ground_truth": np.array([3])}]
+    frame["extra_info"] = [{"index": np.int64(0)}, {"index": np.int64(1)}]
+    frame.to_parquet(tmp_path / "data.parquet")
+    prompts = load_prompts(tmp_path / "data.parquet")
+    assert prompts.ground_truths == ([1, 2], [3])
+    assert [type(info["index"]) for info in prompts.extra_infos] == [int, int]
+    assert prompts.keys == ("sums/0", "sums/1")
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
+def test_numpy_values_can_be_written(tmp_path, name):
+    write_prompts(tmp_path / name, [row("a", np.array([1, 2]), index=np.int64(3).item(), seed=np.int64(7))])
+    prompts = load_prompts(tmp_path / name)
+    assert prompts.ground_truths == ([1, 2],)
+    assert prompts.extra_infos[0]["seed"] == 7
+
+
+def test_prompts_may_be_text_and_blank_lines_do_not_count(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n" + json.dumps(row() | {"prompt": "2+2="}) + "\n\n")
+    assert load_prompts(path).prompts == ("2+2=",)
+
+
+def test_a_folder_named_like_a_partition_adds_no_column(tmp_path):
+    path = tmp_path / "data_source=other" / "data.parquet"
+    write_prompts(path, [row(index=0)])
+    assert load_prompts(path).sources == ("sums",)
+
+
+# Bad input
+
+
+def test_no_paths_are_refused():
+    with pytest.raises(ValueError, match="needs at least one file, got none"):
+        load_prompts()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.parquet: no such file"):
+        load_prompts(tmp_path / "absent.parquet")
+
+
+def test_an_unknown_suffix_is_refused(save, tmp_path):
+    message = r"ends in \.parquet, \.jsonl, \.json, got '\.csv'"
+    with pytest.raises(ValueError, match=message):
+        load_prompts(save(row(), name="data.csv"))
+    with pytest.raises(ValueError, match=message):
+        write_prompts(tmp_path / "data.csv", [row()])
+
+
+def test_an_empty_file_is_refused(save, tmp_path):
+    pd.DataFrame({"data_source": []}).to_parquet(tmp_path / "empty.parquet")
+    for path in (save(), tmp_path / "empty.parquet"):
+        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, the file is empty"):
+            load_prompts(path)
+
+
+def test_a_file_that_is_no_parquet_is_named(save):
+    path = save(row(), name="data.parquet")
+    with pytest.raises(ValueError, match=rf"{path}: not a readable parquet file"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("line", [b"{not json}", b'"\xff"', b"["])
+def test_a_line_that_is_no_json_is_named(save, line):
+    path = save(row())
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ValueError, match=rf"{path}:2: expected one JSON object on each line, got b"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"text": "2+2=", "prompt": "2+2="}, "data_source, reward_model missing or null, found text, prompt; verl's"),
+        ({}, "data_source, prompt, reward_model missing or null, found nothing; verl's schema is"),
+        (row() | {"data_source": None}, "data_source missing or null, found data_source, prompt"),
+        (row() | {"data_source": 3}, "data_source must be str, got 3 of type int; verl's schema is"),
+        (row() | {"prompt": 3}, "prompt must be str or list, got 3 of type int"),
+        (row() | {"prompt": []}, "prompt must hold at least one message, got an empty list"),
+        (row() | {"prompt": ["2+2="]}, "each message must be dict, got '2[+]2=' of type str"),
+        (row(content=["2+2="]), "content of each message must be str, got .* of type list"),
+        (row(content=None), "content of each message must be str, got None"),
+        (row() | {"prompt": [{"content": "2+2="}]}, "role of each message must be str, got None"),
+        (row() | {"reward_model": "4"}, "reward_model must be dict, got '4' of type str"),
+        (row(ground_truth=None), "reward_model.ground_truth missing or null, got {'style': 'rule'}"),
+        (row() | {"extra_info": "train"}, "extra_info must be dict, got 'train'"),
+        (row(index=1.0), "extra_info.index must be int or str, got 1.0 of type float"),
+        (row(prior="0.5"), "extra_info.prior must be float or int, got '0.5' of type str"),
+        (row(prior=7.5), r"extra_info.prior must be a success rate in \[0, 1\], got 7.5"),
+        (["2+2="], "a row must be dict"),
+    ],
+)
+def test_a_row_that_is_not_in_the_schema_is_named(save, tmp_path, bad, message):
+    path = save(row("fine"), bad)
+    with pytest.raises(ValueError, match=f"{path}:2: {message}"):
+        load_prompts(path)
+    target = tmp_path / "written.jsonl"
+    with pytest.raises(ValueError, match=f"row 2 for {target}: {message}"):
+        write_prompts(target, [row("fine"), bad])
+    assert not target.exists()
+
+
+def test_a_parquet_without_the_columns_is_named(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd.DataFrame({"question": ["2+2="], "answer": ["4"]}).to_parquet(path)
+    with pytest.raises(
+        ValueError, match=f"{path}:1: data_source, prompt, reward_model missing or null, found question"
+    ):
+        load_prompts(path)
+
+
+def test_rows_that_cannot_be_written_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected at least one row to write, got none"):
+        write_prompts(tmp_path / "data.jsonl", [])
+    with pytest.raises(ValueError, match=r"parquet cannot hold these rows.*or write a \.jsonl file"):
+        write_prompts(tmp_path / "data.parquet", [row("a", 4), row("b", "5")])
+
+
+# Tokens
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['content'] }}>{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def make_tokenizer():
+    """A tokenizer with one token a character, its code point."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def make(chat_template=None):
+        characters = tokenizers.Tokenizer(
+            tokenizers.models.WordLevel({chr(code): code for code in range(128)}, unk_token="?")
+        )
+        characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=characters)
+        tokenizer.chat_template = chat_template
+        return tokenizer
+
+    return make
+
+
+def prompt_set(*prompts):
+    return PromptSet(
+        keys=tuple(f"sums/{index}" for index in range(len(prompts))),
+        sources=("sums",) * len(prompts),
+        prompts=prompts,
+        ground_truths=tuple(range(len(prompts))),
+        extra_infos=tuple({"index": index} for index in range(len(prompts))),
+    )
+
+
+def user(content):
+    return ({"role": "user", "content": content},)
+
+
+def codes(text):
+    return tuple(map(ord, text))
+
+
+def test_text_is_tokenized_and_messages_go_through_the_template(make_tokenizer):
+    chat = ({"role": "system", "content": "s"}, {"role": "user", "content": "1+1="})
+    prompts = prompt_set("1+1=", chat)
+    encoded = encode_prompts(prompts, make_tokenizer(TEMPLATE), context=32, max_new_tokens=8)
+    assert encoded.tokens == (codes("1+1="), codes("<s><1+1=>!"))
+    assert encoded.prompt_set is prompts
+
+
+def test_without_a_template_a_single_user_message_is_text(make_tokenizer):
+    prompts = prompt_set(user("1+1="), "2+2=")
+    encoded = encode_prompts(prompts, make_tokenizer(), context=32, max_new_tokens=8)
+    assert encoded.tokens == (codes("1+1="), codes("2+2="))
+    assert encoded.prompt_set is prompts
+
+
+def test_without_a_template_other_messages_are_refused(make_tokenizer):
+    prompts = prompt_set("1", ({"role": "system", "content": "s"}, *user("1")))
+    with pytest.raises(ValueError, match=r"prompt 'sums/1' has messages \(system, user\).*set tokenizer.chat_template"):
+        encode_prompts(prompts, make_tokenizer(), context=32, max_new_tokens=8)
+
+
+def test_overlong_prompts_are_named_with_both_remedies(make_tokenizer):
+    prompts = prompt_set("1234", "12345", "1", "1234567")
+    message = (
+        r"2 of 4 prompts have more than 4 tokens \(context 12 - max_new_tokens 8\), the longest 7, the first of them "
+        r"'sums/1'; pass overlong='drop' to leave them out, or a smaller max_new_tokens"
+    )
+    with pytest.raises(ValueError, match=message):
+        encode_prompts(prompts, make_tokenizer(), context=12, max_new_tokens=8)
+
+
+def test_overlong_prompts_may_be_dropped(make_tokenizer):
+    prompts = prompt_set("1234", "12345", "1", "1234567")
+    encoded = encode_prompts(prompts, make_tokenizer(), context=12, max_new_tokens=8, overlong="drop")
+    assert encoded.tokens == (codes("1234"), codes("1"))
+    assert encoded.prompt_set == PromptSet(
+        keys=("sums/0", "sums/2"),
+        sources=("sums", "sums"),
+        prompts=("1234", "1"),
+        ground_truths=(0, 2),
+        extra_infos=({"index": 0}, {"index": 2}),
+        dropped={"overlong": 2},
+    )
+
+
+def test_dropping_every_prompt_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="none is left"):
+        encode_prompts(prompt_set("12345"), make_tokenizer(), context=12, max_new_tokens=8, overlong="drop")
+
+
+def test_a_prompt_without_tokens_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="prompt 'sums/1' has no tokens, its content is ''"):
+        encode_prompts(prompt_set("1", ""), make_tokenizer(), context=12, max_new_tokens=8)
+
+
+def test_an_unknown_way_with_overlong_prompts_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="overlong must be 'error' or 'drop', got 'truncate'"):
+        encode_prompts(prompt_set("1"), make_tokenizer(), context=12, max_new_tokens=8, overlong="truncate")

@@ -1,0 +1,112 @@
+"""The forward pass against hand-made sums, and exact success against what sampling finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rollalloc.engines.likelihood import completion_logprobs, evaluating, exact_success, padded, positions
+from rollalloc.engines.sampler import Request, Sampling, generate
+
+PAD, EOS, VOCABULARY = 0, 1, 12
+PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]
+COMPLETIONS = [[4, EOS], [9, 9, 3, EOS], [EOS], [2, 3, 4]]
+
+
+@pytest.fixture
+def model() -> Qwen2ForCausalLM:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+        )
+        return Qwen2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_batch_equals_each_pair_alone_without_padding(model, temperature):
+    logprobs_BT, mask_BT = completion_logprobs(model, PROMPTS, COMPLETIONS, pad_id=PAD, temperature=temperature)
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        logits_SV = model(input_ids=torch.tensor([prompt + completion])).logits[0] / temperature
+        predicted_TV = logits_SV[len(prompt) - 1 : -1].log_softmax(dim=-1)
+        expected_T = predicted_TV.gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        torch.testing.assert_close(logprobs_BT[row, : len(completion)], expected_T, atol=1e-5, rtol=0)
+        assert mask_BT[row].tolist() == [True] * len(completion) + [False] * (mask_BT.shape[1] - len(completion))
+        assert not logprobs_BT[row, len(completion) :].any()
+
+
+def test_gradients_are_finite_and_padding_has_none(model):
+    logprobs_BT, mask_BT = completion_logprobs(model, PROMPTS, COMPLETIONS, pad_id=10, temperature=1.0)
+    (logprobs_BT.sum() / mask_BT.sum()).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    # Token 10 is only padding here. As an input it must leave no trace; only the head, untied in this model, sees it.
+    assert not model.get_input_embeddings().weight.grad[10].any()
+
+
+def test_only_completion_positions_go_through_the_head(model):
+    widths = []
+    model.lm_head.register_forward_hook(lambda head, inputs, output: widths.append(output.shape[1]))
+    completion_logprobs(model, PROMPTS, COMPLETIONS, pad_id=PAD)
+    assert widths == [max(map(len, COMPLETIONS))]
+
+
+def test_exact_success_sums_to_one_over_all_answers_and_matches_sampling(model):
+    """Error rate of the last assertion: six binomial counts at 4.5 standard errors, below 1 in 20,000."""
+    prompt, rollouts = [5, 3], 4000
+    # Every completion of length 1 that ends, and of length 2: together with "longer" they are all there is.
+    answers = [[EOS], *([token, EOS] for token in range(VOCABULARY) if token != EOS)]
+    p_N = exact_success(model, [prompt] * len(answers), answers, pad_id=PAD, batch_rows=5)
+    assert p_N.dtype == np.float64
+    assert 0 < p_N.sum() < 1
+
+    requests = [Request(prompt=0, tokens=tuple(prompt), rollouts=tuple(range(rollouts)))]
+    sampled = generate(model, requests, Sampling(max_new_tokens=2), eos_ids=[EOS], pad_id=PAD, seed=5)
+    for index in np.argsort(p_N)[-6:]:
+        share = np.mean([generation.tokens == tuple(answers[index]) for generation in sampled])
+        assert abs(share - p_N[index]) < 4.5 * np.sqrt(p_N[index] * (1 - p_N[index]) / rollouts)
+
+
+def test_exact_success_keeps_the_order_of_its_rows_whatever_the_batch(model):
+    one_by_one = exact_success(model, PROMPTS, COMPLETIONS, pad_id=PAD, batch_rows=1)
+    assert len(set(one_by_one)) == len(PROMPTS)
+    np.testing.assert_allclose(exact_success(model, PROMPTS, COMPLETIONS, pad_id=PAD), one_by_one, rtol=1e-5)
+    assert exact_success(model, [], [], pad_id=PAD).shape == (0,)
+
+
+def test_each_module_gets_its_own_mode_back(model):
+    model.train()
+    model.model.norm.eval()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert torch.is_inference_mode_enabled()
+    assert [module for module in model.modules() if not module.training] == [model.model.norm]
+    with pytest.raises(KeyError), evaluating(model):
+        raise KeyError
+    assert [module for module in model.modules() if not module.training] == [model.model.norm]
+
+
+def test_padding_on_either_side():
+    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="left")
+    assert ids_BT.tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert positions(mask_BT).tolist() == [[0, 1, 2], [0, 0, 0]]
+    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="right")
+    assert ids_BT.tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert mask_BT.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_bad_input_is_named(model):
+    with pytest.raises(ValueError, match="got 2 prompts and 1 completions"):
+        completion_logprobs(model, [[5], [6]], [[4]], pad_id=PAD)
+    with pytest.raises(ValueError, match="got none in sequence 1"):
+        completion_logprobs(model, [[5], []], [[4], [4]], pad_id=PAD)
+    with pytest.raises(ValueError, match="got 0 prompts"):
+        completion_logprobs(model, [], [], pad_id=PAD)

@@ -1,0 +1,277 @@
+"""The sampler: what it draws, from which distribution, and that a rollout's company does not matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rollalloc.engines import sampler
+from rollalloc.engines.likelihood import completion_logprobs
+from rollalloc.engines.sampler import Request, Sampling, draw, draw_keys, generate, restrict, uniforms
+
+PAD, EOS, OTHER_EOS, VOCABULARY = 0, 1, 2, 24
+REQUESTS = [
+    Request(prompt=7, tokens=(5, 3, 9), rollouts=(10, 11, 12, 13, 14)),
+    Request(prompt=2, tokens=(4,), rollouts=(20,)),
+    Request(prompt=9, tokens=(8, 8, 3, 17, 20, 6), rollouts=(30, 31, 32)),
+]
+ROLLOUTS = [rollout for request in REQUESTS for rollout in request.rollouts]
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        config = Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+        )
+        return Qwen2ForCausalLM(config)
+
+
+def run(model, requests=REQUESTS, *, max_new_tokens=20, eos_ids=(EOS, OTHER_EOS), seed=0, **settings):
+    sampling = Sampling(max_new_tokens=max_new_tokens, **settings)
+    return generate(model, requests, sampling, eos_ids=eos_ids, pad_id=PAD, seed=seed)
+
+
+def tokens_of(generations):
+    return {generation.rollout: generation.tokens for generation in generations}
+
+
+# What comes back
+
+
+def test_rollouts_come_back_in_the_order_requested_and_end_at_their_first_eos(model):
+    generations = run(model)
+    assert [generation.rollout for generation in generations] == ROLLOUTS
+    for generation in generations:
+        ends = [token in (EOS, OTHER_EOS) for token in generation.tokens]
+        assert not any(ends[:-1])
+        assert generation.truncated == (not ends[-1])
+        assert len(generation.tokens) == 20 or not generation.truncated
+        assert generation.logprobs.dtype == np.float32
+        assert len(generation.logprobs) == len(generation.tokens)
+    last = {generation.tokens[-1] for generation in generations}
+    assert {EOS, OTHER_EOS} <= last  # both ends occur, so that the assertions above say something
+
+
+def test_an_eos_at_the_limit_is_not_a_truncation(model):
+    lengths = {generation.rollout: len(generation.tokens) for generation in run(model)}
+    limit = min(lengths.values())
+    for generation in run(model, max_new_tokens=limit):
+        assert generation.truncated == (lengths[generation.rollout] > limit)
+
+
+def test_without_an_eos_every_rollout_runs_to_the_limit(model):
+    assert all(each.truncated and len(each.tokens) == 6 for each in run(model, max_new_tokens=6, eos_ids=()))
+
+
+def test_nothing_requested_gives_nothing(model):
+    assert run(model, []) == []
+    assert run(model, [Request(prompt=0, tokens=(3,), rollouts=())]) == []
+
+
+def test_the_models_mode_is_restored(model):
+    model.train()
+    run(model, max_new_tokens=2)
+    assert all(module.training for module in model.modules())
+    model.eval()
+    run(model, max_new_tokens=2)
+    assert not any(module.training for module in model.modules())
+
+
+# Behaviour log-probabilities
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_equal_a_forward_pass(model, temperature):
+    generations = run(model, temperature=temperature, max_rows=4)
+    prompts = [request.tokens for request in REQUESTS for _ in request.rollouts]
+    completions = [generation.tokens for generation in generations]
+    with torch.no_grad():
+        logprobs_BT, _ = completion_logprobs(model, prompts, completions, pad_id=PAD, temperature=temperature)
+    for generation, expected_T in zip(generations, logprobs_BT.numpy(), strict=True):
+        np.testing.assert_allclose(generation.logprobs, expected_T[: len(generation.tokens)], atol=1e-5, rtol=0)
+
+
+def test_logprobs_are_those_of_the_restricted_distribution(model):
+    [greedy] = run(model, REQUESTS[1:2], top_k=1)
+    assert not greedy.logprobs.any()
+    [again] = run(model, REQUESTS[1:2], top_p=1e-6, seed=99)
+    assert again.tokens == greedy.tokens
+
+
+# A rollout's company does not matter
+
+
+def test_the_same_rollouts_in_another_batch_are_the_same(model):
+    together = tokens_of(run(model))
+    alone = [Request(each.prompt, each.tokens, (rollout,)) for each in REQUESTS for rollout in each.rollouts]
+    assert tokens_of(run(model, list(reversed(alone)))) == together
+    for request in alone:
+        assert tokens_of(run(model, [request]))[request.rollouts[0]] == together[request.rollouts[0]]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 4])
+def test_waves_change_nothing_and_bound_the_batch(model, max_rows):
+    widths = []
+    hook = model.lm_head.register_forward_hook(lambda head, inputs, output: widths.append(len(output)))
+    try:
+        waves = tokens_of(run(model, max_rows=max_rows))
+    finally:
+        hook.remove()
+    assert max(widths) <= max_rows
+    assert waves == tokens_of(run(model))
+
+
+def test_finished_rows_leave_the_batch_and_change_nothing(model, monkeypatch):
+    widths = []
+    hook = model.lm_head.register_forward_hook(lambda head, inputs, output: widths.append(len(output)))
+    try:
+        leaving = run(model)
+    finally:
+        hook.remove()
+    # One prefill of a row a prompt, then the rollouts, fewer and fewer.
+    assert widths[0] == len(REQUESTS)
+    assert widths[1] <= len(ROLLOUTS)
+    assert widths[1:] == sorted(widths[1:], reverse=True)
+    assert widths[-1] < widths[1]
+    monkeypatch.setattr(sampler, "FINISHED_SHARE_TO_DROP", 1.0)
+    for left, stayed in zip(leaving, run(model), strict=True):
+        assert left.tokens == stayed.tokens
+        np.testing.assert_allclose(left.logprobs, stayed.logprobs, atol=1e-5, rtol=0)
+
+
+def test_seed_prompt_and_rollout_each_change_the_draws(model):
+    first = run(model, [Request(prompt=1, tokens=(4, 5), rollouts=(1, 2))], eos_ids=())
+    assert first[0].tokens != first[1].tokens
+    assert (
+        run(model, [Request(prompt=1, tokens=(4, 5), rollouts=(1,))], eos_ids=(), seed=1)[0].tokens != first[0].tokens
+    )
+    assert run(model, [Request(prompt=2, tokens=(4, 5), rollouts=(1,))], eos_ids=())[0].tokens != first[0].tokens
+
+
+# The draws
+
+
+def test_uniforms_are_uniform_and_uncorrelated():
+    """Neighbouring ids and positions are the hash's worst case.
+
+    Error rate: chi-square with 63 degrees of freedom above its 99.99% quantile, 114, eight times: below 1 in 1,000;
+    four correlations at 4.5 standard errors: below 1 in 10,000.
+    """
+    keys_B = draw_keys(0, np.repeat(np.arange(100), 100), np.tile(np.arange(100), 100))
+    draws_BT = np.stack([uniforms(keys_B, position) for position in range(8)], axis=1)
+    assert draws_BT.dtype == np.float64
+    assert draws_BT.min() >= 0
+    assert draws_BT.max() < 1
+    assert len(np.unique(draws_BT)) == draws_BT.size
+    for draws_B in draws_BT.T:
+        cells = np.bincount((draws_B * 64).astype(int), minlength=64)
+        assert ((cells - len(draws_B) / 64) ** 2 / (len(draws_B) / 64)).sum() < 114
+    grid = draws_BT.reshape(100, 100, 8)
+    neighbours = {
+        "position": (grid[:, :, 1:], grid[:, :, :-1]),
+        "rollout": (grid[:, 1:], grid[:, :-1]),
+        "prompt": (grid[1:], grid[:-1]),
+        "seed": (grid[..., 0], uniforms(draw_keys(1, np.repeat(np.arange(100), 100), np.tile(np.arange(100), 100)), 0)),
+    }
+    for one, other in neighbours.values():
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4.5 / np.sqrt(one.size)
+
+
+def test_uniforms_are_pinned():
+    """SplitMix64's published first outputs from state 0: a run's draws must not change between versions."""
+    first = (np.array([0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4], dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+    zero = np.zeros(1, dtype=np.uint64)
+    assert [uniforms(zero, position)[0] for position in range(2)] == first.tolist()
+
+
+def test_frequencies_match_the_softmax():
+    """Error rate: chi-square with 7 degrees of freedom at its 99.99% quantile, 29.9: 1 in 10,000."""
+    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0, -torch.inf, 1.5, 0.3, -0.5])
+    rows = 20_000
+    uniforms_B = torch.from_numpy(uniforms(draw_keys(3, np.zeros(rows), np.arange(rows)), 0))
+    tokens_B, logprobs_B = draw(logits_V.expand(rows, -1), uniforms_B)
+    probability_V = logits_V.double().softmax(dim=-1).numpy()
+    counts_V = np.bincount(tokens_B.numpy(), minlength=len(probability_V))
+    assert counts_V[5] == 0
+    possible_V = probability_V > 0
+    expected_V = rows * probability_V[possible_V]
+    assert ((counts_V[possible_V] - expected_V) ** 2 / expected_V).sum() < 29.9
+    np.testing.assert_allclose(logprobs_B.numpy(), np.log(probability_V[tokens_B.numpy()]), atol=1e-6)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
+@pytest.mark.parametrize("possible", [[3], [0], [7], [2, 5], [0, 7], list(range(8))])
+def test_impossible_tokens_are_never_drawn_even_at_the_ends(uniform, possible):
+    for scale in (-30.0, 0.0, 1.0, 3.3, 50.0):
+        logits_V = torch.full((8,), -torch.inf)
+        logits_V[possible] = scale + 0.37 * torch.arange(len(possible))
+        tokens_B, _ = draw(logits_V[None], torch.tensor([uniform], dtype=torch.float64))
+        assert tokens_B.item() == (possible[0] if uniform == 0 else possible[-1])
+
+
+def test_top_k_and_top_p_keep_what_they_say():
+    probability_V = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
+    logits_BV = probability_V.log()[None]
+
+    def kept(**settings):
+        return restrict(logits_BV, **{"top_k": 0, "top_p": 1.0, **settings})[0].isfinite().nonzero()[:, 0].tolist()
+
+    assert kept() == [0, 1, 2, 3, 4]
+    assert kept(top_k=2) == [1, 3]
+    assert kept(top_k=9) == [0, 1, 2, 3, 4]
+    assert kept(top_p=0.01) == [1]
+    assert kept(top_p=0.5) == [1, 3]
+    assert kept(top_p=0.8) == [1, 2, 3]
+    # After top_k=2 the two have 4/7 and 3/7 of the mass.
+    assert kept(top_k=2, top_p=0.55) == [1]
+    assert kept(top_k=2, top_p=0.6) == [1, 3]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("max_rows", 0),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, value):
+    with pytest.raises(ValueError, match=f"{setting} must be"):
+        Sampling(**{"max_new_tokens": 4, setting: value})
+
+
+def test_bad_requests_are_refused(model):
+    with pytest.raises(ValueError, match="requested once"):
+        run(model, [Request(0, (3,), (1, 2)), Request(1, (4,), (2,))])
+    with pytest.raises(ValueError, match="at least one token"):
+        run(model, [Request(0, (), (1,))])
+    with pytest.raises(ValueError, match="vocabulary"):
+        run(model, eos_ids=[VOCABULARY])
+
+
+def test_logits_that_are_not_numbers_are_an_error(model):
+    hook = model.lm_head.register_forward_hook(lambda head, inputs, output: output * float("nan"))
+    try:
+        with pytest.raises(FloatingPointError, match="finite logits"):
+            run(model)
+    finally:
+        hook.remove()

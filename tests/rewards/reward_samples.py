@@ -1,0 +1,61 @@
+"""Reward functions, good and bad, for the tests; loaded by this file's path."""
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import time
+
+not_a_function = 3
+
+
+def equals(data_source, solution_str, ground_truth, extra_info):
+    return solution_str == ground_truth
+
+
+async def equals_later(data_source, solution_str, ground_truth, extra_info):
+    await asyncio.sleep(0)
+    return {"score": 0.5, "acc": solution_str == ground_truth}
+
+
+def echo(data_source, solution_str, ground_truth, extra_info):
+    """Hands back what it was given, by raising it."""
+    raise ValueError(solution_str)
+
+
+def obey(data_source, solution_str, ground_truth, extra_info):
+    """Does what the completion says; 1.0 where it survives."""
+    if solution_str == "hang":
+        time.sleep(3600)
+    if solution_str == "spin":
+        9**9**9**9
+    if solution_str == "leave a child and hang":
+        with open(ground_truth, "w") as file:
+            file.write(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid))
+        time.sleep(3600)
+    if solution_str == "exit":
+        os._exit(7)
+    if solution_str == "sys.exit":
+        sys.exit("enough")
+    if solution_str == "abort":
+        os.abort()
+    if solution_str == "raise":
+        raise KeyError("no such thing")
+    if solution_str == "flood":
+        for stream in (1, 2):
+            os.write(stream, b"\0 flood " * 100_000)
+        sys.stdout.write("flood" * 100_000)
+    if solution_str == "none":
+        return None
+    if solution_str == "much":
+        return {"score": 0.25, "log": ["x" * 1000] * 100_000}
+    return 1.0
+
+
+def process_id(data_source, solution_str, ground_truth, extra_info):
+    return os.getpid()
+
+
+def processor_limit(data_source, solution_str, ground_truth, extra_info):
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]

@@ -1,0 +1,119 @@
+"""Finding a reward function, and what its results mean."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample, to_outcome
+
+SAMPLES = Path(__file__).with_name("reward_samples.py")
+
+
+def call(function, completion="4", ground_truth="4"):
+    return score_sample(function, Sample("arithmetic", completion, ground_truth, {"index": 3}))
+
+
+def test_loads_from_a_file_and_from_a_module(monkeypatch, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(SAMPLES.read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{SAMPLES}:equals", "my_rewards.py:equals", "my_rewards:equals"):
+        function = load_reward(path)
+        assert call(function) == Scored(1.0, 1.0)
+        assert call(function, "5") == Scored(0.0, 0.0)
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path):
+    for folder, value in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "reward.py").write_text(f"def score(**sample): return {value}")
+    first, second = (load_reward(f"{tmp_path}/{folder}/reward.py:score") for folder in "ab")
+    assert (call(first), call(second)) == (Scored(1.0, 1.0), Scored(2.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("math_reward", ValueError, "must be 'package.module:function' or 'file.py:function', got 'math_reward'"),
+        ("module:", ValueError, "name both parts"),
+        (":function", ValueError, "name both parts"),
+        ("no_such_package.reward:score", ImportError, "cannot import 'no_such_package.reward'.*No module named"),
+        ("no_such_file.py:score", FileNotFoundError, "no_such_file.py: no such file, looked in /"),
+        (f"{SAMPLES}:equal", AttributeError, r"has no 'equal'; did you mean equals( or equals_later)?\?"),
+        (f"{SAMPLES}:zzz", AttributeError, "has no 'zzz'; check the name"),
+        (f"{SAMPLES}:not_a_function", TypeError, "must be a function, got 3"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(path, error, message):
+    with pytest.raises(error, match=message):
+        load_reward(path)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        (True, Scored(1.0, 1.0)),
+        (0, Scored(0.0, 0.0)),
+        (-0.5, Scored(-0.5, -0.5)),
+        (np.float32(0.5), Scored(0.5, 0.5)),
+        (np.int64(2), Scored(2.0, 2.0)),
+        (np.bool_(True), Scored(1.0, 1.0)),
+        ({"score": -1.0}, Scored(-1.0, -1.0)),
+        ({"score": -1.0, "acc": False, "pred": "7"}, Scored(-1.0, 0.0)),
+        ({"score": 0.5, "acc": None}, Scored(0.5, 0.5)),
+        (None, Unscored("reward function returned None")),
+    ],
+)
+def test_results_that_mean_something(result, outcome):
+    read = to_outcome(result)
+    assert read == outcome
+    if isinstance(read, Scored):
+        assert (type(read.reward), type(read.metric)) == (float, float)
+
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        ("1.0", "'1.0'"),
+        ((1.0, "why"), "(1.0, 'why')"),
+        ({}, "{}"),
+        ({"acc": 1.0}, "{'acc': 1.0}"),
+        ({"score": None}, "{'score': None}"),
+        ({"score": 1.0, "acc": math.nan}, "nan"),
+        (1j, "1j"),
+    ],
+)
+def test_a_result_without_a_score_is_unscored_and_named(result, named):
+    outcome = to_outcome(result)
+    assert isinstance(outcome, Unscored)
+    assert named in outcome.reason
+    assert "expected a finite number or a dict with 'score'" in outcome.reason
+
+
+@given(st.one_of(st.floats(), st.integers(), st.text(), st.lists(st.floats()), st.dictionaries(st.text(), st.floats())))
+def test_nothing_is_silently_zero(result):
+    outcome = score_sample(lambda **_: result, Sample("", "", "", {}))
+    if isinstance(outcome, Scored):
+        assert outcome.reward == float(result["score"] if isinstance(result, dict) else result)
+    else:
+        assert 0 < len(outcome.reason) <= 200
+
+
+def test_a_coroutine_is_awaited():
+    assert call(load_reward(f"{SAMPLES}:equals_later")) == Scored(0.5, 1.0)
+
+
+def test_an_exception_is_unscored_with_its_text_cut():
+    assert call(load_reward(f"{SAMPLES}:echo"), "wrong unit") == Unscored("ValueError: wrong unit")
+    assert call(load_reward(f"{SAMPLES}:echo"), "x" * 1000) == Unscored("ValueError: " + "x" * 188)
+    assert call(load_reward(f"{SAMPLES}:obey"), "sys.exit") == Unscored("SystemExit: enough")
+
+
+def test_an_integer_beyond_every_float_is_unscored():
+    assert call(lambda **_: 10**5000) == Unscored("OverflowError: int too large to convert to float")
