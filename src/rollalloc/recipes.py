@@ -243,7 +243,7 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
         for field in fields(Recipe)
         if field.name != "stages"
     }
-    last = _mix_stages(first.stages[-1], second.stages[0], plain.stages[0], keep_size=len(first.stages) > 1)
+    last = _mix_stages(first.stages[-1], second.stages[-1], plain.stages[-1], keep_size=len(first.stages) > 1)
     recipe = Recipe(stages=(*first.stages[:-1], last), **mixed)
     _refuse_too_many_rows(recipe)
     return recipe
@@ -251,10 +251,9 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
 
 def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -> Stage:
     size = first.size
-    if not keep_size and isinstance(first.size, sizes.Fixed):
-        size = first.size if isinstance(second.size, sizes.Fixed) else second.size
-    elif not keep_size and not isinstance(second.size, sizes.Fixed):
-        size = _either("size", first.size, second.size, plain.size)
+    if not keep_size and not isinstance(second.size, sizes.Fixed):
+        # A number of rollouts is not a method: whatever the first fixes, the second's way to size groups goes before it.
+        size = second.size if isinstance(size, sizes.Fixed) else _either("size", size, second.size, None)
     return Stage(
         first.name,
         size,

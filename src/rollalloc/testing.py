@@ -310,7 +310,7 @@ class _Run:
         rollout = self.some()
         named = rollout in self.audit.cancelled
         if self.rng.random() < (0.7 if named else trouble):
-            prompt, version = self.running.pop(rollout)
+            del self.running[rollout]
             failed = self.rng.random() < 0.5
             return Failed(rollout, "simulated", 3) if failed else Cancelled(rollout, 5)
         return self.end(rollout)
@@ -430,7 +430,7 @@ def _keep_promises(recipe: Recipe, audit: _Auditor, batch: Batch, *, trouble: bo
                 inside = judge.p_lower - 1e-9 <= mean <= 1 - judge.p_upper + 1e-9 and mean < judge.p_solve
                 expect(9, inside, f"group {group} with mean {mean} is outside the window of {judge}")
             if isinstance(judge, judges.NonzeroVariance):
-                metrics = audit.metrics(group) if judge.act is Act.TRAIN else audit.metrics(group)
+                metrics = audit.metrics(group)
                 expect(9, len(set(metrics)) > 1, f"group {group} has no variance although {judge} promises it")
         rewards = {audit.done[row.rollout].reward for row in group_rows}
         expect(
@@ -577,7 +577,7 @@ class _Random(Allocator):
 
 
 class _StaleRows(Allocator):
-    def _stale(self, group: Any) -> bool:
+    def _stale(self, group: Any, updates: int = 0) -> bool:
         return False
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs
@@ -17,6 +24,19 @@ REQUESTS = [
     Request(prompt=2, tokens=(4,), rollouts=(20,)),
     Request(prompt=9, tokens=(8, 8, 3, 17, 20, 6), rollouts=(30, 31, 32)),
 ]
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+}
 ROLLOUTS = [rollout for request in REQUESTS for rollout in request.rollouts]
 
 
@@ -24,17 +44,7 @@ ROLLOUTS = [rollout for request in REQUESTS for rollout in request.rollouts]
 def model() -> Qwen2ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        config = Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-        )
-        return Qwen2ForCausalLM(config)
+        return Qwen2ForCausalLM(Qwen2Config(**SIZES))
 
 
 def run(model, requests=REQUESTS, *, max_new_tokens=20, eos_ids=(EOS, OTHER_EOS), seed=0, **settings):
@@ -91,15 +101,36 @@ def test_the_models_mode_is_restored(model):
 # Behaviour log-probabilities
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-def test_logprobs_equal_a_forward_pass(model, temperature):
+def assert_logprobs_equal_a_forward_pass(model, temperature=1.0):
     generations = run(model, temperature=temperature, max_rows=4)
     prompts = [request.tokens for request in REQUESTS for _ in request.rollouts]
     completions = [generation.tokens for generation in generations]
     with torch.no_grad():
-        logprobs_BT, _ = completion_logprobs(model, prompts, completions, pad_id=PAD, temperature=temperature)
+        logprobs_BT, _ = completion_logprobs(model.eval(), prompts, completions, pad_id=PAD, temperature=temperature)
     for generation, expected_T in zip(generations, logprobs_BT.numpy(), strict=True):
         np.testing.assert_allclose(generation.logprobs, expected_T[: len(generation.tokens)], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_equal_a_forward_pass(model, temperature):
+    assert_logprobs_equal_a_forward_pass(model, temperature)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY),
+        # Two layers of attention over the last four positions only.
+        MistralConfig(**SIZES, sliding_window=4),
+        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_other_architectures_agree_with_their_forward_pass_too(config):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = AutoModelForCausalLM.from_config(config)
+    assert_logprobs_equal_a_forward_pass(model)
 
 
 def test_logprobs_are_those_of_the_restricted_distribution(model):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,7 +89,7 @@ class Allocator:
         self._owing: list[deque[Group]] = [deque() for _ in recipe.stages]  # groups with rollouts to hand out
         self._purse = Purse(recipe.budget)
         self._touched: dict[int, Group] = {}  # groups a stop rule has to look at
-        self._drawn: list[int] = []  # prompts drawn for which no budget had room yet
+        self._drawn: list[tuple[int, int]] = []  # prompts drawn for which no budget had room yet, and the epoch of it
         self._cancel: list[int] = []
         self._release: list[int] = []
         self._batch: Batch | None = None  # handed out, not yet followed by Updated
@@ -163,7 +163,9 @@ class Allocator:
     def wanted(self) -> int:
         """Prompts that a loader should offer now; 0 for a recipe that draws its own."""
         rule = self.recipe.prompts
-        if not isinstance(rule, OfferedPromptRule) or self._blocked() or self._finished or self._opening_halt():
+        if not isinstance(rule, OfferedPromptRule) or rule.ended(self._memory):
+            return 0
+        if self._blocked() or self._finished or self._opening_halt():
             return 0
         groups = self._at_most_candidates(self.recipe.intake(self._view(), self._memory))
         return max(0, groups - len(self._drawn) - rule.waiting(self._memory))
@@ -196,6 +198,10 @@ class Allocator:
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON holds it: arrays as {dtype, shape, base64}."""
         plain = {name: getattr(self, name if name == "version" else f"_{name}") for name in self._PLAIN}
+        plain |= {
+            "cancel": list(self._cancel),
+            "release": list(self._release),
+        }  # what is told later is not in this state
         return plain | {
             "schema": SCHEMA,
             "recipe": self.recipe.description,
@@ -206,7 +212,7 @@ class Allocator:
             "ledger": self.ledger.state_dict(),
             "roster": self._roster.state_dict(),
             "memory": pack_tree(self._memory),
-            "drawn": list(self._drawn),
+            "drawn": [list(drawn) for drawn in self._drawn],
             "groups": [group.state_dict() for group in self._groups.values()],
             "waiting": [list(waiting) for waiting in self._waiting],
             "owing": [[group.id for group in owing if group.owed] for owing in self._owing],
@@ -235,7 +241,7 @@ class Allocator:
         source_N = self.table.source_of(state["prompts"], remap)
         loaded._load(state, source_N)
         loaded._load_in_flight(state, source_N)
-        self.__dict__ = loaded.__dict__
+        self.__dict__.update(loaded.__dict__)
 
     def _check_origin(self, state: dict[str, Any], accept_recipe: bool) -> None:
         """Refuse a state of another schema, seed or recipe."""
@@ -259,14 +265,17 @@ class Allocator:
     def _load(self, state: dict[str, Any], source_N: NDArray[np.int64] | None) -> None:
         """Everything that is not in flight."""
         for name in self._PLAIN:
-            value = state[name]
-            setattr(self, name if name == "version" else f"_{name}", list(value) if isinstance(value, list) else value)
+            setattr(self, name if name == "version" else f"_{name}", state[name])
+        self._cancel, self._release = list(state["cancel"]), list(state["release"])
+        if state["recipe"] != self.recipe.description:
+            self._finished = None  # what ended the run under another recipe need not end it under this one
+        exact_keys(state["accounts"], CAUSES[:-1], "accounts")
         self._accounts = dict(state["accounts"])
         self._purse.load_state_dict(state["purse"])
         self.ledger.load_state_dict(state["ledger"], source_N)
         self._roster.load_state_dict(state["roster"], source_N)
         saved = unpack_tree(state["memory"])
-        if saved.keys() != self._memory.keys():
+        if saved.keys() != self._memory.keys() or (source_N is None and _shapes(saved) != _shapes(self._memory)):
             return  # another prompt rule, accepted: it begins with an empty memory
         for name, value in saved.items():
             if source_N is None:
@@ -284,11 +293,12 @@ class Allocator:
             self._owner.update(dict.fromkeys(group.running, group))
             if group.waits is None:
                 self._running_S[group.stage] += 1
-        self._waiting = [{group: self._groups[group] for group in waiting} for waiting in state["waiting"]]
-        self._owing = [deque(self._groups[group] for group in owing) for owing in state["owing"]]
+        if self._groups:  # without any, the stages of an accepted recipe may be others
+            self._waiting = [{group: self._groups[group] for group in waiting} for waiting in state["waiting"]]
+            self._owing = [deque(self._groups[group] for group in owing) for owing in state["owing"]]
         self._touched = {group: self._groups[group] for group in state["touched"]}
         self._stopped = {rollout: here[prompt] for rollout, prompt in state["stopped"]}
-        self._drawn = [here[prompt] for prompt in state["drawn"] if here[prompt] != GONE]
+        self._drawn = [(here[prompt], epoch) for prompt, epoch in state["drawn"] if here[prompt] != GONE]
         self._batch = None if state["batch"] is None else _load_batch(state["batch"], here)
         for group in [group for group in self._groups.values() if group.prompt == GONE]:
             self._drop(group, "surplus", NOW)
@@ -323,7 +333,6 @@ class Allocator:
                 self._accounts["failed" if failed else "cancelled"] += 1
                 self._release.append(event.rollout)
                 if group is not None:
-                    group.cancelled += not failed
                     self._judge(group)
             case Progress():
                 group = self._owner.get(event.rollout)
@@ -393,6 +402,8 @@ class Allocator:
     def _judge(self, group: Group) -> None:
         if group.waits is not None:  # a rollout that came after the verdict
             self._changed()
+            if self._stale(group):  # and was begun earlier than any before it
+                self._drop(group, "stale", NOW)
             return
         if not group.done and not group.unfinished:
             self._drop(group, "failed", NEXT_EPOCH)
@@ -471,8 +482,9 @@ class Allocator:
             stop = self.recipe.stages[group.stage].stop
             if stop is None or group.waits is not None:
                 continue
-            rollouts = stop(group.view, self._view(), rng_when_used(self.seed, "stop", group.id))
-            if len(rollouts):
+            named = stop(group.view, self._view(), rng_when_used(self.seed, "stop", group.id))
+            rollouts = [int(rollout) for rollout in named]
+            if rollouts:
                 self._stop(group, rollouts)
                 self._judge(group)
 
@@ -485,8 +497,10 @@ class Allocator:
             else:
                 self._judge(group)
 
-    def _stale(self, group: Group) -> bool:
-        return group.first_version is not None and self.version - group.first_version > self.recipe.max_staleness
+    def _stale(self, group: Group, updates: int = 0) -> bool:
+        """Whether it is too old to train on, or will be after so many more updates."""
+        age = 0 if group.first_version is None else self.version + updates - group.first_version
+        return age > self.recipe.max_staleness
 
     # ----------------------------------------------------------------------------------------------------- decisions
 
@@ -502,20 +516,23 @@ class Allocator:
 
     def _promote(self, stage: int) -> Halt | None:
         """Send groups that passed a stage into the next one, as far as the batch needs them."""
-        waiting = self._waiting[stage]
         ahead = sum(self._running_S[stage + 1 :]) + sum(map(len, self._waiting[stage + 1 : -1]))
-        k = min(len(waiting), self._need() - ahead)
+        k = self._need() - ahead
         if k <= 0:
             return None
         chosen = self._choose(stage, k)
         entered = self._enter(chosen, stage + 1)
         for group in chosen[:entered]:
-            del waiting[group.id]
+            del self._waiting[stage][group.id]
         return None if entered == len(chosen) else self._purse.halt()
 
     def _choose(self, stage: int, k: int) -> list[Group]:
         """Let a stage's promote rule choose at most k of the groups that wait after it; in order of group id."""
-        waiting = self._waiting[stage]
+        awaited = int(self._batch is not None)  # what that update makes stale needs no more rollouts
+        waiting = {group.id: group for group in self._waiting[stage].values() if not self._stale(group, awaited)}
+        if not waiting:
+            return []
+        k = min(k, len(waiting))
         views = [waiting[group].view for group in sorted(waiting)]
         promote = self.recipe.stages[stage].promote
         chosen = promote(views, k, self._view(), rng_when_used(self.seed, "promote", stage, self._next_rollout))
@@ -535,8 +552,8 @@ class Allocator:
         if not prompts:
             return self._prompts_halt()
         groups: list[Group] = []
-        for prompt in prompts:
-            groups.append(Group(self._next_group, prompt, self._roster.epoch, self.ledger))
+        for prompt, epoch in prompts:
+            groups.append(Group(self._next_group, prompt, epoch, self.ledger))
             self._next_group += 1
         entered = self._enter(groups, 0)
         for group in groups[:entered]:
@@ -570,16 +587,20 @@ class Allocator:
         self._changed()
         return entered
 
-    def _draw(self, k: int) -> list[int]:
-        """At most k prompts, beginning the next epoch where this one has no more."""
-        prompts, self._drawn = self._drawn[:k], self._drawn[k:]
+    def _draw(self, k: int) -> list[tuple[int, int]]:
+        """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
+        drawn, self._drawn = self._drawn[:k], self._drawn[k:]
         offered = isinstance(self.recipe.prompts, OfferedPromptRule)
-        if len(prompts) < k and not self._roster.dry:
-            prompts += self._pick(k - len(prompts), len(prompts))
-            if len(prompts) < k and not offered and self._roster.roll():
-                prompts += self._pick(k - len(prompts), len(prompts))
-                self._roster.dry = len(prompts) < k
-        return prompts
+
+        def pick() -> bool:
+            picked = self._pick(k - len(drawn), len(drawn)) if len(drawn) < k else []
+            drawn.extend((prompt, self._roster.epoch) for prompt in picked)
+            return len(drawn) == k
+
+        # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
+        if not self._roster.dry and not pick() and not offered and self._roster.roll():
+            self._roster.dry = not pick() and not pick()
+        return drawn
 
     def _pick(self, k: int, already: int) -> list[int]:
         rule, free_N = self.recipe.prompts, self._roster.free_N.view()
@@ -713,7 +734,8 @@ class Allocator:
         if self._barren >= max(_PATIENCE, len(self.table)):
             return Halt(
                 f"barren: none of the last {self._barren} prompts tried gave a group to train on; prompts by the fate of "
-                f"their last visit: {self._fates()}. For this model they are solved or impossible",
+                f"their last visit: {self._fates()}. Unless rollouts failed or went stale, they are solved or impossible "
+                "for this model",
                 Ends.RUN,
             )
         return self._purse.halt() if self._purse.room() == 0 else None
@@ -724,6 +746,8 @@ class Allocator:
         if isinstance(rule, OfferedPromptRule) and not rule.ended(self._memory):
             why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
             return Halt(f"{why} where the loader has ended", Ends.NOTHING)
+        if isinstance(rule, OfferedPromptRule):
+            return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
         return Halt(
             f"prompts: none of {len(self.table)} may be drawn, {self._roster.evicted()} are evicted; prompts by the fate "
             f"of their last visit: {self._fates()}",
@@ -782,14 +806,23 @@ def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
     return Batch(tuple(rows), state["version"], state["short_because"])
 
 
+def _shapes(memory: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: np.shape(cast("NDArray[Any]", value)) for name, value in memory.items() if isinstance(value, np.ndarray)
+    }
+
+
 def _id(group: Group) -> int:
     return group.id
 
 
 def _check_rows(recipe: Recipe, chosen_M: NDArray[np.int64], weights_M: NDArray[np.float64], scored: int) -> None:
+    whole = np.issubdtype(chosen_M.dtype, np.integer)
     distinct = len(set(chosen_M.tolist())) == len(chosen_M) > 0
-    if not distinct or chosen_M.min() < 0 or chosen_M.max() >= scored:
-        raise RuleError(f"{recipe.rows!r} must choose different rollouts of {scored}, at least one, got {chosen_M}")
+    if not whole or not distinct or chosen_M.min() < 0 or chosen_M.max() >= scored:
+        raise RuleError(
+            f"{recipe.rows!r} must choose different rollouts of {scored} by index, at least one, got {chosen_M}"
+        )
     if weights_M.shape != chosen_M.shape or not (np.isfinite(weights_M) & (weights_M >= 0)).all():
         raise RuleError(f"{recipe.rows!r} must give each row a finite weight of 0 or more, got {weights_M}")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.packing import Packed, pack, unpack
+from rollalloc.core.packing import Packed, exact_keys, pack, unpack
 
 NEW = "new"
 _LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
@@ -54,7 +54,7 @@ class Ledger:
             successes=float(self.successes_N[prompt]),
             tokens=int(self.tokens_N[prompt]),
             version=int(self.version_N[prompt]),
-            fate=self.fates[self.fate_N[prompt]],
+            fate=self.fates[int(self.fate_N[prompt])],
             length_std=float(self.length_std_N[prompt]),
         )
 
@@ -96,6 +96,7 @@ class Ledger:
             state: what `state_dict` gave.
             source_N: for each prompt its index in the saved ledger, -1 where it is new; None when nothing moved.
         """
+        exact_keys(state, ("fates", *self._ARRAYS), "ledger")
         self.fates = list(state["fates"])
         for name in self._ARRAYS:
             saved: Packed = state[name]

@@ -44,11 +44,13 @@ def unpack(packed: Packed) -> NDArray[Any]:
 
 
 def pack_tree(value: Any) -> Any:
-    """A value with every array in its dictionaries packed."""
+    """A value with every array in its dictionaries and lists packed; a copy, as far as those go."""
     if isinstance(value, np.ndarray):
         return pack(cast("NDArray[Any]", value))
     if isinstance(value, dict):
         return {key: pack_tree(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [pack_tree(item) for item in cast("list[Any]", value)]
     return value
 
 
@@ -59,6 +61,8 @@ def unpack_tree(value: Any) -> Any:
         if mapping.keys() == {"dtype", "shape", "base64"}:
             return unpack(cast("Packed", mapping))
         return {key: unpack_tree(item) for key, item in mapping.items()}
+    if isinstance(value, list):
+        return [unpack_tree(item) for item in cast("list[Any]", value)]
     return value
 
 
@@ -85,6 +89,8 @@ def describe(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.generic):
+        return cast("np.generic[Any]", value).item()
     if isinstance(value, (tuple, list)):
         return [describe(item) for item in cast("tuple[Any, ...]", value)]
     if isinstance(value, Enum):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rollalloc.core.packing import exact_keys
 from rollalloc.core.recipe import Budget
 
 
@@ -64,10 +65,12 @@ class Purse:
         """The budget that has no room for the next group."""
         run, batch = self._left_in_run(), self._left_in_batch()
         if run is not None and (batch is None or run <= batch):
-            spent = f"{self.paid} rollouts ordered, {self.tokens} tokens generated"
-            return Halt(f"budget: no room for another group in the run's {self.budget}; {spent}", Ends.RUN)
-        spent = f"{self.batch_paid} rollouts ordered, {self.batch_tokens} tokens generated for it"
-        return Halt(f"budget: no room for another group in the batch's {self.budget}; {spent}", Ends.RUN)
+            limits = _limits("run", self.budget.run_rollouts, self.paid, self.budget.run_tokens, self.tokens)
+        else:
+            limits = _limits(
+                "batch", self.budget.batch_rollouts, self.batch_paid, self.budget.batch_tokens, self.batch_tokens
+            )
+        return Halt(f"budget: no room for another group in the {limits}", Ends.RUN)
 
     def _left_in_run(self) -> int | None:
         return _left(self.budget.run_rollouts, self.paid + self.owed, self.budget.run_tokens, self.tokens)
@@ -85,8 +88,21 @@ class Purse:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over saved counts."""
+        exact_keys(state, self._FIELDS, "purse")
         for name in self._FIELDS:
             setattr(self, name, state[name])
+
+
+def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:
+    parts = [
+        f"{limit} {unit} ({spent} {verb})"
+        for limit, unit, spent, verb in (
+            (rollout_limit, "rollouts", rollouts, "ordered"),
+            (token_limit, "tokens", tokens, "generated"),
+        )
+        if limit is not None
+    ]
+    return f"{whose}'s " + " and ".join(parts)
 
 
 def _spent(limit: int | None, tokens: int) -> bool:

@@ -29,6 +29,7 @@ class Act(Enum):
 
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
+_DROPS = tuple(cause for cause in CAUSES if cause not in ("trained", "open"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Verdict:
     until: Until = NEXT_EPOCH
 
     def __post_init__(self) -> None:
-        if self.act is Act.DROP and self.cause not in CAUSES:
-            raise ValueError(f"a DROP's reason must begin with one of {', '.join(CAUSES)}, got {self.reason!r}")
+        if self.act is Act.DROP and self.cause not in _DROPS:
+            raise ValueError(f"a DROP's reason must begin with one of {', '.join(_DROPS)}, got {self.reason!r}")
 
     @property
     def cause(self) -> str:

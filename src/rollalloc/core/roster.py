@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.ledger import moved
-from rollalloc.core.packing import pack, unpack
+from rollalloc.core.packing import exact_keys, pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class Roster:
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
+        exact_keys(state, ("epoch", "dry", "due_N", "by_version"), "roster")
         moved(self.due_N, unpack(state["due_N"]), source_N)
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:

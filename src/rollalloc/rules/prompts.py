@@ -45,37 +45,58 @@ class Shuffled:
             )
         ends_S = np.cumsum(size_S)
         # `order` lists the prompts source by source; a source is shuffled afresh when its cursor stands at its end.
-        return {"order": np.argsort(source_N, kind="stable").astype(np.int32), "ends": ends_S, "cursors": ends_S.copy()}
+        order = np.argsort(source_N, kind="stable").astype(np.int32)
+        # `short`: the sources that could not give their share when last asked.
+        return {"order": order, "ends": ends_S, "cursors": ends_S.copy(), "short": np.zeros(sources, np.bool_)}
 
     def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
-        ends_S, cursors_S = memory["ends"], memory["cursors"]
-        for source in np.flatnonzero(cursors_S == ends_S).tolist():
-            begin = int(ends_S[source - 1]) if source else 0
-            rng.shuffle(memory["order"][begin : ends_S[source]])
-            cursors_S[source] = begin
         picked: list[int] = []
-        for source, count in enumerate(self._shares(k, rng)):
-            picked += self._next(memory, source, count, free_N)
+        short_S, missing = memory["short"], 0
+        open_S = np.ones(len(short_S), np.bool_)
+        for source, count in enumerate(self._shares(k, open_S, rng)):
+            lacking = count - self._take(memory, source, count, free_N, picked, rng)
+            if lacking and short_S[source]:  # the next epoch did not help: the others take its share
+                missing += lacking
+            if count:
+                short_S[source], open_S[source] = lacking > 0, lacking == 0
+        if missing and open_S.any():
+            for source, count in enumerate(self._shares(missing, open_S, rng)):
+                if count and self._take(memory, source, count, free_N, picked, rng) == count:
+                    short_S[source] = False
         return picked
 
-    def _shares(self, k: int, rng: np.random.Generator) -> list[int]:
+    def _shares(self, k: int, open_S: NDArray[np.bool_], rng: np.random.Generator) -> list[int]:
         if self.weights is None:
             return [k]
-        return rng.multinomial(k, np.array(self.weights) / sum(self.weights)).tolist()
+        weight_S = np.where(open_S, self.weights, 0.0)
+        return rng.multinomial(k, weight_S / weight_S.sum()).tolist()
 
-    @staticmethod
-    def _next(memory: Memory, source: int, count: int, free_N: NDArray[np.bool_]) -> list[int]:
-        """The next free prompts of one source, in blocks: a stretch of evicted prompts costs no Python loop."""
-        order, cursor, end = memory["order"], int(memory["cursors"][source]), int(memory["ends"][source])
-        picked: list[int] = []
-        while len(picked) < count and cursor < end:
-            missing = count - len(picked)
+    def _take(
+        self, memory: Memory, source: int, count: int, free_N: NDArray[np.bool_], picked: list[int],
+        rng: np.random.Generator,
+    ) -> int:  # fmt: skip
+        """Append the next `count` free prompts of one source to `picked`; returns how many there were.
+
+        First those whose turn is still to come in this pass, then, from a fresh order, those that came back after theirs.
+        """
+        before = len(picked)
+        order, end = memory["order"], int(memory["ends"][source])
+        begin = int(memory["ends"][source - 1]) if source else 0
+        cursor = int(memory["cursors"][source])
+        while len(picked) - before < count and cursor < end:  # in blocks: many evicted prompts cost no Python loop
+            missing = count - (len(picked) - before)
             block = order[cursor : min(end, cursor + 4 * missing + 64)]
             at = np.flatnonzero(free_N[block])[:missing]
             picked += block[at].tolist()
             cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
+        if missing := count - (len(picked) - before):
+            rng.shuffle(order[begin:end])
+            free = free_N[order[begin:end]] & ~np.isin(order[begin:end], picked)
+            at = np.flatnonzero(free)[:missing]
+            picked += order[begin + at].tolist()
+            cursor = begin + int(at[-1]) + 1 if len(at) == missing else end
         memory["cursors"][source] = cursor
-        return picked
+        return len(picked) - before
 
     def observe(self, memory: Memory, group: GroupView) -> None:
         pass

@@ -142,11 +142,9 @@ class ShortestAndLongest:
         order_G = np.lexsort((group.rollouts_G, group.tokens_G, group.truncated_G))  # truncated last, then by length
         whole = int(np.count_nonzero(~group.truncated_G))
         rows = self.shortest + self.longest
-        if whole <= rows:
-            return _even(np.sort(order_G[:rows]))
-        tail = order_G[whole - self.longest : whole]
+        tail = order_G[whole - self.longest : whole] if whole >= rows else order_G[self.shortest : rows]
         weight_G = np.ones(group.rewards_G.size)
-        if self.weigh_tail and self.longest:
-            weight_G[tail] = (self.longest + group.cancelled) / self.longest
+        if self.weigh_tail and tail.size:
+            weight_G[tail] = (tail.size + group.cancelled) / tail.size
         chosen = np.sort(np.concatenate([order_G[: self.shortest], tail]))
         return chosen, weight_G[chosen]

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rollalloc.engines.likelihood import completion_logprobs
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="
-PAD_ID, EOS_ID = 0, 1
+PAD_ID, EOS_ID = 0, 1  # the special tokens come first in every vocabulary
 Examples = tuple[list[str], list[str]]  # prompts, and as many answers
 
 
@@ -65,7 +65,10 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Llama with tied embeddings and no dropout, in float32 and with about 150,000 parameters."""
+    """Llama with tied embeddings and no dropout, in float32 and with about 150,000 parameters.
+
+    Llama, because for some families (Qwen2 among them) `AutoTokenizer` ignores the tokenizer class saved with a model.
+    """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

@@ -1,0 +1,186 @@
+"""One run as a value: a model, prompts, a reward, a recipe and settings; `execute` trains it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from rollalloc import recipes
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
+from rollalloc.engines.native import HeldOut, Listener, Settings, Trainer
+from rollalloc.engines.policy import Policy
+from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
+
+RECIPES = {
+    function.__name__: function
+    for function in (recipes.grpo, recipes.dapo, recipes.pilot_commit, recipes.pods, recipes.darts, recipes.racing)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is trained, on what, for what reward.
+
+    Attributes:
+        model: name or folder of a causal language model.
+        prompts: parquet or JSONL files in verl's schema.
+        heldout: such a file for evaluation; None: no evaluation.
+        reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
+        single_answer: every held-out prompt has just one right answer, its ground truth: accuracy is then exact.
+        drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
+        reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
+        reward_limit_s: seconds a sample may take, in a process of its own.
+        device: e.g. "cpu"; None: a GPU where there is one.
+    """
+
+    model: str
+    prompts: tuple[str, ...]
+    heldout: str | None = None
+    reward: str
+    single_answer: bool = False
+    drop_overlong: bool = False
+    reward_workers: int = 1
+    reward_limit_s: float = 10.0
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        source: model, prompts and reward.
+        recipe: name of a function of `rollalloc.recipes`, or `module:object`, a `Recipe` or a function that returns one.
+        parameters: arguments of that function.
+        settings: of the trainer.
+        max_rollouts: rollouts the run may pay; None: no limit.
+        label: what the run is called in tables and figures; the recipe's name by default.
+    """
+
+    source: Source
+    recipe: str
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Settings
+    max_rollouts: int | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, or the recipe's name."""
+        return self.label or self.recipe
+
+    def description(self) -> dict[str, Any]:
+        """The run as plain data: what must be equal for a finished run to be used again."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
+    """The recipe of that name with those parameters.
+
+    Args:
+        name: a function of `rollalloc.recipes`, or `module:object`, which is imported, so it runs that module's code.
+        parameters: the function's arguments.
+
+    Raises:
+        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        made = getattr(import_module(module), attribute)
+        if isinstance(made, Recipe):
+            if parameters:
+                raise ValueError(f"{name} is a recipe, which takes no parameters, got {dict(parameters)}")
+            return made
+    elif name in RECIPES:
+        made = RECIPES[name]
+    else:
+        raise ValueError(
+            f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, or module:object"
+        )
+    known = inspect.signature(made).parameters
+    for parameter in parameters:
+        if parameter not in known:
+            raise ValueError(
+                f"{name} has no parameter {parameter!r}{_near(parameter, known)}; it takes {', '.join(known)}"
+            )
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
+    return made(**parameters)
+
+
+def folder_of(run: Run, folder: Path) -> Path:
+    """Where a run stands among others."""
+    return folder / f"{run.name}-{run.settings.seed}"
+
+
+def execute(run: Run, folder: Path, listener: Listener | None = None) -> str:
+    """Train; writes `run.json`, `metrics.jsonl` and the trained model into the folder. Returns why the run ended."""
+    recipe = make_recipe(run.recipe, run.parameters)
+    if run.max_rollouts is not None:
+        recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
+    source = run.source
+    policy = Policy.load(source.model, device=source.device)
+    train = _encoded(source, policy, run.settings, *source.prompts)
+    heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(run.description(), indent=2))
+    with _scorer(source) as scorer:
+        trainer = Trainer(
+            policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
+        )
+        return trainer.run()
+
+
+def one_thread() -> None:
+    """For a tiny model, or a run a core: more threads than cores would make each other wait."""
+    torch.set_num_threads(1)
+    disable_progress_bar()  # of transformers, which would write into ours
+
+
+def _scorer(source: Source) -> Scorer:
+    if source.reward_workers == 0:
+        return InlineScorer(load_reward(source.reward))
+    load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
+    return WorkerScorer(source.reward, workers=source.reward_workers, limit_s=source.reward_limit_s)
+
+
+def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) -> EncodedPrompts:
+    encoded = encode_prompts(
+        load_prompts(*files),
+        policy.tokenizer,
+        context=policy.context,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        overlong="drop" if source.drop_overlong else "error",
+    )
+    highest, known = max(map(max, encoded.tokens)), policy.vocabulary
+    if highest >= known:
+        raise ValueError(
+            f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only; "
+            "load the tokenizer that belongs to the model, or resize its embeddings"
+        )
+    return encoded
+
+
+def _held_out(source: Source, policy: Policy, settings: Settings) -> HeldOut:
+    assert source.heldout is not None
+    prompts = _encoded(source, policy, settings, source.heldout)
+    if not source.single_answer:
+        return HeldOut(prompts)
+    return HeldOut(prompts, tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths))
+
+
+def _near(word: str, known: Mapping[str, Any]) -> str:
+    near = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

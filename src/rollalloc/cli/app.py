@@ -1,0 +1,46 @@
+"""The command line. A user's mistake is one message and exit code 2; `ROLLALLOC_DEBUG=1` shows where it was raised."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rollalloc.cli.compare import compare
+from rollalloc.cli.recipes import recipes
+from rollalloc.cli.train import train
+
+app = typer.Typer(
+    help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (train, compare, recipes):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point of `rollalloc`."""
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)], format="%(message)s"
+    )
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.environ.get("ROLLALLOC_DEBUG"):
+        app()
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
+        console.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+        console.print(str(error), markup=False, highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

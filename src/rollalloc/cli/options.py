@@ -1,0 +1,88 @@
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+_WHAT, _HOW, _WHERE = "What to train on", "Training", "Output"
+
+
+def _option(help: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the command line said of a run, whatever the recipe."""
+
+    task: Annotated[str | None, _option("A built-in task: skills or sort.", _WHAT)] = None
+    pool: Annotated[str, _option("Prompts of skills: balanced, mixed or late.", _WHAT)] = "late"
+    model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
+    prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
+    heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT)] = None
+    reward: Annotated[
+        str | None, _option("package.module:function or file.py:function, called as verl's compute_score.", _WHAT)
+    ] = None
+    single_answer: Annotated[
+        bool, _option("Each held-out prompt has one right answer, its ground truth: evaluate without sampling.", _WHAT)
+    ] = False
+    drop_overlong: Annotated[bool, _option("Leave out prompts that do not fit the model.", _WHAT)] = False
+    max_new_tokens: Annotated[int | None, _option("Tokens of a rollout at most; 1024 by default.", _HOW)] = None
+    temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
+    learning_rate: Annotated[float | None, _option("AdamW's; by default the task's tuned one, or 1e-6.", _HOW)] = None
+    optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
+    max_rollouts: Annotated[int | None, _option("Rollouts to pay at most.", _HOW)] = None
+    target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
+    eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
+    reward_workers: Annotated[int, _option("Processes that score; 0: in this one, if trusted.", _HOW)] = 1
+    reward_limit: Annotated[float, _option("Seconds in which a sample must be scored.", _HOW)] = 10.0
+    device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
+    tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE)] = Path("runs/tasks")
+
+
+def with_given(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a `Given`, as one that has each field of it as an option."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+        for field, hint in zip(fields(Given), get_type_hints(Given, include_extras=True).values(), strict=True)
+    ]
+    hints = get_type_hints(command, include_extras=True)
+    keyword = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in own
+    ]
+
+    @wraps(command)
+    def called(**options: Any) -> None:
+        given = Given(**{field.name: options.pop(field.name) for field in fields(Given)})
+        command(given, **options)
+
+    called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keyword, *shared)}
+    return called
+
+
+def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
+    """`key=value` pairs as a dictionary; a value that is JSON is read as such, another one is text.
+
+    Raises:
+        ValueError: a pair without "=".
+    """
+    parameters: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"expected key=value, got {pair!r}; e.g. groups=16")
+        try:
+            parameters[key] = json.loads(value)
+        except ValueError:
+            parameters[key] = value
+    return parameters

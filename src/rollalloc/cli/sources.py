@@ -1,0 +1,79 @@
+"""From the options of a command to the runs they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run
+from rollalloc.bench.runs import Run, Source, make_recipe
+from rollalloc.cli.options import Given
+from rollalloc.engines.native import Settings
+from rollalloc.engines.sampler import Sampling
+
+# For a model of the user's own: the field's usual shapes, to begin with. Nobody tuned them for that model.
+USUAL: Mapping[str, dict[str, Any]] = {
+    "grpo": {"groups": 16, "n": 8},
+    "dapo": {"groups": 16, "n": 8, "gen_groups": 48},
+    "pilot_commit": {"groups": 16, "n_pilot": 4, "n_commit": 4, "gen_groups": 48},
+    "pods": {"groups": 16, "n": 16, "m": 4},
+    "darts": {"groups": 16, "shortest": 7, "longest": 1},
+    "racing": {"groups": 16, "sizes_S": (2, 8), "gen_groups": 32},
+}
+_USUAL_RATE = 1e-6
+_USUAL_TOKENS = 1024
+
+
+def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+    """The run of a recipe under the options given.
+
+    Raises:
+        ValueError: neither a task nor a model with prompts and a reward, or both; a recipe that cannot be made.
+    """
+    if (given.task is None) == (given.model is None):
+        raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
+    run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
+    make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
+    return run
+
+
+def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+    task = str(given.task)
+    _, preset = preset_of(task, given.pool)
+    tuned = preset.tuned.get(recipe) or Tuned({}, given.learning_rate or _USUAL_RATE)
+    chosen = Tuned({**tuned.parameters, **parameters}, given.learning_rate or tuned.learning_rate)
+    changes = _said(target=given.target, eval_every=given.eval_every, optimizer_steps_per_batch=given.optimizer_steps)
+    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **changes)
+    return replace(run, max_rollouts=given.max_rollouts or run.max_rollouts)
+
+
+def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+    missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
+    if missing:
+        raise ValueError(f"--model needs {' and '.join(missing)} as well")
+    source = Source(
+        model=str(given.model),
+        prompts=tuple(map(str, given.prompts or ())),
+        heldout=None if given.heldout is None else str(given.heldout),
+        reward=str(given.reward),
+        single_answer=given.single_answer,
+        drop_overlong=given.drop_overlong,
+        reward_workers=given.reward_workers,
+        reward_limit_s=given.reward_limit,
+        device=given.device,
+    )
+    settings = Settings(
+        seed=seed,
+        sampling=Sampling(given.max_new_tokens or _USUAL_TOKENS, temperature=given.temperature),
+        learning_rate=given.learning_rate or _USUAL_RATE,
+        optimizer_steps_per_batch=given.optimizer_steps,
+        target=given.target,
+        **_said(eval_every=given.eval_every),
+    )
+    parameters = {**USUAL.get(recipe, {}), **parameters}
+    return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def _said(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

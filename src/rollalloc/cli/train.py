@@ -1,0 +1,89 @@
+"""`rollalloc train`: one run, with progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rollalloc.cli.options import Given, parameters_of, with_given
+
+
+@with_given
+def train(
+    given: Given,
+    recipe: Annotated[
+        str, typer.Option(help="grpo, dapo, pilot_commit, pods, darts, racing, or module:object.")
+    ] = "pilot_commit",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts, sampling and mini-batches.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", rich_help_panel="Output")] = None,
+) -> None:
+    """Train one model under one recipe."""
+    from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
+    from rollalloc.cli.sources import run_of
+
+    console = Console(stderr=True)
+    with console.status("preparing"):
+        run = run_of(given, recipe, parameters_of(set_), seed)
+    if given.task:
+        one_thread()
+    folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
+    console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}")
+    if run.source.heldout is None:
+        console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
+    with _Board(console, run.max_rollouts) as board:
+        why = execute(run, folder, board.show)
+    console.print(why, highlight=False)
+    console.print(board.summary())
+    console.print(f"model and metrics are in {folder}")
+
+
+class _Board:
+    """A progress bar over rollouts paid, with the latest figures."""
+
+    def __init__(self, console: Console, max_rollouts: int | None) -> None:
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._bar = self._progress.add_task("starting", total=max_rollouts)
+        self._figures: dict[str, str] = {}
+        self._last: dict[str, Any] = {}
+
+    def __enter__(self) -> _Board:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Take a line of the metrics."""
+        self._last = line
+        if line["kind"] == "eval" and line["accuracy"] is not None:
+            self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
+        if line["kind"] == "batch" and line["reward_mean"] is not None:
+            self._figures["reward"] = f"reward {line['reward_mean']:.3f}"
+        paid, taught = line["rollouts_paid"], line["accounts"]["trained"]
+        figures = " · ".join([f"{paid:,} rollouts", f"{taught:,} taught", *self._figures.values()])
+        self._progress.update(self._bar, completed=paid, description=figures)
+
+    def summary(self) -> Table:
+        """Where the rollouts went."""
+        table = Table()
+        table.add_column("rollouts paid")
+        table.add_column("", justify="right")
+        table.add_column("share", justify="right")
+        paid = max(1, self._last["rollouts_paid"])
+        for cause, count in self._last["accounts"].items():
+            if count:
+                table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
+        table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
+        for reason, count in self._last["unscored"].items():
+            table.add_row(f"unscored: {reason}", f"{count:,}", f"{count / paid:.0%}", style="yellow")
+        return table

@@ -1,0 +1,445 @@
+"""The native trainer: one process, one model, any recipe.
+
+The whole of it is `Trainer.run`: ask the allocator, generate what it orders, tell it the scores, train on the batch it
+returns, tell it that the weights changed. Everything a recipe decides, it decides in the core.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.seeds import rng
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.engines.likelihood import completion_logprobs, exact_success
+from rollalloc.engines.loss import Clip, token_losses
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampler import Generation, Request, Sampling, generate
+from rollalloc.rewards.function import Outcome, Sample, Scored
+from rollalloc.rewards.scorers import Scorer
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[dict[str, Any]], None]
+_PATIENCE = 256  # groups, at least, without variance before a run is given up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is the same for every recipe.
+
+    Attributes:
+        seed: of prompts, sampling, mini-batches.
+        sampling: of rollouts; top-k and top-p must be off, since the update needs the distribution that was sampled from.
+        learning_rate: AdamW's.
+        weight_decay: AdamW's.
+        betas: AdamW's.
+        warmup_steps: optimizer steps over which the learning rate rises linearly to its value.
+        optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
+        clip: limits of the loss.
+        max_grad_norm: gradients are clipped to this norm.
+        rows_per_forward: rows of one forward and backward pass; bounds memory, changes nothing else.
+        eval_every: rollouts paid between two evaluations.
+        eval_samples: rollouts a held-out prompt, where it has not one single right answer.
+        max_batches: batches after which the run ends; None: no limit.
+        stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
+        target: held-out accuracy at which the run ends, once two evaluations in a row reach it; None: none.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    seed: int = 0
+    sampling: Sampling
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 0
+    optimizer_steps_per_batch: int = 1
+    clip: Clip = field(default_factory=Clip)
+    max_grad_norm: float = 1.0
+    rows_per_forward: int = 512
+    eval_every: int = 2000
+    eval_samples: int = 4
+    max_batches: int | None = None
+    stop_when_barren: bool = True
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            raise ValueError(
+                "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
+                f"policy's; got {self.sampling}"
+            )
+        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
+            raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts for evaluation. With `answers`, accuracy is exact by teacher forcing; else it is sampled.
+
+    Attributes:
+        prompts: never trained on.
+        answers: the single right answer of each prompt as token ids, end of sequence included; None: sample and score.
+    """
+
+    prompts: EncodedPrompts
+    answers: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What the driver keeps of a rollout until the core releases it."""
+
+    prompt: int
+    generation: Generation
+
+
+class Trainer:
+    """Trains a policy under a recipe.
+
+    Args:
+        policy: the model; trained in place.
+        recipe: which prompts get how many rollouts; its budget ends the run.
+        train: prompts to train on.
+        scorer: rewards.
+        settings: everything else.
+        heldout: prompts to evaluate on; None: no evaluation.
+        folder: gets `metrics.jsonl`, and at the end the model and the allocator's state; None: nothing is written.
+        listener: called with each line of the metrics, for progress.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: Recipe,
+        train: EncodedPrompts,
+        scorer: Scorer,
+        settings: Settings,
+        *,
+        heldout: HeldOut | None = None,
+        folder: Path | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
+        self.heldout, self.folder, self.listener = heldout, folder, listener
+        self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self._payloads: dict[int, _Payload] = {}
+        self._batches = self._steps = 0
+        self._seconds = 0.0  # spent on anything but evaluation
+        self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
+        self._unscored: dict[str, int] = {}
+        self._evaluations: list[tuple[int, float]] = []  # rollouts paid, accuracy
+        self._barren_groups = 0  # groups trained since one had an advantage
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def run(self) -> str:
+        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "metrics.jsonl").write_text("")
+        self._evaluate()
+        why = None
+        while why is None:
+            started = time.perf_counter()
+            actions = self.allocator.ask()
+            self._release(actions)
+            if actions.generate or actions.cancel:
+                self.allocator.tell(self._roll_out(actions))
+            if actions.batch:
+                self._train_on(actions.batch)
+            self._seconds += time.perf_counter() - started
+            why = actions.finished
+            if actions.batch and why is None:
+                self._evaluate_if_due()
+                why = self._why_stop()
+        self._evaluate()
+        self._write({"kind": "end", "why": why, **self._spent(), "prompts": self.allocator.ledger.counts()})
+        if self.folder is not None:
+            self.policy.save(self.folder / "model")
+            (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
+        return why
+
+    def _why_stop(self) -> str | None:
+        """Why the run is over after this batch, if it is."""
+        target, latest = self.settings.target, [accuracy for _, accuracy in self._evaluations[-2:]]
+        if target is not None and len(latest) == 2 and min(latest) >= target:
+            return f"target: held-out accuracy {latest[-1]:.4f} reaches {target}"
+        if self.settings.max_batches is not None and self._batches >= self.settings.max_batches:
+            return f"max_batches: {self._batches} batches are trained"
+        if self.settings.stop_when_barren and self._barren_groups >= max(_PATIENCE, len(self.train.tokens)):
+            return (
+                f"barren: the last {self._barren_groups} groups had no reward variance, so nothing was learned; prompts by "
+                f"the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or impossible"
+            )
+        return None
+
+    def _release(self, actions: Actions) -> None:
+        for rollout in actions.release:
+            self._payloads.pop(rollout, None)  # a rollout without a score has none
+
+    # -------------------------------------------------------------------------------------------------------- rollouts
+
+    def _roll_out(self, actions: Actions) -> list[Event]:
+        """Generate and score everything ordered."""
+        version = self.allocator.version
+        orders = list(_joined(actions.generate))
+        prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
+        requests = [Request(order.prompt, self.train.tokens[order.prompt], order.rollouts) for order in orders]
+        generations = self._generate(requests, self.settings.sampling, self.settings.seed)
+        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in generations])
+        events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
+        for made, outcome in zip(generations, outcomes, strict=True):
+            tokens = len(made.tokens)
+            if isinstance(outcome, Scored):
+                self._payloads[made.rollout] = _Payload(prompt_of[made.rollout], made)
+                self._waves.append((outcome.reward, outcome.metric, made.truncated))
+                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
+                events.append(done)
+            else:
+                self._unscored[outcome.reason] = self._unscored.get(outcome.reason, 0) + 1
+                events.append(Failed(made.rollout, outcome.reason, tokens))
+        return events
+
+    def _generate(self, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
+        policy = self.policy
+        return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
+
+    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
+        given = prompts.prompt_set
+        return self.scorer.score(
+            [
+                Sample(
+                    data_source=given.sources[prompt],
+                    completion=self.policy.text(generation.tokens),
+                    ground_truth=given.ground_truths[prompt],
+                    extra_info=given.extra_infos[prompt],
+                )
+                for prompt, generation in made
+            ]
+        )
+
+    # -------------------------------------------------------------------------------------------------------- updates
+
+    def _train_on(self, batch: Batch) -> None:
+        """The configured number of optimizer steps on a batch; then the weights have a new version."""
+        started = time.perf_counter()
+        proximal = self._proximal(batch)
+        figures = [self._step(rows, proximal) for rows in self._mini_batches(batch)]
+        self._batches += 1
+        groups = len({row.group for row in batch.rows})
+        self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
+        self.allocator.tell([Updated(batch.version + 1)])
+        ages = [batch.version - row.version for row in batch.rows]
+        self._write(
+            {
+                "kind": "batch",
+                "batch": self._batches,
+                **self._spent(),
+                **self._wave_figures(),
+                "rows": len(batch.rows),
+                "groups": groups,
+                "short_because": batch.short_because,
+                "staleness_mean": float(np.mean(ages)),
+                "staleness_max": max(ages),
+                "loss": float(np.mean([step["loss"] for step in figures])),
+                "grad_norm": float(np.mean([step["grad_norm"] for step in figures])),
+                "clip_fraction": float(np.mean([step["clip_fraction"] for step in figures])),
+                "steps_in_batch": len(figures),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "update_seconds": round(time.perf_counter() - started, 4),
+            }
+        )
+
+    def _mini_batches(self, batch: Batch) -> Iterator[list[Row]]:
+        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
+        parts = self.settings.optimizer_steps_per_batch
+        by_group: dict[int, list[Row]] = {}
+        for row in batch.rows:
+            by_group.setdefault(row.group, []).append(row)
+        units = list(by_group.values()) if len(by_group) >= parts else [[row] for row in batch.rows]
+        if len(units) < parts:
+            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+        order = rng(self.settings.seed, "mini-batches", batch.version).permutation(len(units))
+        for part in np.array_split(order, min(parts, len(units))):
+            yield [row for unit in part.tolist() for row in units[unit]]
+
+    def _proximal(self, batch: Batch) -> dict[int, Tensor]:
+        """Log-probabilities of stale rows under the weights before the first step; fresh rows keep their sampler's."""
+        stale = [row for row in batch.rows if row.version < batch.version and row.advantage]
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for rows in _chunks(stale, self.settings.rows_per_forward):
+                logprobs_BT, mask_BT = self._logprobs(rows)
+                found |= {row.rollout: l_T[m_T] for row, l_T, m_T in zip(rows, logprobs_BT, mask_BT, strict=True)}
+        return found
+
+    def _step(self, rows: list[Row], proximal: dict[int, Tensor]) -> dict[str, float]:
+        """One optimizer step on the mean loss over the tokens of a mini-batch.
+
+        A row without advantage has no gradient: its tokens count in the mean, but it needs no forward pass.
+        """
+        tokens = sum(len(self._payloads[row.rollout].generation.tokens) for row in rows)
+        self.optimizer.zero_grad(set_to_none=False)
+        loss_sum, clipped = 0.0, 0
+        for chunk in _chunks([row for row in rows if row.advantage], self.settings.rows_per_forward):
+            loss, outside = self._loss(chunk, proximal)
+            (loss / tokens).backward()
+            loss_sum += loss.item()
+            clipped += outside
+        parameters = list(self.policy.model.parameters())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        if not isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient's norm is {norm} in optimizer step {self._steps + 1}: the training diverged; "
+                "try a smaller learning rate"
+            )
+        self._warm_up()
+        self.optimizer.step()
+        self._steps += 1
+        return {"loss": loss_sum / tokens, "grad_norm": norm, "clip_fraction": clipped / tokens}
+
+    def _loss(self, rows: list[Row], proximal: dict[int, Tensor]) -> tuple[Tensor, int]:
+        """Summed loss of some rows, and how many of their tokens are outside the clip range."""
+        logprobs_BT, mask_BT = self._logprobs(rows)
+        behaviour_BT, proximal_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(logprobs_BT)
+        for at, row in enumerate(rows):
+            sampled_T = torch.from_numpy(self._payloads[row.rollout].generation.logprobs).to(logprobs_BT)
+            behaviour_BT[at, : len(sampled_T)] = sampled_T
+            proximal_BT[at, : len(sampled_T)] = proximal.get(row.rollout, sampled_T)
+        column = [
+            torch.tensor([getattr(row, name) for row in rows]).to(logprobs_BT) for name in ("advantage", "weight")
+        ]
+        clip = self.settings.clip
+        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, column[0], column[1], clip)
+        ratio_BT = (logprobs_BT.detach() - proximal_BT).exp()
+        outside_BT = (ratio_BT < 1 - clip.low) | (ratio_BT > 1 + clip.high)
+        return (losses_BT * mask_BT).sum(), int((outside_BT & mask_BT).sum())
+
+    def _logprobs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        return completion_logprobs(
+            self.policy.model,
+            [self.train.tokens[row.prompt] for row in rows],
+            [self._payloads[row.rollout].generation.tokens for row in rows],
+            pad_id=self.policy.pad_id,
+            temperature=self.settings.sampling.temperature,
+        )
+
+    def _warm_up(self) -> None:
+        share = min(1.0, (self._steps + 1) / max(1, self.settings.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * share
+
+    # ------------------------------------------------------------------------------------------------------ evaluation
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate at the first batch after each multiple of `eval_every` rollouts paid."""
+        last = self._evaluations[-1][0] if self._evaluations else 0
+        if self.allocator.paid // self.settings.eval_every > last // self.settings.eval_every:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Held-out accuracy: exact where each prompt has a single right answer, else the mean metric of samples."""
+        if self.heldout is None or (self._evaluations and self._evaluations[-1][0] == self.allocator.paid):
+            return
+        started = time.perf_counter()
+        exact = self.heldout.answers is not None
+        accuracy, error, unscored = self._exact(self.heldout) if exact else self._sampled(self.heldout)
+        if accuracy is None:
+            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", unscored)
+        else:
+            self._evaluations.append((self.allocator.paid, accuracy))
+        line = {"kind": "eval", **self._spent(), "accuracy": accuracy, "standard_error": error, "unscored": unscored}
+        self._write(line | {"eval_seconds": round(time.perf_counter() - started, 4)})
+
+    def _exact(self, heldout: HeldOut) -> tuple[float, float, int]:
+        p_N = exact_success(self.policy.model, heldout.prompts.tokens, heldout.answers or (), pad_id=self.policy.pad_id)
+        return float(p_N.mean()), 0.0, 0
+
+    def _sampled(self, heldout: HeldOut) -> tuple[float | None, float | None, int]:
+        """Mean over prompts of their mean metric, its standard error over prompts, and the samples without a score."""
+        prompts, each = heldout.prompts, self.settings.eval_samples
+        requests = [
+            Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
+            for prompt, tokens in enumerate(prompts.tokens)
+        ]
+        # A seed of its own, the same at every evaluation: differences between evaluations are the model's.
+        seed = int(rng(self.settings.seed, "evaluation").integers(2**31))
+        made = self._generate(requests, self.settings.sampling, seed)
+        outcomes = self._score(prompts, [(generation.rollout // each, generation) for generation in made])
+        metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
+        metrics_NE = np.array(metrics).reshape(-1, each)
+        unscored = int(np.isnan(metrics_NE).sum())
+        scored_N = ~np.isnan(metrics_NE).all(axis=1)
+        mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
+        if not mean_N.size:
+            return None, None, unscored
+        error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
+        return float(mean_N.mean()), error, unscored
+
+    # --------------------------------------------------------------------------------------------------------- figures
+
+    def _spent(self) -> dict[str, Any]:
+        return {
+            "rollouts_paid": self.allocator.paid,
+            "tokens_paid": self.allocator.tokens_paid,
+            "optimizer_steps": self._steps,
+            "version": self.allocator.version,
+            "epoch": self.allocator.epoch,
+            "seconds": round(self._seconds, 3),
+            "accounts": self.allocator.accounts(),
+            "unscored": dict(self._unscored),
+        }
+
+    def _wave_figures(self) -> dict[str, float | None]:
+        """Means over everything generated since the last batch, trained on or not: a filtered mean would mislead."""
+        waves, self._waves = self._waves, []
+        if not waves:
+            return {"reward_mean": None, "metric_mean": None, "truncated": None}
+        means = np.mean(np.array(waves, np.float64), axis=0).tolist()
+        return dict(zip(("reward_mean", "metric_mean", "truncated"), means, strict=True))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.folder is not None:
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        if self.listener is not None:
+            self.listener(line)
+
+
+def _joined(orders: Sequence[Order]) -> Iterator[Order]:
+    """Orders of the same prompt as one, so that they share a prefill."""
+    by_group: dict[int, Order] = {}
+    for order in orders:
+        before = by_group.get(order.group)
+        by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
+    yield from by_group.values()
+
+
+def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
+    for start in range(0, len(rows), size):
+        yield list(rows[start : start + size])

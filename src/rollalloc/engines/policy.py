@@ -1,0 +1,80 @@
+"""The policy: a Hugging Face causal language model with its tokenizer, by name or from a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A model, its tokenizer, and the token ids the engine needs.
+
+    Attributes:
+        model: in eval mode: dropout would make the update see other log-probabilities than the sampler.
+        tokenizer: a Hugging Face tokenizer.
+        eos_ids: tokens that end a rollout.
+        pad_id: fills up rows; masked wherever it stands.
+        context: tokens the model can attend to.
+        vocabulary: tokens the model has embeddings for.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    context: int
+    vocabulary: int
+
+    @staticmethod
+    def load(name: str | Path, *, device: str | None = None) -> Policy:
+        """Load a model by name or from a folder.
+
+        Weights are read from safetensors only, in float32; code that comes with a model is not run.
+
+        Args:
+            name: of a model on the hub, or a folder that `save_pretrained` wrote.
+            device: "cpu", "cuda", "cuda:1" ...; default: a GPU where there is one.
+
+        Raises:
+            OSError: no such model, or no safetensors in it.
+            ValueError: a tokenizer without an end-of-sequence token.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        tokenizer = AutoTokenizer.from_pretrained(str(name))
+        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
+        model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
+        eos_ids = _eos_ids(model, tokenizer)
+        if not eos_ids:
+            raise ValueError(
+                f"{name} names no end-of-sequence token; set eos_token in its tokenizer or generation_config"
+            )
+        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+        embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
+        context = int(model.config.max_position_embeddings)
+        return Policy(model, tokenizer, eos_ids, pad_id, context, embeddings.num_embeddings)
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer, for `load` and `from_pretrained`."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """A completion as text, without special tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """A right answer as the token ids of a completion, end of sequence included."""
+        return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    generation = model.generation_config
+    named = None if generation is None else generation.eos_token_id
+    ids = list(named) if isinstance(named, (list, tuple)) else [named]
+    return tuple(dict.fromkeys(token for token in (*ids, tokenizer.eos_token_id) if token is not None))

@@ -1,0 +1,134 @@
+"""Advantage kernels: tables, exact zeros, and what is unbiased given selection."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.core.group import GroupView
+from rollalloc.rules import advantages
+from rollalloc.rules.advantages import commit_loo, dr_grpo, grpo, maxrl, pods, rloo
+
+KERNELS = (grpo, dr_grpo, rloo, maxrl, pods)
+FLOATS = st.floats(-1e12, 1e12)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rewards_G", "expected_G"),
+    [
+        (dr_grpo, [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+        (dr_grpo, [2, 4, 9], [-3, -1, 4]),
+        (rloo, [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
+        (rloo, [5], [0]),
+        (maxrl, [1, 0, 0, 0], [3, -1, -1, -1]),
+        (maxrl, [1, 1, 0, 0], [1, 1, -1, -1]),
+        (grpo, [1, 1, 0, 0], np.array([0.5, 0.5, -0.5, -0.5]) / (0.5 + 1e-6)),
+        (grpo, [1, 0, 0, 0], np.array([0.75, -0.25, -0.25, -0.25]) / (np.sqrt(3) / 4 + 1e-6)),
+        (pods, [1, 1, 0, 0], np.array([0.5, 0.5, -0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)),
+        (pods, [1], [0]),
+        (grpo, [], []),
+    ],
+)
+def test_kernel_by_hand(kernel, rewards_G, expected_G):
+    np.testing.assert_allclose(kernel(rewards_G), expected_G, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("rewards_G", "stages_G", "expected_G"),
+    [
+        ([1, 0, 1, 0, 1], [0, 0, 1, 1, 1], [1 / 3, -2 / 3, 0.5, -1, 0.5]),  # pilots take the mean of all commits
+        ([1, 0, 1], [0, 0, 1], [0, -1, 0]),  # a single commit has no others
+        ([1, 0], [0, 0], [0, 0]),  # without commits there is no baseline that selection leaves alone
+        ([0, 1, 0, 1], [1, 1, 2, 2], [-2 / 3, 2 / 3, -2 / 3, 2 / 3]),  # every later stage counts as commits
+        ([1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0]),
+    ],
+)
+def test_commit_loo_by_hand(rewards_G, stages_G, expected_G):
+    np.testing.assert_allclose(commit_loo(rewards_G, stages_G), expected_G, atol=1e-15)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300, 1e12])
+def test_equal_rewards_are_exactly_zero(kernel, value):
+    assert not kernel([value] * 8).any()
+
+
+@given(value=FLOATS, count=st.integers(1, 40), kernel=st.sampled_from([grpo, dr_grpo, rloo, pods]))
+def test_equal_rewards_are_exactly_zero_for_any_value(value, count, kernel):
+    assert not kernel([value] * count).any()
+
+
+@given(value=FLOATS, pilots=st.integers(0, 9), commits=st.integers(0, 9))
+def test_commit_loo_of_equal_rewards_is_exactly_zero(value, pilots, commits):
+    assert not commit_loo([value] * (pilots + commits), [0] * pilots + [1] * commits).any()
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, lambda rewards_G: commit_loo(rewards_G, [0, 0, 1, 1])])
+def test_one_success_in_four_keeps_its_signal(kernel):
+    advantage_G = kernel([1.0, 0.0, 0.0, 0.0])
+    assert advantage_G[0] > 0
+    assert (advantage_G[0] > advantage_G[1:]).all()
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=30))
+def test_centred_kernels_sum_to_zero(rewards_G):
+    scale = max(1.0, max(map(abs, rewards_G)))
+    for kernel in (dr_grpo, rloo):
+        assert abs(kernel(rewards_G).sum()) <= 1e-9 * scale * len(rewards_G)
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, lambda rewards_G: commit_loo(rewards_G, [0, 1])])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rewards_that_are_not_finite_are_an_error(kernel, bad):
+    with pytest.raises(ValueError, match=r"rewards_G must be finite, got (nan|inf) at 1"):
+        kernel([0.0, bad])
+
+
+def test_other_bad_input():
+    with pytest.raises(ValueError, match="one axis"):
+        grpo([[0.0, 1.0]])
+    with pytest.raises(ValueError, match="shape of rewards_G"):
+        commit_loo([0.0, 1.0], [0])
+    with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 or more, got -1.*use grpo"):
+        maxrl([0.0, -1.0])
+
+
+def test_statistics_before_or_after_the_choice():
+    group, chosen_M = GroupView.of([1, 0, 0, 0]), np.array([0, 1])
+    np.testing.assert_allclose(advantages.OverGroup(dr_grpo)(group, chosen_M), [0.75, -0.25])
+    np.testing.assert_allclose(advantages.OverChosen(dr_grpo)(group, chosen_M), [0.5, -0.5])
+    pilots = GroupView.of([1, 0, 1, 0], stages=[0, 0, 1, 1])
+    np.testing.assert_allclose(advantages.CommitLeaveOneOut()(pilots, np.array([0, 3])), [0.5, -1])
+
+
+def test_commit_only_leave_one_out_is_unbiased_given_selection_and_the_group_mean_is_not():
+    """METHODS: with the policy gradient of p as target, E[Σ A_i s_i] given selection, over the commits' rollouts.
+
+    One parameter θ, p = sigmoid(θ), score s_i = r_i - p. Selected: 1 of 4 pilots right. Over 20,000 seeded groups each mean
+    is within 5 standard errors of its expectation with probability above 1 - 1e-6.
+    """
+    p, groups, n_pilot, n_commit = 0.5, 20_000, 4, 4
+    rng = np.random.default_rng(0)
+    stages_G = np.repeat([0, 1], [n_pilot, n_commit])
+    pilot_G = np.array([1.0, 0.0, 0.0, 0.0])
+    reward_BG = np.array([[*pilot_G, *commit_G] for commit_G in (rng.random((groups, n_commit)) < p).astype(float)])
+    score_BG = reward_BG - p
+
+    ours_B = np.array(
+        [(commit_loo(reward_G, stages_G) * (stages_G > 0)) @ s for reward_G, s in zip(reward_BG, score_BG, strict=True)]
+    )
+    naive_B = np.array(
+        [(dr_grpo(reward_G) * (stages_G > 0)) @ s for reward_G, s in zip(reward_BG, score_BG, strict=True)]
+    )
+    # The pilots' own signal given the commits: E[A_pilot] = r - p exactly.
+    pilots_B = np.array([commit_loo(reward_G, stages_G)[0] for reward_G in reward_BG])
+
+    def errors_off(sample_B, expected):
+        return abs(sample_B.mean() - expected) / (sample_B.std() / np.sqrt(groups))
+
+    assert errors_off(ours_B, n_commit * p * (1 - p)) < 5
+    assert errors_off(pilots_B, 1 - p) < 5
+    assert errors_off(naive_B, n_commit * p * (1 - p)) > 20
+    # An advantage without a bias has mean 0 on the commits; the group mean, pulled down by the pilots, does not.
+    assert errors_off(np.array([commit_loo(r, stages_G)[4] for r in reward_BG]), 0) < 5
+    assert errors_off(np.array([dr_grpo(r)[4] for r in reward_BG]), 0) > 20

@@ -1,0 +1,40 @@
+"""Intake rules: how many groups to open now."""
+
+import pytest
+
+from rollalloc.core.ledger import Ledger
+from rollalloc.core.recipe import View
+from rollalloc.rules.intake import Fill, KeepInFlight
+
+
+def opened(rule, need, held_S, running_S):
+    return rule(View(0, 0, need, held_S, running_S, 0, None, Ledger(1)), {})
+
+
+@pytest.mark.parametrize(
+    ("rule", "need", "held_S", "running_S", "expected"),
+    [
+        (Fill(), 4, (0,), (0,), 4),
+        (Fill(), 4, (0,), (3,), 1),
+        (Fill(), 0, (4,), (0,), 0),
+        (Fill(), 4, (1, 0), (0, 1), 2),  # what waits or runs in any stage is on its way
+        (KeepInFlight(12), 4, (0,), (0,), 12),
+        (KeepInFlight(12), 1, (3,), (5,), 7),
+        (KeepInFlight(12), 0, (6,), (5,), 0),  # enough: what runs is not topped up
+        (KeepInFlight(12), 4, (4, 0), (0, 0), 0),  # four wait for their commits
+        (KeepInFlight(12), 4, (1, 0), (6, 2), 6),
+        (KeepInFlight(12), 4, (2, 0), (0, 2), 0),
+        (KeepInFlight(12, ahead=4), 4, (2, 0), (0, 2), 12),  # a batch ahead
+        (KeepInFlight(12, ahead=4), 4, (4, 0), (0, 4), 0),
+        (KeepInFlight(12, ahead=4), 0, (3, 4), (0, 0), 12),
+    ],
+)
+def test_intake_by_hand(rule, need, held_S, running_S, expected):
+    assert opened(rule, need, held_S, running_S) == expected
+
+
+def test_keep_in_flight_refuses():
+    with pytest.raises(ValueError, match="groups"):
+        KeepInFlight(0)
+    with pytest.raises(ValueError, match="ahead"):
+        KeepInFlight(1, ahead=-1)

@@ -1,0 +1,111 @@
+"""Judges: what becomes of a group whose results come in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Act, Verdict
+from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs
+from rollalloc.rules.judges import Band, Complete, NonzeroVariance
+
+NO_VIEW = None  # none of these rules looks at the run
+MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
+
+
+@pytest.mark.parametrize(
+    ("judge", "group", "expected"),
+    [
+        (Complete(), GroupView.of([1, 1]), MIXED),
+        (Complete(), GroupView.of([1, 0], running=[5]), None),
+        (Complete(NOW), GroupView.of([1]), Verdict(Act.TRAIN, until=NOW)),
+        (NonzeroVariance(), GroupView.of([1, 0]), MIXED),
+        (NonzeroVariance(), GroupView.of([0.1] * 8), EQUAL),
+        (NonzeroVariance(), GroupView.of([1]), EQUAL),
+        (NonzeroVariance(), GroupView.of([1, 0], running=[5]), None),
+        (NonzeroVariance(early=True), GroupView.of([1, 0], running=[5]), MIXED),
+        (NonzeroVariance(early=True), GroupView.of([1, 1], running=[5]), None),
+        (NonzeroVariance(early=True), GroupView.of([], running=[5]), None),
+        (NonzeroVariance(Act.NEXT), GroupView.of([1, 0]), Verdict(Act.NEXT)),
+        (NonzeroVariance(until=NEVER), GroupView.of([0, 0]), Verdict(Act.DROP, "zero_variance", NEVER)),
+        # selection looks at the metric, not at the shaped reward
+        (NonzeroVariance(), GroupView.of([1, 1], rewards=[1.0, 0.7]), EQUAL),
+        (NonzeroVariance(), GroupView.of([1, 0], rewards=[0.5, 0.5]), MIXED),
+    ],
+)
+def test_verdict_by_hand(judge, group, expected):
+    assert judge(group, NO_VIEW) == expected
+
+
+def band(ones, count, *, running=(), **window):
+    settings = {"p_lower": 0.125, "p_upper": 0.25, "p_solve": 1.0} | window
+    return Band(**settings)(GroupView.of([1] * ones + [0] * (count - ones), running=running), NO_VIEW)
+
+
+IN = Verdict(Act.NEXT)
+HARD, EASY = Verdict(Act.DROP, "out_of_band/too_hard"), Verdict(Act.DROP, "out_of_band/too_easy")
+
+
+@pytest.mark.parametrize(
+    ("ones", "count", "window", "expected"),
+    [
+        (1, 8, {}, IN),  # both edges belong to the window
+        (0, 8, {}, HARD),
+        (6, 8, {}, IN),
+        (7, 8, {}, EASY),
+        (8, 8, {}, Verdict(Act.DROP, "out_of_band/solved", NEVER)),
+        (8, 8, {"reprobe_every": 3}, Verdict(Act.DROP, "out_of_band/solved", Epochs(3))),
+        (8, 8, {"p_solve": 1.1}, EASY),  # above 1 evicts nothing
+        (7, 8, {"p_solve": 0.875}, Verdict(Act.DROP, "out_of_band/solved", NEVER)),
+        (1, 10, {"p_lower": 0.1}, IN),
+        (1, 10, {"p_lower": 0.1, "p_upper": 0.9}, IN),  # 1 - 0.9 is a little less than 1/10
+        (2, 10, {"p_lower": 0.1, "p_upper": 0.9}, EASY),
+        (3, 10, {"p_lower": 0.3}, IN),  # 3/10 is not 0.1 * 3
+        (7, 10, {"p_lower": 0.1, "p_upper": 0.3}, IN),
+        (1, 3, {"p_lower": 1 / 3, "p_upper": 1 - 1 / 3}, IN),
+        (4, 4, {"p_lower": 0.0, "p_upper": 0.0, "p_solve": 2.0}, IN),
+        (0, 4, {"p_lower": 0.0}, IN),
+    ],
+)
+def test_band_by_hand(ones, count, window, expected):
+    assert band(ones, count, **window) == expected
+
+
+@given(ones=st.integers(0, 60), more=st.integers(0, 60), lower=st.integers(0, 60), upper=st.integers(0, 60))
+def test_band_edges_are_exact_fractions(ones, more, lower, upper):
+    """With edges that are multiples of 1/count, membership is that of whole numbers."""
+    count = ones + more
+    if count == 0 or lower + upper > count:
+        return
+    verdict = band(ones, count, p_lower=lower / count, p_upper=upper / count, p_solve=2.0)
+    assert (verdict.act is Act.NEXT) == (lower <= ones <= count - upper)
+
+
+def test_band_waits_until_all_pilots_ended():
+    assert band(1, 4, running=[9]) is None
+
+
+def test_deferred_prompts_are_back_in_the_next_epoch():
+    assert band(0, 8).until == band(7, 8).until == NEXT_EPOCH
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((0.8, 0.3, 1.0), r"window from p_lower=0.8 to 1 - p_upper=0.7 is empty.*choose p_lower \+ p_upper <= 1"),
+        ((-0.1, 0.3, 1.0), r"must lie in \[0, 1\]"),
+        ((0.1, 1.3, 1.0), r"must lie in \[0, 1\]"),
+        ((0.1, 0.3, 0.0), "p_solve must be above 0"),
+        ((0.1, 0.3, 1.0, 0), "reprobe_every must be a whole number of at least 1"),
+        ((float("nan"), 0.3, 1.0), r"must lie in \[0, 1\]"),
+    ],
+)
+def test_band_refuses(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Band(*settings)
+
+
+@pytest.mark.parametrize("reason", ["", "boring", "trained", "open", "open/x"])
+def test_a_drop_must_name_a_cause_under_which_it_can_be_accounted(reason):
+    with pytest.raises(ValueError, match="a DROP's reason must begin with one of zero_variance, out_of_band"):
+        Verdict(Act.DROP, reason)

@@ -1,0 +1,76 @@
+"""Promote rules: which of the groups that passed a stage go on."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.ledger import Ledger
+from rollalloc.core.recipe import View
+from rollalloc.core.seeds import rng
+from rollalloc.rules.promote import Oldest, RandomOrder, TopVariance
+
+
+def view(version=0, running=0):
+    return View(version, 0, 4, (0, 0), (running, 0), 0, None, Ledger(1))
+
+
+def promoted(rule, held, k, *, version=0, running=0, seed=0):
+    return [group.group for group in rule(held, k, view(version, running), rng(seed, "promote"))]
+
+
+def group(number, ones, count=4, version=0):
+    return GroupView.of([1] * ones + [0] * (count - ones), group=number, versions=[version] * count)
+
+
+def test_top_variance_takes_the_highest_first():
+    held = [group(0, 1), group(1, 2), group(2, 4), group(3, 3)]
+    assert promoted(TopVariance(4), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer
+
+
+def test_top_variance_takes_the_newest_among_equals():
+    held = [group(number, ones) for number, ones in ((0, 2), (1, 2), (2, 1), (3, 2))]
+    assert promoted(TopVariance(4), held, 3) == [3, 1, 0]
+
+
+def test_ties_in_variance_are_no_matter_of_rounding():
+    held = [group(0, 1, 10), group(1, 9, 10), group(2, 1, 10)]
+    assert promoted(TopVariance(4), held, 3) == [2, 1, 0]
+
+
+def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
+    held = [group(0, 1, version=1), group(1, 2, version=2), group(2, 2, version=5), group(3, 3, version=1)]
+    assert promoted(TopVariance(4), held, 3, version=5) == [3, 0, 2]
+    assert promoted(TopVariance(5), held, 3, version=5) == [2, 1, 3]
+    assert promoted(TopVariance(0), [group(0, 1), group(1, 2)], 1) == [1]  # all are at their last chance
+
+
+def test_top_variance_waits_for_the_rounds_pilots():
+    assert promoted(TopVariance(4), [group(0, 2)], 1, running=1) == []
+    assert promoted(TopVariance(4), [group(0, 2)], 1) == [0]
+
+
+def test_top_variance_looks_at_the_metric():
+    shaped = GroupView.of([1, 1, 1, 1], rewards=[0.0, 1.0, 0.0, 1.0], group=0)
+    assert promoted(TopVariance(4), [shaped, group(1, 1)], 1) == [1]
+
+
+def test_oldest_first_by_version_then_by_draw():
+    held = [group(0, 2, version=3), group(1, 2, version=1), group(2, 2, version=1)]
+    assert promoted(Oldest(), held, 2) == [1, 2]
+
+
+def test_random_order_is_uniform_and_keyed():
+    """3,000 draws of 2 of 5: each count within 5 standard deviations with probability above 1 - 1e-5."""
+    held, draws = [group(number, 2) for number in range(5)], 3000
+    count = Counter(g for seed in range(draws) for g in promoted(RandomOrder(), held, 2, seed=seed))
+    assert sum(count.values()) == 2 * draws
+    assert all(abs(count[g] - draws * 0.4) < 5 * np.sqrt(draws * 0.4 * 0.6) for g in range(5))
+    assert promoted(RandomOrder(), held, 2, seed=7) == promoted(RandomOrder(), held, 2, seed=7)
+    assert promoted(RandomOrder(), held, 9) == [0, 1, 2, 3, 4]
+
+
+def test_top_variance_refuses_a_negative_staleness():
+    with pytest.raises(ValueError, match="max_staleness"):
+        TopVariance(-1)

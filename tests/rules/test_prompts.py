@@ -1,0 +1,159 @@
+"""Prompt rules: which prompts are drawn before any rollout."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollalloc import Allocator, PromptTable, recipes
+from rollalloc.core.events import Done, Updated
+from rollalloc.core.group import GroupView
+from rollalloc.core.seeds import rng
+from rollalloc.rules import prompts
+
+
+def picks(rule, table, k, times):
+    """The picks of an epoch or more; what is picked stays taken until nothing is left, then all is free again."""
+    memory, free_N, drawn = rule.init(table), np.ones(len(table), bool), []
+    for call in range(times):
+        picked = list(rule.pick(memory, k, free_N, rng(0, "pick", call)))
+        drawn.append(picked)
+        free_N[picked] = False
+        if len(picked) < k:
+            free_N[:] = True
+    return drawn
+
+
+def test_shuffled_gives_each_prompt_once_an_epoch():
+    first, second, rest, *_ = picks(prompts.Shuffled(), PromptTable(10), 4, 3)
+    assert sorted(first + second + rest) == list(range(10))
+    assert len(rest) == 2  # fewer than asked says that the epoch is over
+
+
+def test_shuffled_gives_another_order_in_the_next_epoch():
+    one, _, other, _ = picks(prompts.Shuffled(), PromptTable(50), 50, 4)
+    assert sorted(one) == sorted(other)
+    assert one != other
+
+
+def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
+    rule, table = prompts.Shuffled(), PromptTable(4)
+    memory, free_N = rule.init(table), np.ones(4, bool)
+    early = rule.pick(memory, 2, free_N, rng(0, "pick", 0))
+    free_N[early] = False
+    late = rule.pick(memory, 1, free_N, rng(0, "pick", 1))
+    free_N[late] = False
+    free_N[early[0]] = True  # e.g. surplus: it may be drawn again now
+    assert len(rule.pick(memory, 3, free_N, rng(0, "pick", 2))) == 2
+    assert rule.pick(memory, 1, np.zeros(4, bool), rng(0, "pick", 3)) == []
+
+
+@pytest.mark.parametrize(("groups", "count"), [(4, 5), (3, 8), (5, 5), (1, 3)])
+def test_each_prompt_is_visited_once_an_epoch_across_the_batches_that_straddle_two(groups, count):
+    """An epoch's last prompts, drawn together with the first of the next, belong to the epoch they were drawn from."""
+    allocator = Allocator(recipes.grpo(groups, 1), count, 0)
+    visits = []
+    while len(visits) < 20 * count:
+        orders = allocator.ask().generate
+        visits += [order.prompt for order in orders]
+        allocator.tell([Done(r, 0, 0, 1, allocator.version) for order in orders for r in order.rollouts])
+        assert allocator.ask().batch is not None
+        allocator.tell([Updated(allocator.version + 1)])
+    for epoch in range(20):
+        assert sorted(visits[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_shuffled_mixes_sources_by_weight():
+    """2,000 draws at 3:1 from sources of equal size: within 5 standard deviations with probability above 1 - 1e-6."""
+    table = PromptTable(4000, source_N=np.repeat([0, 1], 2000))
+    drawn = np.concatenate(picks(prompts.Shuffled((3.0, 1.0)), table, 20, 100)).astype(int)
+    share = np.count_nonzero(drawn < 2000) / len(drawn)
+    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / len(drawn))
+
+
+def test_a_source_whose_prompts_are_all_gone_leaves_its_share_to_the_others():
+    """Not the end of a run in which another source has prompts left; and epochs are not burnt on it."""
+    table = PromptTable(44, source_N=[0] * 4 + [1] * 40)
+    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0)
+    allocator = Allocator(replace(recipe, prompts=prompts.Shuffled((1.0, 1.0))), table, 0)
+    visits = Counter()
+    for _ in range(400):
+        actions = allocator.ask()
+        assert actions.finished is None
+        if actions.batch:
+            allocator.tell([Updated(allocator.version + 1)])
+        for order in actions.generate:
+            visits[order.prompt] += order.stage == 0
+            reward = 1.0 if order.prompt < 4 else 0.0  # the first source is solved, and evicted
+            allocator.tell([Done(r, reward, reward, 1, allocator.version) for r in order.rollouts])
+    assert [visits[prompt] for prompt in range(4)] == [1] * 4
+    counts = [visits[prompt] for prompt in range(4, 44)]
+    assert max(counts) - min(counts) <= 1
+    assert min(counts) >= 3
+    assert allocator.epoch <= max(counts) + 4
+
+
+def test_shuffled_refuses_weights_that_fit_no_source():
+    with pytest.raises(ValueError, match="weights must be above 0"):
+        prompts.Shuffled((1.0, 0.0))
+    with pytest.raises(ValueError, match=r"expected 2 weights .* \[3, 0\] prompts"):
+        prompts.Shuffled((1.0, 1.0)).init(PromptTable(3))
+    with pytest.raises(ValueError, match=r"expected 1 weights"):
+        prompts.Shuffled((1.0,)).init(PromptTable(3, source_N=[0, 1, 1]))
+
+
+def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
+    rule = prompts.AsOffered()
+    memory = rule.init(PromptTable(6))
+    rule.offer(memory, (5, 3, 3, 1, 0))
+    free_N = np.array([True, False, True, True, True, True])
+    assert rule.waiting(memory) == 5
+    assert rule.pick(memory, 2, free_N, rng(0, "pick")) == [5, 3]
+    free_N[[5, 3]] = False
+    assert rule.pick(memory, 2, free_N, rng(0, "pick")) == [0]
+    assert rule.waiting(memory) == 0
+    assert not rule.ended(memory)
+    rule.offer(memory, ())
+    assert rule.ended(memory)
+
+
+def test_posterior_updates_as_by_hand():
+    """α ← λα + (1 - λ)α₀ + s with λ = 1/2 and α₀ = β₀ = 1."""
+    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    memory = rule.init(PromptTable(3))
+    assert memory["hits_N"].tolist() == memory["misses_N"].tolist() == [1, 1, 1]
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1))
+    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([1, 4, 1], [1, 2, 1])
+    rule.observe(memory, GroupView.of([0, 0], prompt=1))
+    assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
+    rule.observe(memory, GroupView.of([], prompt=1))  # every rollout failed: nothing is learned
+    assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
+
+
+def test_posterior_begins_with_the_tables_priors_but_is_never_certain():
+    memory = prompts.Posterior(prior_weight=10.0).init(PromptTable(3, prior_N=[0.0, float("nan"), 1.0]))
+    np.testing.assert_allclose(memory["hits_N"], [0.2, 5.0, 9.8], rtol=1e-6)
+    np.testing.assert_allclose(memory["misses_N"], [9.8, 5.0, 0.2], rtol=1e-6)
+
+
+def test_posterior_prefers_prompts_near_its_target_and_gives_only_free_ones():
+    rule, count = prompts.Posterior(pool=40), 400
+    memory = rule.init(PromptTable(count, prior_N=np.where(np.arange(count) % 4 == 0, 0.5, 0.02)))
+    memory["hits_N"] *= 50
+    memory["misses_N"] *= 50
+    free_N = np.arange(count) % 8 != 0  # half of the good ones
+    for call in range(20):
+        picked = np.array(rule.pick(memory, 5, free_N, rng(0, "pick", call)))
+        assert len(set(picked.tolist())) == 5
+        assert free_N[picked].all()
+        assert (picked % 4 == 0).all()
+    assert sorted(rule.pick(memory, 500, free_N, rng(0, "pick"))) == np.flatnonzero(free_N).tolist()
+
+
+def test_posterior_refuses_numbers_out_of_range():
+    for wrong in ({"target": 1.0}, {"decay": 1.5}, {"prior_weight": 0.0}):
+        with pytest.raises(ValueError, match="expected target in"):
+            prompts.Posterior(**wrong)
+    with pytest.raises(ValueError, match="pool"):
+        prompts.Posterior(pool=0)

@@ -1,0 +1,178 @@
+"""Row rules: which rollouts of a group are trained on."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.seeds import rng
+from rollalloc.rules import rows
+from rollalloc.rules.rows import max_variance_subset
+
+NO_VIEW = None  # none of these rules looks at the run
+
+
+def choose(rule, group, seed=0):
+    chosen_M, weights_M = rule(group, NO_VIEW, rng(seed, "rows", 0))
+    return chosen_M.tolist(), weights_M.tolist()
+
+
+def best_variance(rewards_G, m):
+    return max(np.var(np.array(subset)) for subset in combinations(rewards_G, m))
+
+
+# ------------------------------------------------------------------------------------------------- max_variance_subset
+
+
+@given(
+    values=st.lists(st.floats(-100, 100), min_size=1, max_size=9),
+    offset=st.sampled_from([0.0, 1e3, -1e6]),
+    data=st.data(),
+)
+def test_max_variance_subset_is_optimal(values, offset, data):
+    m = data.draw(st.integers(1, len(values)))
+    rewards_G = np.array(values) + offset
+    chosen_M = max_variance_subset(rewards_G, m)
+    assert len(set(chosen_M.tolist())) == m
+    assert chosen_M.tolist() == sorted(chosen_M.tolist())
+    best = best_variance(rewards_G - offset, m)
+    assert np.var(rewards_G[chosen_M] - offset) >= best - 1e-6 * max(1.0, best)
+
+
+@given(ones=st.integers(0, 30), zeros=st.integers(0, 30), data=st.data())
+def test_binary_rewards_give_half_of_each_class_else_the_whole_minority(ones, zeros, data):
+    if ones + zeros == 0:
+        return
+    m = data.draw(st.integers(1, ones + zeros))
+    rewards_G = np.array(data.draw(st.permutations([1.0] * ones + [0.0] * zeros)))
+    kept_ones = int(rewards_G[max_variance_subset(rewards_G, m)].sum())
+    minority, expected = min(ones, zeros), min(ones, zeros, m // 2)
+    assert min(kept_ones, m - kept_ones) == (minority if minority <= m // 2 else expected)
+
+
+def test_tenths_at_a_large_offset():
+    """r² swamps the differences unless the rewards are centred first."""
+    rewards_G = 1e8 + np.array([0.0, 0.5, 0.5, 0.5, 1.0])
+    assert max_variance_subset(rewards_G, 2).tolist() == [0, 4]
+
+
+def test_only_one_sort_and_no_variance_per_candidate(monkeypatch):
+    """O(G log G) by its shape: one sort, and no variance is recomputed for each number of highest."""
+    calls = {"argsort": 0, "var": 0}
+
+    def counting(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(rows.np, "argsort", counting("argsort", np.argsort))
+    monkeypatch.setattr(rows.np, "var", counting("var", np.var))
+    chosen_M = max_variance_subset(np.arange(2000.0), 1000)
+    assert calls == {"argsort": 1, "var": 0}
+    assert chosen_M.tolist() == [*range(500), *range(1500, 2000)]
+
+
+@pytest.mark.parametrize(
+    ("rewards_G", "m", "message"),
+    [
+        ([0.0, 1.0], 3, "m must be at most the number of rewards, 2, got 3"),
+        ([0.0, 1.0], 0, "m must be a whole number of at least 1, got 0"),
+        ([0.0, 1.0], 1.5, "m must be a whole number"),
+        ([0.0, float("nan")], 1, "must be finite, got nan at 1"),
+        ([[0.0, 1.0]], 1, "one axis"),
+    ],
+)
+def test_max_variance_subset_refuses(rewards_G, m, message):
+    with pytest.raises(ValueError, match=message):
+        max_variance_subset(rewards_G, m)
+
+
+# ------------------------------------------------------------------------------------------------------ the other rules
+
+
+@pytest.mark.parametrize(
+    ("rule", "rewards", "expected"),
+    [
+        (rows.Everything(), [0, 1, 0], [0, 1, 2]),
+        (rows.MaxVariance(2), [0, 3, 1, 2], [0, 1]),
+        (rows.MaxReward(2), [0, 3, 1, 2], [1, 3]),
+        (rows.MaxReward(2), [1, 1, 1, 0], [0, 1]),  # among equals the first ordered
+        (rows.Percentile(2), [10, 40, 20, 30], [1, 2]),  # the quantiles 1/4 and 3/4
+        (rows.Percentile(4), list(range(8)), [1, 3, 5, 7]),
+        (rows.Percentile(1), [5, 1, 3], [2]),  # the median
+        (rows.MaxVariance(4), [0, 1], [0, 1]),  # failures left fewer than m
+        (rows.Random(4), [0, 1, 1], [0, 1, 2]),
+    ],
+)
+def test_rows_by_hand(rule, rewards, expected):
+    assert choose(rule, GroupView.of(rewards)) == (expected, [1.0] * len(expected))
+
+
+def test_max_variance_looks_at_the_reward_and_not_at_the_metric():
+    assert choose(rows.MaxVariance(2), GroupView.of([1, 1, 1, 0], rewards=[0.0, 0.9, 1.0, 0.5]))[0] == [0, 2]
+
+
+def test_random_has_uniform_marginals():
+    """4,000 draws of 2 of 6: each count is within 5 standard deviations of 4000/3 with probability above 1 - 1e-5."""
+    group, draws = GroupView.of([0, 1, 0, 1, 0, 1]), 4000
+    count_G = np.bincount([g for seed in range(draws) for g in choose(rows.Random(2), group, seed)[0]], minlength=6)
+    assert count_G.sum() == 2 * draws
+    assert (np.abs(count_G - draws / 3) < 5 * np.sqrt(draws * (1 / 3) * (2 / 3))).all()
+
+
+def test_random_depends_on_its_key_alone():
+    group = GroupView.of([0, 1] * 8)
+    assert choose(rows.Random(3), group, 5) == choose(rows.Random(3), group, 5)
+
+
+@pytest.mark.parametrize("rule", [rows.MaxVariance, rows.MaxReward, rows.Random, rows.Percentile])
+def test_m_must_be_at_least_one(rule):
+    with pytest.raises(ValueError, match="m must be a whole number of at least 1"):
+        rule(0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "truncated", "expected"),
+    [
+        ([50, 10, 40, 20, 30], None, [0, 1, 3]),  # 10, 20 and 50; not the last that finished
+        ([50, 10, 40, 20, 30], [True, False, False, False, False], [1, 2, 3]),  # what was truncated is not the longest
+        ([50, 10, 40], [True, True, False], [0, 1, 2]),  # truncated only where nothing else is left
+        ([50, 10, 40, 60], [True, True, True, False], [1, 2, 3]),  # the shortest of the truncated first
+        ([7, 7, 7, 7, 7], None, [0, 1, 4]),  # equal lengths: by rollout
+        ([9, 8], None, [0, 1]),  # failures left fewer than K + L
+    ],
+)
+def test_shortest_and_longest_by_hand(tokens, truncated, expected):
+    group = GroupView.of([0] * len(tokens), tokens=tokens, truncated=truncated)
+    assert choose(rows.ShortestAndLongest(2, 1), group) == (expected, [1.0] * len(expected))
+
+
+def test_shortest_only():
+    assert choose(rows.ShortestAndLongest(2, 0), GroupView.of([0] * 4, tokens=[4, 1, 3, 2]))[0] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cancelled", "weights"),
+    [
+        ([10, 20, 40, 50], 3, [1, 1, 2.5, 2.5]),  # two of five that ran were kept: each stands for 5/2
+        ([10, 20, 30, 40, 50], 3, [1, 1, 2.5, 2.5]),  # one more ended before the stop, and is unselected
+        ([10, 20, 50], 3, [1, 1, 4]),  # one of the two kept failed
+        ([10, 20, 30, 40], 0, [1, 1, 1, 1]),
+    ],
+)
+def test_the_sampled_tail_stands_for_those_that_were_stopped(tokens, cancelled, weights):
+    group = GroupView.of([0] * len(tokens), tokens=tokens, cancelled=cancelled)
+    assert choose(rows.ShortestAndLongest(2, 2, weigh_tail=True), group)[1] == weights
+    assert choose(rows.ShortestAndLongest(2, 2), group)[1] == [1.0] * len(weights)
+
+
+def test_shortest_and_longest_refuses():
+    with pytest.raises(ValueError, match="shortest must be"):
+        rows.ShortestAndLongest(0, 1)
+    with pytest.raises(ValueError, match="longest must be"):
+        rows.ShortestAndLongest(1, -1)
