@@ -231,7 +231,7 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
         )
     if len(first.stages) < len(second.stages):
         first, second = second, first
-    if len(second.stages) > 1:
+    if len(_names(second)) > 1:
         raise ValueError(
             f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
         )

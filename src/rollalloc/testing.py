@@ -203,10 +203,14 @@ class _Auditor:
 
     def accounts(self, accounts: dict[str, int]) -> None:
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
-        for cause in ("trained", "unselected", "failed"):
+        for cause in ("trained", "failed"):
             expect(8, accounts[cause] == self.causes[cause], f"{cause}: {accounts[cause]}, really {self.causes[cause]}")
-        # A result may come between the decision to stop its rollout, which is not visible here, and its `cancel`.
+        # A result may come between the decision to stop its rollout, which is not visible here, and its `cancel`: then it
+        # is booked as cancelled, and looks unselected, or merely done, from outside.
         expect(8, accounts["cancelled"] >= self.causes["cancelled"], "cancelled rollouts are missing")
+        expect(8, accounts["unselected"] <= self.causes["unselected"], "more rollouts are unselected than there are")
+        stopped = accounts["cancelled"] + accounts["unselected"]
+        expect(8, stopped >= self.causes["cancelled"] + self.causes["unselected"], "unselected rollouts are missing")
         expect(8, accounts["zero_variance"] >= self.causes["zero_variance"], "zero-variance rows are missing")
         expect(8, accounts["open"] >= len(self.live) >= 0, "open rollouts are missing")
 
@@ -416,6 +420,10 @@ def _check_budgets(recipe: Recipe, prompts: int, seed: int, allocator: type[Allo
         expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
 
+# Judges under which a group's results are just those that came: another one may decide before the last is in.
+_WAIT_FOR_ALL = (judges.Complete, judges.NonzeroVariance, judges.Band)
+
+
 def _keep_promises(recipe: Recipe, audit: _Auditor, batch: Batch, *, trouble: bool) -> None:
     """What the recipe's own rules promise of every batch."""
     by_group: dict[int, list[Row]] = defaultdict(list)
@@ -436,7 +444,8 @@ def _keep_promises(recipe: Recipe, audit: _Auditor, batch: Batch, *, trouble: bo
         expect(
             9, len(rewards) > 1 or not any(row.advantage for row in group_rows), f"group {group}: advantage of nothing"
         )
-        _keep_row_promise(recipe, group_rows, done, trouble=trouble)
+        if all(isinstance(stage.judge, _WAIT_FOR_ALL) for stage in recipe.stages):
+            _keep_row_promise(recipe, group_rows, done, trouble=trouble)
 
 
 def _keep_row_promise(recipe: Recipe, group_rows: list[Row], done: list[Done], *, trouble: bool) -> None:

@@ -63,8 +63,8 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
 
 
 def test_the_most_is_what_the_factor_says():
-    """1.15 * 20 is a little less than 23 in floating point."""
-    assert sizes(Redundant(20, mean_factor=1.15, max_factor=1.15), [1.0]) == [23]
+    """1.15 * 100 is a little less than 115 in floating point."""
+    assert sizes(Redundant(100, mean_factor=1.15, max_factor=1.15), [1.0]) == [115]
 
 
 def test_redundant_refuses():

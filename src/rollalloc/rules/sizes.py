@@ -51,7 +51,7 @@ class Redundant:
             raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        most = int(self.max_factor * self.rows + 1e-9)  # 1.15 * 20 is a little less than 23
+        most = int(self.max_factor * self.rows + 1e-9)  # 1.15 * 100 is a little less than 115
         spare = min(round(self.mean_factor * self.rows * len(groups)), most * len(groups)) - self.rows * len(groups)
         std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
         known = std_G[~np.isnan(std_G)]

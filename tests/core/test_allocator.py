@@ -1,0 +1,906 @@
+"""The allocator by tables: each law, each defect that was published elsewhere, bad input and bad rules."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, Stage, Starved, recipes
+from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
+from rollalloc.core.recipe import CAUSES, Act, Verdict
+from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
+
+NAN, INF = float("nan"), float("inf")
+
+
+def ids(orders):
+    return [rollout for order in orders for rollout in order.rollouts]
+
+
+def stages(orders):
+    return sorted({order.stage for order in orders})
+
+
+def nonzero(accounts):
+    return {cause: count for cause, count in accounts.items() if count}
+
+
+def with_judge(recipe, judge):
+    return replace(recipe, stages=(*recipe.stages[:-1], replace(recipe.stages[-1], judge=judge)))
+
+
+def with_promote(recipe, rule, stage=-1):
+    changed = list(recipe.stages)
+    changed[stage] = replace(changed[stage], promote=rule)
+    return replace(recipe, stages=tuple(changed))
+
+
+# ------------------------------------------------------------------------------------------------- one batch, by hand
+
+
+def test_grpo_by_hand(drive):
+    driver = drive(recipes.grpo(2, 4), prompts=8)
+    first = driver.ask()
+    assert [len(order.rollouts) for order in first.generate] == [4, 4]
+    assert ids(first.generate) == list(range(8))
+    assert (first.cancel, first.release, first.batch, first.finished) == ((), (), None, None)
+    assert driver.ask() == Actions()  # each action is handed out once
+    driver.answer(first.generate)
+    second = driver.ask()
+    assert [row.rollout for row in second.batch.rows] == list(range(8))
+    assert {row.weight for row in second.batch.rows} == {1.0}
+    assert [round(row.advantage, 4) for row in second.batch.rows] == [1, -1, 1, -1] * 2
+    assert (second.batch.version, second.batch.short_because, second.generate) == (0, None, ())
+    assert driver.ask() == Actions()  # without staleness nothing can be begun before the update
+    driver.update()
+    third = driver.ask()
+    assert sorted(third.release) == list(range(8))
+    assert ids(third.generate) == list(range(8, 16))
+    assert nonzero(driver.allocator.accounts()) == {"trained": 8, "open": 8}
+
+
+def test_groups_without_variance_stay_in_grpos_batch_with_zero_advantage(drive):
+    driver = drive(recipes.grpo(2, 4), prompts=2, rewards={0: [0.1]})
+    batch = driver.until_batch().batch
+    assert len(batch.rows) == 8
+    assert [row.advantage for row in batch.rows if row.prompt == 0] == [0.0] * 4
+    assert all(row.advantage for row in batch.rows if row.prompt == 1)
+    assert nonzero(driver.allocator.accounts()) == {"trained": 4, "zero_variance": 4}
+
+
+def test_dapo_discards_what_it_does_not_need(drive):
+    driver = drive(recipes.dapo(2, 2, 4), prompts=12)
+    batch = driver.until_batch().batch
+    assert len({row.group for row in batch.rows}) == 2
+    assert nonzero(driver.allocator.accounts()) == {"trained": 4, "surplus": 4}
+    driver.update()
+    released = driver.ask().release
+    assert sorted({*released, *driver.log[-2].release}) == list(range(8))
+
+
+def test_dapo_carries_what_it_does_not_need_into_the_next_batch(drive):
+    driver = drive(recipes.dapo(2, 2, 4, "carry"), prompts=12)
+    driver.until_batch()
+    assert nonzero(driver.allocator.accounts()) == {"trained": 4, "open": 4}
+    driver.update()
+    actions = driver.ask()
+    assert {row.version for row in actions.batch.rows} == {0}
+    assert actions.batch.version == 1
+    assert nonzero(driver.allocator.accounts()) == {"trained": 8}
+
+
+def test_dapo_drops_groups_without_variance_and_goes_on(drive):
+    driver = drive(recipes.dapo(2, 2, 2), prompts=12, rewards={p: [1.0] for p in range(6)})
+    batch = driver.until_batch().batch
+    assert {row.prompt for row in batch.rows} <= set(range(6, 12))
+    accounts = driver.allocator.accounts()
+    assert accounts["zero_variance"] > 0
+    assert accounts["zero_variance"] + accounts["trained"] + accounts["surplus"] == driver.allocator.paid
+
+
+def test_dapo_with_max_candidates_gives_a_short_batch_that_says_why(drive):
+    driver = drive(recipes.dapo(4, 2, 4, max_candidates=8), prompts=40, rewards={p: [0.0] for p in range(1, 40)})
+    seen = []
+    for _ in range(10):
+        actions = driver.until_batch()
+        if actions.batch is None:
+            break
+        seen.append(actions.batch)
+        driver.update()
+    assert seen
+    assert all({row.prompt for row in batch.rows} == {0} for batch in seen)
+    assert seen[0].short_because == "max_candidates: 8 prompts tried, 1 of 4 groups ready"
+
+
+def test_max_candidates_counts_for_each_batch_anew(drive):
+    driver = drive(recipes.dapo(4, 2, 4, max_candidates=4), prompts=40)
+    for _ in range(5):
+        assert driver.until_batch().batch.short_because is None
+        driver.update()
+
+
+def test_pilot_commit_by_hand(drive):
+    rewards = {0: [1.0], 1: [0.0], 2: [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3: [1.0, 0.0]}
+    recipe = recipes.pilot_commit(1, 4, 2, 4, p_lower=0.25, p_upper=0.25, max_staleness=0)
+    driver = drive(recipe, prompts=4, rewards=rewards)
+    pilots = driver.ask().generate
+    assert sorted(order.prompt for order in pilots) == [0, 1, 2, 3]
+    assert stages(pilots) == [0]
+    driver.answer(pilots)
+    commits = driver.ask().generate
+    assert [(order.prompt, order.stage, len(order.rollouts)) for order in commits] == [
+        (3, 1, 2)
+    ]  # the highest variance
+    driver.answer(commits)
+    batch = driver.ask().batch
+    assert [row.rollout for row in batch.rows] == sorted(
+        ids([order for order in pilots if order.prompt == 3]) + ids(commits)
+    )
+    assert nonzero(driver.allocator.accounts()) == {"trained": 6, "out_of_band": 8, "surplus": 4}
+    fates = [driver.allocator.ledger.record(prompt).fate for prompt in range(4)]
+    assert fates == ["out_of_band/solved", "out_of_band/too_hard", "surplus", "trained"]
+
+
+def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
+    driver = drive(recipes.pods(1, 4, 2), prompts=2, default=(1.0, 0.0, 0.0, 0.0))
+    batch = driver.until_batch().batch
+    assert [round(row.advantage, 3) for row in batch.rows] == [0.707, -0.707]  # mean and std of the two kept
+    assert len(driver.log[-1].release) == 2  # what is not trained on may be freed at once
+    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
+
+
+def test_racing_goes_on_with_mixed_prompts_as_soon_as_they_are_mixed(drive):
+    driver = drive(recipes.racing(1, (2, 4), 1), prompts=3)
+    first = driver.ask().generate
+    assert [len(order.rollouts) for order in first] == [2]
+    driver.answer(first)
+    second = driver.ask().generate
+    assert [(order.group, order.stage, len(order.rollouts)) for order in second] == [(first[0].group, 1, 2)]
+    driver.answer(second)
+    assert len(driver.ask().batch.rows) == 4
+
+
+# --------------------------------------------------------------------------------------------------------------- laws
+
+
+def test_law_1_a_second_terminal_event_is_refused_and_changes_nothing(drive):
+    driver = drive(recipes.grpo(1, 2), prompts=2)
+    rollout, _ = ids(driver.ask().generate)
+    for terminal in (Done(rollout, 1, 1, 5, 0), Failed(rollout, "x"), Cancelled(rollout, 5)):
+        if isinstance(terminal, Done):
+            driver.allocator.tell([terminal])
+        before = driver.allocator.state_dict()
+        with pytest.raises(EventError, match=f"rollout {rollout}: already had its terminal event"):
+            driver.allocator.tell([terminal])
+        assert driver.allocator.state_dict() == before
+
+
+def test_law_1_a_done_that_comes_after_its_cancellation_is_legal_and_counted(drive):
+    driver = drive(recipes.darts(1, 1, 0, tail="none"), prompts=2)
+    orders = driver.ask().generate
+    first, *rest = ids(orders)
+    assert rest
+    driver.allocator.tell([Done(first, 1, 1, 5, 0)])
+    actions = driver.ask()
+    assert sorted(actions.cancel) == rest
+    assert [row.rollout for row in actions.batch.rows] == [first]
+    driver.allocator.tell([Done(rest[0], 1, 1, 7, 0)])
+    assert driver.allocator.accounts()["cancelled"] == 1
+    assert driver.ask().release == (rest[0],)
+    assert driver.allocator.tokens_paid == 12
+
+
+def test_law_1_cancel_does_not_name_a_rollout_that_ended_meanwhile(drive):
+    driver = drive(with_judge(recipes.grpo(1, 3), judges.NonzeroVariance(early=True)), prompts=4)
+    first, second, third = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 1, 1, 5, 0), Done(second, 0, 0, 5, 0), Done(third, 0, 0, 5, 0)])
+    actions = driver.ask()
+    assert actions.cancel == ()
+    assert actions.release == (third,)
+    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "cancelled": 1}
+
+
+def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
+    driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=4)
+    allocator = driver.allocator
+    first, second = ids(driver.ask().generate)
+    allocator.tell([Updated(1), Done(first, 1, 1, 5, 0, last_version=1), Updated(2)])
+    allocator.tell([Done(second, 0, 0, 5, 2)])
+    assert driver.ask().batch is None
+    assert nonzero(allocator.accounts()) == {"stale": 1, "cancelled": 1, "open": 2}
+
+
+def test_law_2_orders_beside_a_batch_carry_the_version_before_the_update(drive):
+    driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=8)
+    driver.until_batch()
+    beside = driver.ask().generate
+    driver.update()
+    driver.answer(beside, version=0)
+    assert {row.version for row in driver.ask().batch.rows} == {0}
+
+
+def test_law_3_what_is_held_and_running_is_bounded_though_every_group_survives(drive):
+    driver = drive(recipes.pilot_commit(4, 2, 2, 12, p_lower=0.0), prompts=500)
+    for _ in range(60):
+        actions = driver.ask(capacity=10)
+        driver.answer(actions.generate)
+        if actions.batch:
+            driver.update()
+        open_groups = driver.allocator.accounts()["open"] // 2
+        assert open_groups <= 2 * 4 + 12 + 4
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 7])
+def test_law_4_too_little_capacity_splits_orders_and_loses_none(drive, capacity):
+    driver = drive(recipes.grpo(2, 4), prompts=4)
+    handed = []
+    while len(handed) < 8:
+        orders = driver.ask(capacity).generate
+        assert 0 < len(ids(orders)) <= capacity
+        assert all(order.rollouts for order in orders)
+        handed += ids(orders)
+    assert handed == list(range(8))
+    assert driver.ask(capacity) == driver.ask(0) == Actions()
+    with pytest.raises(ValueError, match="capacity must be 0 or more"):
+        driver.ask(-1)
+
+
+def test_law_4_the_furthest_stage_is_served_first(drive):
+    driver = drive(recipes.pilot_commit(1, 2, 2, 2, p_lower=0.0, promote="oldest"), prompts=50)
+    pilots = driver.ask().generate
+    driver.answer(pilots[:1])
+    orders = driver.ask(2).generate
+    assert stages(orders) == [1]
+    assert stages(driver.ask(2).generate) == [0]
+
+
+def test_law_5_rows_are_released_after_the_update_and_not_before(drive):
+    driver = drive(recipes.pods(1, 4, 2), prompts=4)
+    actions = driver.until_batch()
+    kept = {row.rollout for row in actions.batch.rows}
+    assert kept.isdisjoint(actions.release)
+    assert driver.ask().release == ()
+    driver.update()
+    assert set(driver.ask().release) == kept
+
+
+def test_law_6_another_order_of_completion_trains_the_same_rows(drive):
+    """Where stages are judged when complete and nothing is kept over, a batch does not depend on what ended first."""
+    batches = []
+    for reverse in (False, True):
+        driver = drive(recipes.pilot_commit(2, 4, 4, 6, p_lower=0.0, max_staleness=0), prompts=40)
+        while (actions := driver.ask()).batch is None:
+            events = driver.results(actions.generate)
+            driver.allocator.tell(reversed(events) if reverse else events)
+        batches.append(actions.batch)
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 8, 9, 30])
+def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, limit):
+    driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=limit)), prompts=20)
+    reason = driver.until_end()
+    assert driver.allocator.paid == limit // 4 * 4
+    assert reason.startswith("budget: no room for another group in the run's")
+    assert f"{limit} rollouts ({limit // 4 * 4} ordered)" in reason
+    assert driver.allocator.accounts()["open"] == 0
+    assert driver.ask() == Actions(finished=reason)
+
+
+def test_law_7_the_last_batch_under_a_budget_is_short_and_says_so(drive):
+    driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=12)), prompts=20)
+    assert driver.until_batch().batch.short_because is None
+    driver.update()
+    batch = driver.until_batch().batch
+    assert len(batch.rows) == 4
+    assert batch.short_because.startswith("budget")
+
+
+def test_law_7_a_batch_budget_makes_short_batches(drive):
+    recipe = replace(recipes.dapo(4, 2, 4), budget=Budget(batch_rollouts=9))
+    driver = drive(recipe, prompts=60, rewards={p: [0.0] for p in range(0, 60, 2)})
+    for _ in range(4):
+        before = driver.allocator.paid
+        batch = driver.until_batch().batch
+        assert batch.rows
+        assert driver.allocator.paid - before <= 9
+        driver.update()
+    assert drive(replace(recipe, budget=Budget(batch_rollouts=1))).until_end().startswith("budget")
+
+
+def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
+    driver = drive(replace(recipes.grpo(1, 4), budget=Budget(run_tokens=15)), prompts=20)
+    first = driver.ask(1)
+    driver.answer(first.generate)
+    driver.answer(driver.ask(2).generate)  # 30 tokens: over by no more than what was running
+    actions = driver.ask()
+    assert actions.generate == ()
+    assert [row.rollout for row in actions.batch.rows] == [0, 1, 2]
+    driver.update()
+    assert driver.ask().finished.startswith("budget")
+    assert (driver.allocator.paid, driver.allocator.tokens_paid) == (3, 30)
+
+
+def test_law_8_every_cause_is_known_and_they_sum_to_what_was_ordered(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0), prompts=30, rewards={0: [1.0], 1: [1.0]})
+    for _ in range(5):
+        driver.until_batch()
+        driver.update()
+        accounts = driver.allocator.accounts()
+        assert tuple(accounts) == CAUSES
+        assert sum(accounts.values()) == driver.allocator.paid == sum(len(ids(a.generate)) for a in driver.log)
+
+
+# ------------------------------------------------------------------------------------- failures, cancellations, outages
+
+
+def test_a_group_lives_on_when_one_of_its_rollouts_fails(drive):
+    driver = drive(recipes.grpo(1, 3), prompts=2)
+    first, second, third = ids(driver.ask().generate)
+    driver.allocator.tell([Failed(first, "engine died", 7), Done(second, 1, 1, 5, 0), Done(third, 0, 0, 5, 0)])
+    actions = driver.ask()
+    assert [row.rollout for row in actions.batch.rows] == [second, third]
+    assert actions.release == (first,)
+    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "failed": 1}
+    assert driver.allocator.ledger.record(actions.batch.rows[0].prompt).attempts == 2  # unscored is not wrong
+    assert driver.allocator.ledger.record(actions.batch.rows[0].prompt).tokens == 17
+
+
+def test_a_group_of_which_all_failed_ends_and_its_prompt_comes_back_next_epoch(drive):
+    driver = drive(recipes.grpo(1, 2), prompts=2)
+    orders = driver.ask().generate
+    driver.allocator.tell([Failed(rollout, "x") for rollout in ids(orders)])
+    again = driver.ask().generate
+    assert again[0].prompt != orders[0].prompt
+    assert driver.allocator.ledger.record(orders[0].prompt).fate == "failed"
+    driver.allocator.tell([Failed(rollout, "x") for rollout in ids(again)])
+    assert driver.ask().generate
+    assert driver.allocator.epoch == 1
+
+
+def test_an_engine_that_only_fails_ends_the_run_without_calling_the_prompts_impossible(drive):
+    driver = drive(recipes.dapo(1, 2, 1), prompts=3)
+    for _ in range(2000):
+        actions = driver.ask()
+        if actions.finished:
+            break
+        driver.allocator.tell([Failed(rollout, "engine died") for rollout in ids(actions.generate)])
+    assert "3 failed" in actions.finished
+    assert "Unless rollouts failed" in actions.finished
+
+
+def test_commits_that_all_fail_leave_the_pilots_to_train_on(drive):
+    driver = drive(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0, max_staleness=0), prompts=4)
+    pilots = driver.ask().generate
+    driver.answer(pilots)
+    driver.allocator.tell([Failed(rollout, "x") for rollout in ids(driver.ask().generate)])
+    assert [row.rollout for row in driver.ask().batch.rows] == ids(pilots)
+
+
+def test_a_driver_may_cancel_on_its_own_and_the_tail_is_still_sampled(drive):
+    """Only what the stop rule stopped stands behind the tail's weight."""
+    driver = drive(recipes.darts(1, 2, 1, tail="sampled"), prompts=2)
+    running = ids(driver.ask().generate)
+    assert len(running) == 4  # mean redundancy 1.5: round(4.5)
+    driver.allocator.tell([Cancelled(running[0], 3), Done(running[1], 1, 1, 5, 0)])
+    assert driver.ask().cancel == ()
+    driver.allocator.tell([Done(running[2], 0, 0, 6, 0), Done(running[3], 1, 1, 9, 0)])
+    assert [row.weight for row in driver.ask().batch.rows] == [1.0, 1.0, 1.0]
+
+
+def test_the_sampled_tail_carries_its_weight_into_the_batch(drive):
+    driver = drive(recipes.darts(1, 2, 1, 3.0, tail="sampled"), prompts=2)
+    running = ids(driver.ask().generate)
+    assert len(running) == 6
+    driver.allocator.tell([Done(running[0], 1, 1, 5, 0), Done(running[1], 0, 0, 6, 0)])
+    cancel = driver.ask().cancel
+    assert len(cancel) == 3
+    (kept,) = set(running[2:]) - set(cancel)
+    driver.allocator.tell([Done(kept, 1, 1, 9, 0)])
+    batch = driver.ask().batch
+    assert {row.rollout: row.weight for row in batch.rows} == {running[0]: 1.0, running[1]: 1.0, kept: 4.0}
+
+
+def test_progress_is_what_a_stop_rule_sees(drive):
+    driver = drive(replace(recipes.grpo(1, 2), stages=(
+        replace(recipes.grpo(1, 2).stages[0], stop=StopLongerThan(100)),
+    )), prompts=2)  # fmt: skip
+    first, second = ids(driver.ask().generate)
+    driver.allocator.tell([Progress(first, 99), Progress(second, 50)])
+    assert driver.ask().cancel == ()
+    driver.allocator.tell([Progress(first, 101)])
+    assert driver.ask().cancel == (first,)
+    driver.allocator.tell([Progress(first, 102)])  # it has not stopped yet
+    assert driver.ask().cancel == ()
+    with pytest.raises(EventError, match="rollout 77: was never ordered"):
+        driver.allocator.tell([Progress(77, 1)])
+
+
+def test_a_late_result_that_makes_a_waiting_group_too_old_ends_it_before_more_is_paid_for_it(drive):
+    """Racing lets a group pass while rollouts still run; one of them may have begun under much older weights."""
+    driver = drive(recipes.racing(2, (3, 6), 2, max_staleness=1), prompts=9)
+    allocator = driver.allocator
+    first, _ = driver.ask().generate
+    allocator.tell([Updated(1), Updated(2)])
+    one, two, three = first.rollouts
+    allocator.tell([Done(one, 1, 1, 5, 2), Done(two, 0, 0, 5, 2), Done(three, 0, 0, 5, 0)])
+    assert allocator.accounts()["stale"] == 3
+    assert stages(driver.ask().generate) == [0]
+
+
+# ------------------------------------------- the published Pilot-Commit's defects that concern the core (docs: PAPERS.md)
+
+
+@pytest.mark.parametrize(("age", "trained"), [(3, True), (4, True), (5, False)])
+def test_defect_4_age_max_staleness_trains_and_one_more_does_not(drive, age, trained):
+    driver = drive(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0, max_staleness=4), prompts=1)
+    allocator = driver.allocator
+    pilots = driver.ask().generate
+    driver.answer(pilots)
+    commits = driver.ask().generate
+    allocator.tell([Updated(version) for version in range(1, age + 1)])
+    if trained:
+        driver.answer(commits)
+        batch = driver.ask().batch
+        assert max(batch.version - row.version for row in batch.rows) == age
+    else:
+        assert set(driver.ask().cancel) == set(ids(commits))
+        allocator.tell([Cancelled(rollout, 0) for rollout in ids(commits)])
+        assert nonzero(allocator.accounts()) | {"open": 0} == {"stale": 2, "cancelled": 2, "open": 0}
+
+
+def test_defect_5_held_pilots_eviction_and_counters_survive_a_load(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 6), prompts=30, rewards={p: [1.0] for p in range(0, 30, 3)})
+    driver.answer(driver.ask().generate)
+    copy = Allocator(driver.allocator.recipe, 30, 0)
+    copy.load_state_dict(driver.allocator.state_dict())
+    assert sum(copy.ask() != driver.allocator.ask() for _ in range(2)) == 0
+    assert copy.accounts() == driver.allocator.accounts()
+    assert copy.state_dict() == driver.allocator.state_dict()
+
+
+def test_defect_6_an_epochs_end_loses_nothing(drive):
+    """5 prompts, 2 groups a batch, pilots ahead: epochs end in the middle of batches, again and again."""
+    driver = drive(recipes.pilot_commit(2, 2, 2, 3, p_lower=0.0), prompts=5)
+    for _ in range(30):
+        assert driver.until_batch().batch.short_because is None
+        driver.update()
+    accounts = driver.allocator.accounts()
+    assert driver.allocator.epoch >= 10
+    assert nonzero(accounts).keys() <= {"trained", "open"}
+
+
+@pytest.mark.parametrize("order", ["top_variance", "random", "oldest"])
+def test_defect_10_the_buffer_is_bounded_and_survivors_do_not_starve(drive, order):
+    """Every prompt survives and variances differ: what was paid for pilots must not expire in bulk."""
+    rewards = {p: [1.0] + [0.0] * (1 + p % 4) for p in range(400)}
+    driver = drive(recipes.pilot_commit(4, 4, 4, 12, p_lower=0.0, promote=order), prompts=400, rewards=rewards)
+    for _ in range(40):
+        driver.until_batch()
+        driver.update()
+        assert driver.allocator.accounts()["open"] <= 4 * (2 * 4 + 12)
+    accounts = driver.allocator.accounts()
+    assert accounts["stale"] <= 0.05 * driver.allocator.paid
+
+
+def test_defect_10_no_commits_are_paid_for_groups_that_the_awaited_update_makes_stale(drive):
+    driver = drive(recipes.pilot_commit(1, 2, 2, 3, p_lower=0.0, max_staleness=1), prompts=40)
+    for _ in range(30):
+        driver.until_batch()
+        beside = driver.ask().generate  # the engine does not wait for the trainer
+        held_back = driver.results(beside)
+        driver.update()
+        after = driver.ask()
+        assert after.cancel == ()  # none of these was begun in vain
+        driver.allocator.tell(held_back)
+        driver.answer(after.generate)
+    assert driver.allocator.accounts()["cancelled"] == 0
+
+
+def test_defect_12_selection_looks_at_the_metric_and_training_at_the_reward(drive):
+    driver = drive(recipes.dapo(1, 2, 1), prompts=4)
+    first, second = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 0.4, 1, 5, 0), Done(second, 1.0, 1, 5, 0)])  # shaped apart, equally right
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 2}
+    first, second = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 0.5, 1, 5, 0), Done(second, 0.5, 0, 5, 0)])
+    batch = driver.ask().batch
+    assert [row.advantage for row in batch.rows] == [0.0, 0.0]
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 4}
+
+
+def test_defect_13_commits_update_the_estimate_and_oldest_is_not_newest(drive):
+    driver = drive(recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0), prompts=1, default=(1, 0, 1, 1, 1, 1))
+    driver.until_batch()
+    record = driver.allocator.ledger.record(0)
+    assert (record.attempts, record.successes, record.tokens, record.fate) == (6, 5.0, 60, "trained")
+
+
+# ------------------------------------------------------------------------------------------- the end of data, re-probing
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.dapo(4, 4, 8),
+        recipes.dapo(4, 4, 8, "carry"),
+        recipes.dapo(4, 4, 8, max_candidates=16),
+        recipes.pilot_commit(4, 4, 4, 8),
+        recipes.pilot_commit(4, 4, 4, 8, reprobe_every=2),
+        recipes.pilot_commit(4, 4, 4, 8, max_candidates=16, max_staleness=0),
+        recipes.racing(4, (2, 4), 8),
+        replace(recipes.pilot_commit(4, 4, 4, 8), prompts=prompts.Posterior()),
+    ],
+)
+@pytest.mark.parametrize("rate", ["solved", "impossible", "both"])
+def test_a_solved_or_impossible_data_set_ends_with_a_plain_statement(drive, recipe, rate):
+    values = {"solved": ([1.0], [1.0]), "impossible": ([0.0], [0.0]), "both": ([1.0], [0.0])}[rate]
+    driver = drive(recipe, prompts=20, rewards={p: values[p % 2] for p in range(20)})
+    reason = driver.until_end()
+    assert not any(actions.batch for actions in driver.log)
+    assert reason.startswith(("barren: none of the last", "prompts: none of 20 may be drawn"))
+    assert "20 zero_variance" in reason or "out_of_band" in reason
+    assert driver.allocator.accounts()["open"] == 0
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=every)
+    driver = drive(recipe, prompts=6, rewards={0: [1.0]})
+    visits = []
+    while driver.allocator.epoch < 7:
+        driver.until_batch()
+        driver.update()
+    for actions in driver.log:
+        visits += [order.rollouts for order in actions.generate if order.prompt == 0 and order.stage == 0]
+    assert len(visits) in (-(-7 // every), -(-7 // every) + 1)  # the epoch that has begun may have probed it already
+
+
+def test_a_re_probed_prompt_that_is_no_longer_solved_is_trained_on(drive):
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=1)
+    driver = drive(recipe, prompts=4, rewards={0: [1.0]})
+    for _ in range(4):
+        driver.until_batch()
+        driver.update()
+    driver.rewards[0] = [1.0, 0.0]
+    trained = set()
+    for _ in range(4):
+        trained |= {row.prompt for row in driver.until_batch().batch.rows}
+        driver.update()
+    assert 0 in trained
+
+
+def test_without_reprobe_an_evicted_prompt_stays_away(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0), prompts=6, rewards={0: [1.0]})
+    for _ in range(30):
+        driver.until_batch()
+        driver.update()
+    assert sum(order.prompt == 0 for actions in driver.log for order in actions.generate) == 1
+
+
+# --------------------------------------------------------------------------------------------------- a framework's loader
+
+
+def offered(recipe):
+    return replace(recipe, prompts=prompts.AsOffered())
+
+
+def test_as_offered_takes_the_loaders_prompts_in_its_order_and_says_how_many_it_wants():
+    allocator = Allocator(offered(recipes.grpo(2, 2)), 10, 0)
+    assert allocator.wanted() == 2
+    with pytest.raises(Starved, match=r"tell Offered with more \(Allocator.wanted\(\) says how many\)"):
+        allocator.ask()
+    allocator.tell([Offered((7, 3, 5), 0)])
+    assert allocator.wanted() == 0
+    orders = allocator.ask().generate
+    assert [order.prompt for order in orders] == [7, 3]
+    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for r in ids(orders)])
+    assert allocator.ask().batch is not None
+    assert allocator.wanted() == 0  # before the update nothing may be begun
+    allocator.tell([Updated(1)])
+    assert allocator.wanted() == 1  # 5 is still there
+
+
+def test_as_offered_ends_after_an_empty_offer_with_what_is_there():
+    allocator = Allocator(offered(recipes.grpo(2, 2)), 10, 0)
+    allocator.tell([Offered((4,), 0), Offered((), 0)])
+    assert allocator.wanted() == 0  # a driver that loops while prompts are wanted gets out
+    orders = allocator.ask().generate
+    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for r in ids(orders)])
+    batch = allocator.ask().batch
+    assert batch.short_because.startswith("prompts: the loader has ended")
+    allocator.tell([Updated(1)])
+    assert allocator.ask().finished.startswith("prompts: the loader has ended")
+
+
+def test_as_offered_epochs_are_the_loaders():
+    allocator = Allocator(offered(recipes.grpo(1, 1)), 3, 0)
+    for epoch in (0, 1):
+        allocator.tell([Offered((2,), epoch)])
+        orders = allocator.ask().generate
+        assert [order.prompt for order in orders] == [2]
+        allocator.tell([Done(r, 1, 1, 1, epoch) for r in ids(orders)])
+        assert allocator.ask().batch is not None
+        allocator.tell([Updated(epoch + 1)])
+    assert allocator.epoch == 1
+    with pytest.raises(EventError, match=r"an epoch of at least 1, got epoch 0"):
+        allocator.tell([Offered((2,), 0)])
+    with pytest.raises(EventError, match=r"prompts below 3 .* prompts \[3\]"):
+        allocator.tell([Offered((3,), 1)])
+
+
+def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
+    allocator = Allocator(recipes.grpo(1, 1), 3, 0)
+    assert allocator.wanted() == 0
+    with pytest.raises(EventError, match=r"Offered: the recipe draws its own prompts .*use the prompt rule as_offered"):
+        allocator.tell([Offered((1,), 0)])
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (Done(0, NAN, 1, 5, 0), "reward nan and metric 1 must be finite; tell Failed for a rollout without a score"),
+        (Done(0, INF, 1, 5, 0), "reward inf and metric 1 must be finite"),
+        (Done(0, 1, NAN, 5, 0), "reward 1 and metric nan must be finite"),
+        (Done(99, 1, 1, 5, 0), "rollout 99: was never ordered; tell just one of Done, Failed and Cancelled"),
+        (Done(0, 1, 1, -5, 0), "rollout 0: tokens must be 0 or more, got -5"),
+        (Done(0, 1, 1, 5, 4), "versions 4 to 4 must lie between 0 and the weights' 3; tell Updated before results"),
+        (Done(0, 1, 1, 5, 2, last_version=1), "versions 2 to 1 must lie between 0 and the weights' 3"),
+        (Done(0, 1, 1, 5, -1), "versions -1 to -1 must lie between 0"),
+        (Failed(99, "x"), "rollout 99: was never ordered"),
+        (Failed(0, "x", -1), "tokens must be 0 or more"),
+        (Cancelled(-1, 0), "rollout -1: was never ordered"),
+        (Updated(3), r"Updated\(3\): the version must grow, the weights are at 3"),
+        (Updated(2), r"Updated\(2\): the version must grow, the weights are at 3"),
+        ("done", "expected an event of rollalloc.core.events, got str"),
+    ],
+)
+def test_an_event_that_cannot_be_says_what_was_expected_and_what_came(event, message):
+    allocator = Allocator(recipes.grpo(1, 4), 3, 0)
+    allocator.tell([Updated(3)])
+    allocator.ask()
+    before = allocator.state_dict()
+    with pytest.raises(EventError, match=f"event 0, .*{message}"):
+        allocator.tell([event])
+    assert allocator.state_dict() == before
+
+
+def test_the_events_before_a_bad_one_are_taken():
+    allocator = Allocator(recipes.grpo(1, 4), 3, 0)
+    allocator.ask()
+    with pytest.raises(EventError, match=r"event 1, rollout 1: reward nan"):
+        allocator.tell([Done(0, 1, 1, 5, 0), Done(1, NAN, 1, 5, 0), Done(2, 1, 1, 5, 0)])
+    assert allocator.tokens_paid == 5
+
+
+def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
+    allocator = Allocator(recipes.grpo(1, 4), 3, 0)
+    allocator.ask(capacity=2)
+    with pytest.raises(EventError, match="rollout 3: already had its terminal event, or was not handed out"):
+        allocator.tell([Done(3, 1, 1, 5, 0)])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Allocator(recipes.grpo(4, 2), 3, 0), "trains on 4 groups a batch but there are only 3 prompts; use fewer"),
+        (lambda: Allocator(recipes.grpo(1, 2), 3, -1), "seed must be 0 or more, got -1"),
+        (lambda: Allocator(recipes.grpo(1, 2), 0, 0), "needs at least one prompt, got none"),
+        (lambda: PromptTable(["a", "b", "a"]), "prompt key 'a' occurs at 0 and at 2; keys must be unique"),
+        (lambda: PromptTable(3, prior_N=[0.5]), r"prior_N must have one entry a prompt, shape \(3,\), got \(1,\)"),
+        (lambda: PromptTable(2, prior_N=[0.5, 1.5]), r"prior_N must hold success rates in \[0, 1\]"),
+        (lambda: PromptTable(2, source_N=[0, -1]), "source_N must hold indices of sources"),
+        (lambda: recipes.pilot_commit(4, 0, 4, 8), r"n_pilot must be .* at least 1 \(a prompt without pilots .*got 0"),
+        (lambda: recipes.pilot_commit(4, 4, 0, 8), "n_commit must be a whole number of at least 1, got 0"),
+        (lambda: recipes.pilot_commit(4, 4, 4, 3), r"gen_groups must be .* at least 4 \(it must fill a batch\), got 3"),
+        (lambda: recipes.pilot_commit(4, 4, 4, 8, 0.9, 0.25), "window from p_lower=0.9 to 1 - p_upper=0.75 is empty"),
+        (lambda: recipes.pilot_commit(4, 4, 4, 8, promote="best"), "promote must be one of top_variance, random, oldest"),
+        (lambda: recipes.pilot_commit(4, 4, 4, 8, max_staleness=-1), "max_staleness must be"),
+        (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the rollouts there are to choose from, got 9"),
+        (lambda: recipes.pods(4, 8, 0), "m must be a whole number of at least 1, got 0"),
+        (lambda: recipes.grpo(0, 4), "groups must be a whole number of at least 1, got 0"),
+        (lambda: recipes.grpo(4, 0), "n must be a whole number of at least 1, got 0"),
+        (lambda: recipes.grpo(4, 2.0), "n must be a whole number of at least 1, got 2.0"),
+        (lambda: recipes.dapo(4, 1, 4), r"n must be .* at least 2 \(the rewards of one rollout cannot differ\), got 1"),
+        (lambda: recipes.dapo(4, 4, 4, "keep"), "surplus must be one of discard, carry, got 'keep'"),
+        (lambda: recipes.dapo(4, 4, 8, max_candidates=3), r"max_candidates must be .* at least 4 \(the groups of one batch"),
+        (lambda: recipes.darts(4, 0, 1), "shortest must be"),
+        (lambda: recipes.darts(4, 3, 1, tail="all"), "tail must be one of exact, sampled, none, got 'all'"),
+        (lambda: recipes.darts(4, 3, 1, max_redundancy=0.5), "expected 1 <= mean_factor <= max_factor"),
+        (lambda: recipes.racing(4, (8, 4), 8), r"sizes_S must be growing numbers of rollouts, got \(8, 4\)"),
+        (lambda: recipes.mix(recipes.grpo(4, 4), recipes.grpo(5, 4)), "same number of groups, got 4 and 5"),
+        (lambda: recipes.mix(recipes.pods(4, 8, 4), recipes.darts(4, 3, 1)), "both recipes change rows: .*make one plain"),
+        (lambda: recipes.mix(recipes.grpo(4, 2), recipes.pods(4, 8, 4)), "trains on 4 rollouts but the stages give only 2"),
+        (lambda: Budget(run_rollouts=0), "run_rollouts must be at least 1, or None for no limit, got 0"),
+        (lambda: replace(recipes.grpo(1, 1), stages=()), "a recipe needs at least one stage, got none"),
+    ],
+)  # fmt: skip
+def test_bad_input_says_what_was_expected_and_what_came(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="prompts must be a number of prompts or a PromptTable, got str"):
+        Allocator(recipes.grpo(1, 1), "data.parquet", 0)
+    with pytest.raises(TypeError, match="has no stable description; rules are frozen dataclasses"):
+        replace(recipes.grpo(1, 1), intake=lambda view, memory: 1)
+
+
+def test_numpy_numbers_make_the_same_recipe():
+    assert recipes.grpo(np.int64(4), np.int64(2)).description == recipes.grpo(4, 2).description
+
+
+# ----------------------------------------------------------------------------------------------- rules that break their word
+
+
+@dataclass(frozen=True)
+class Returns:
+    """A rule that returns the same whatever it is asked."""
+
+    value: object
+
+    def __call__(self, *_):
+        return self.value
+
+
+@dataclass(frozen=True)
+class ReturnsRows:
+    indices: tuple
+    weights: tuple
+
+    def __call__(self, *_):
+        return np.array(self.indices), np.array(self.weights)
+
+
+@dataclass(frozen=True)
+class ReturnsAdvantages:
+    values: tuple
+
+    def __call__(self, *_):
+        return np.array(self.values)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Promotes its first group twice."""
+
+    def __call__(self, held, *_):
+        return [held[0], held[0]]
+
+
+@dataclass(frozen=True)
+class Picks(prompts.Shuffled):
+    picked: tuple = ()
+
+    def pick(self, *_):
+        return self.picked
+
+
+@dataclass(frozen=True)
+class StopLongerThan:
+    limit: int
+
+    def __call__(self, group, view, rng):
+        return np.array([rollout for rollout, tokens in group.running.items() if tokens > self.limit], np.int64)
+
+
+@dataclass(frozen=True)
+class StopsFinished:
+    def __call__(self, group, view, rng):
+        return group.rollouts_G.tolist()[:1]
+
+
+def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
+    with pytest.raises(Starved, match=r"Returns\(value=0\) opens no group although none is there"):
+        drive(replace(recipes.grpo(1, 1), intake=Returns(0))).ask()
+
+
+def test_an_intake_that_stops_early_gives_a_short_batch(drive):
+    @dataclass(frozen=True)
+    class Once:
+        def __call__(self, view, memory):
+            return 1 if view.paid == 0 else 0
+
+    driver = drive(replace(recipes.grpo(2, 1), intake=Once()))
+    assert "opens no more groups" in driver.until_batch().batch.short_because
+    driver.update()
+    with pytest.raises(Starved, match="opens no group"):
+        driver.ask()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_promote_that_promotes_none_starves_and_is_named(drive, stage):
+    driver = drive(with_promote(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0), Returns(()), stage), prompts=9)
+    with pytest.raises(Starved, match=r"Returns\(value=\(\)\)"):
+        driver.until_batch()
+
+
+def test_starved_is_not_raised_while_a_rollout_or_a_batch_is_awaited(drive):
+    driver = drive(recipes.grpo(1, 2), prompts=2)
+    driver.ask()
+    assert driver.ask(0) == driver.ask() == Actions()
+
+
+BASE = recipes.grpo(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (with_judge(BASE, Returns(None)), "has no verdict although nothing more is to come"),
+        (with_judge(BASE, Returns(Verdict(Act.NEXT))), "returned NEXT in the last stage; expected TRAIN"),
+        (with_promote(BASE, Twice()), "must choose at most 1 different groups"),
+        (replace(BASE, rows=ReturnsRows((0, 0), (1.0, 1.0))), "must choose different rollouts of 2 by index"),
+        (replace(BASE, rows=ReturnsRows((2,), (1.0,))), "must choose different rollouts of 2"),
+        (replace(BASE, rows=ReturnsRows((-1,), (1.0,))), "must choose different rollouts of 2"),
+        (replace(BASE, rows=ReturnsRows((), ())), "at least one, got"),
+        (replace(BASE, rows=ReturnsRows((0.0, 1.0), (1.0, 1.0))), "by index, at least one, got"),
+        (replace(BASE, rows=ReturnsRows((True, False), (1.0, 1.0))), "by index, at least one, got"),
+        (replace(BASE, rows=ReturnsRows((0, 1), (1.0,))), "each row a finite weight"),
+        (replace(BASE, rows=ReturnsRows((0, 1), (1.0, NAN))), "each row a finite weight"),
+        (replace(BASE, rows=ReturnsRows((0, 1), (1.0, -1.0))), "each row a finite weight"),
+        (replace(BASE, advantage=ReturnsAdvantages((1.0,))), "must give 2 finite advantages"),
+        (replace(BASE, advantage=ReturnsAdvantages((1.0, NAN))), "must give 2 finite advantages"),
+        (replace(BASE, prompts=Picks(picked=(1, 1))), "must pick at most 1 different free prompts"),
+        (replace(recipes.grpo(2, 1), prompts=Picks(picked=(1, 1))), "must pick at most 2 different free prompts"),
+        (replace(BASE, stages=(Stage("x", Returns([0]), judges.Complete(), None, promote.Oldest()),)),
+         "must give each of 1 groups at least 1 rollout"),
+        (replace(BASE, stages=(Stage("x", Returns([1, 1]), judges.Complete(), None, promote.Oldest()),)),
+         "must give each of 1 groups at least 1 rollout"),
+        (replace(BASE, stages=(Stage("x", sizes.Fixed(2), judges.Complete(), StopsFinished(), promote.Oldest()),)),
+         "a stop rule named rollout 0, which is not running"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_breaks_its_contract_is_named(drive, recipe, message):
+    driver = drive(recipe, prompts=4)
+
+    def run():
+        for rollout in ids(driver.ask().generate):
+            driver.allocator.tell([Done(rollout, rollout % 2, rollout % 2, 1, 0)])
+            driver.ask()
+
+    with pytest.raises(RuleError, match=message):
+        run()
+
+
+# ------------------------------------------------------------------------------------------------------------ after a load
+
+
+def test_outstanding_repeats_what_is_in_flight_after_a_load(drive):
+    driver = drive(recipes.darts(2, 1, 0, 3.0, tail="none"), prompts=6)
+    first, second = driver.ask().generate
+    driver.allocator.tell([Done(first.rollouts[0], 1, 1, 5, 0)])
+    cancelled = driver.ask().cancel
+    assert set(cancelled) == set(first.rollouts[1:])
+    copy = Allocator(driver.allocator.recipe, 6, 0)
+    copy.load_state_dict(driver.allocator.state_dict())
+    outstanding = copy.outstanding()
+    assert outstanding.generate == (Order(second.group, second.prompt, 0, second.rollouts),)
+    assert set(outstanding.cancel) == set(cancelled)
+    assert (outstanding.release, outstanding.batch) == ((), None)
+    copy.tell([Done(second.rollouts[0], 1, 1, 5, 0)])
+    batch = copy.ask().batch
+    assert copy.outstanding().batch == batch
+    assert copy.outstanding() == copy.outstanding()
+    copy.tell([Updated(1)])
+    assert copy.outstanding().batch is None
+
+
+def test_outstanding_names_the_stage_that_ordered_each_rollout(drive):
+    driver = drive(recipes.racing(1, (3, 6), 1), prompts=6)
+    first = driver.ask().generate[0]
+    driver.allocator.tell([Done(first.rollouts[0], 1, 1, 5, 0), Done(first.rollouts[1], 0, 0, 5, 0)])
+    second = driver.ask().generate[0]
+    repeated = driver.allocator.outstanding().generate
+    assert [(order.stage, order.rollouts) for order in repeated] == [(0, first.rollouts[2:]), (1, second.rollouts)]
+
+
+def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
+    assert recipes.darts(4, 3, 1) == recipes.darts(4, 3, 1)
+    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail(4, 0)
+    assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == rows.ShortestAndLongest(3, 1)
+    assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=4)
