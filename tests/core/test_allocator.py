@@ -642,7 +642,10 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (Done(0, NAN, 1, 5, 0), "reward nan and metric 1 must be finite; tell Failed for a rollout without a score"),
+        (
+            Done(0, NAN, 1, 5, 0),
+            "reward nan and metric 1 must be finite numbers; tell Failed for a rollout without a score",
+        ),
         (Done(0, INF, 1, 5, 0), "reward inf and metric 1 must be finite"),
         (Done(0, 1, NAN, 5, 0), "reward 1 and metric nan must be finite"),
         (Done(99, 1, 1, 5, 0), "rollout 99: was never ordered; tell just one of Done, Failed and Cancelled"),

@@ -102,7 +102,7 @@ def test_statistics_before_or_after_the_choice():
 
 
 def test_commit_only_leave_one_out_is_unbiased_given_selection_and_the_group_mean_is_not():
-    """METHODS: with the policy gradient of p as target, E[Σ A_i s_i] given selection, over the commits' rollouts.
+    """The policy gradient of p is the target: E[Σ A_i s_i] given selection, over the commits' rollouts.
 
     One parameter θ, p = sigmoid(θ), score s_i = r_i - p. Selected: 1 of 4 pilots right. Over 20,000 seeded groups each mean
     is within 5 standard errors of its expectation with probability above 1 - 1e-6.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,26 @@ def compare(
 
     Raises:
         ValueError: two runs of the same name and seed.
-        RuntimeError: a run failed; the others were finished first.
+        RuntimeError: a run failed, or its process died; the others were finished first.
     """
     places = [folder_of(run, folder) for run in runs]
     if len(set(places)) < len(places):
         raise ValueError(f"each run needs a name and seed of its own, got {[place.name for place in places]}")
-    spawn = multiprocessing.get_context("spawn")
+    todo = deque((run, place) for run, place in zip(runs, places, strict=True) if not is_finished(run, place))
     failures: list[str] = []
-    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=spawn, initializer=one_thread) as pool:
-        pending = {
-            pool.submit(execute, run, place): run
-            for run, place in zip(runs, places, strict=True)
-            if not is_finished(run, place)
-        }
-        while pending:
-            done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-            failures += [_failure(pending.pop(future), future) for future in done if future.exception()]
-            for future in done:
-                pending.pop(future, None)
+    workers = [_Worker() for _ in range(min(processes or os.cpu_count() or 1, len(todo)))]
+    try:
+        while todo or any(worker.run is not None for worker in workers):
+            for worker in workers:
+                if worker.run is None and todo:
+                    worker.give(*todo.popleft())
+            wait([worker.connection for worker in workers if worker.run is not None], timeout=0.5)
+            failures += [failure for worker in workers if (failure := worker.hear())]
             if watcher is not None:
                 watcher([(run, latest(place)) for run, place in zip(runs, places, strict=True)])
+    finally:
+        for worker in workers:
+            worker.process.kill()
     if failures:
         raise RuntimeError("; ".join(failures))
     results = [result_of(run, read_metrics(place / "metrics.jsonl")) for run, place in zip(runs, places, strict=True)]
@@ -100,6 +101,48 @@ def latest(folder: Path) -> dict[str, Any] | None:
     return lines[-1] if lines else None
 
 
-def _failure(run: Run, future: Future[str]) -> str:
-    error = future.exception()
-    return f"{run.name} with seed {run.settings.seed} failed: {type(error).__name__}: {error}"
+class _Worker:
+    """A process that carries out one run after the other; one that dies costs the run it was at."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None  # that it is at
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs,), daemon=False)
+        self.process.start()
+        theirs.close()
+
+    def give(self, run: Run, place: Path) -> None:
+        """Let it carry out a run."""
+        self.run = run
+        self.connection.send((run, place))
+
+    def hear(self) -> str | None:
+        """What went wrong with the run it was at, once that has ended; None otherwise."""
+        if self.run is None or not self.connection.poll():
+            return None
+        run, self.run = self.run, None
+        try:
+            error = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            error = f"its process died with exit code {self.process.exitcode}"
+            self._start()
+        return None if error is None else f"{run.name} with seed {run.settings.seed} failed: {error}"
+
+
+def _work(connection: Connection) -> None:
+    one_thread()
+    while True:
+        try:
+            run, place = connection.recv()
+        except EOFError:  # the comparison is over, or was killed
+            return
+        try:
+            execute(run, place)
+            connection.send(None)
+        except Exception as error:
+            connection.send(f"{type(error).__name__}: {error}")

@@ -102,6 +102,8 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
             if parameters:
                 raise ValueError(f"{name} is a recipe, which takes no parameters, got {dict(parameters)}")
             return made
+        if not callable(made):
+            raise ValueError(f"{name} must be a Recipe or a function that returns one, got {made!r}")
     elif name in RECIPES:
         made = RECIPES[name]
     else:
@@ -117,7 +119,10 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    return made(**parameters)
+    recipe = made(**parameters)
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
+    return recipe
 
 
 def folder_of(run: Run, folder: Path) -> Path:
@@ -135,6 +140,8 @@ def execute(run: Run, folder: Path, listener: Listener | None = None) -> str:
     train = _encoded(source, policy, run.settings, *source.prompts)
     heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
     folder.mkdir(parents=True, exist_ok=True)
+    # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
     (folder / "run.json").write_text(json.dumps(run.description(), indent=2))
     with _scorer(source) as scorer:
         trainer = Trainer(
@@ -178,7 +185,14 @@ def _held_out(source: Source, policy: Policy, settings: Settings) -> HeldOut:
     prompts = _encoded(source, policy, settings, source.heldout)
     if not source.single_answer:
         return HeldOut(prompts)
-    return HeldOut(prompts, tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths))
+    answers = tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)
+    longest, limit = max(map(len, answers)), settings.sampling.max_new_tokens
+    if longest > limit:
+        raise ValueError(
+            f"a held-out answer has {longest} tokens, end of sequence included, but a rollout at most {limit}, so that it "
+            "can never be right; raise max_new_tokens"
+        )
+    return HeldOut(prompts, answers)
 
 
 def _near(word: str, known: Mapping[str, Any]) -> str:

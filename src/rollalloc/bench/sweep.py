@@ -68,7 +68,8 @@ def sweep(task: str, pool: str, labels: Sequence[str], folder: Path) -> list[dic
         results = iter(compare([run for _, runs in grid for run in runs], folder / label))
         rows: list[dict[str, Any]] = []
         for tuned, runs in grid:
-            costs = [next(results)["rollouts_to_target"] or budget for _ in runs]
+            reached = [next(results)["rollouts_to_target"] for _ in runs]
+            costs = [budget if cost is None else cost for cost in reached]
             rows.append({"label": label, "median": median(costs), "costs": costs, "learning_rate": tuned.learning_rate}
                         | {"parameters": dict(tuned.parameters)})  # fmt: skip
         table += sorted(rows, key=lambda row: (row["median"], sum(row["costs"])))

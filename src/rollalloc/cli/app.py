@@ -32,11 +32,12 @@ def main() -> None:
     )
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.path.append(os.getcwd())  # where a user's module:function lies; a console script does not search it by itself
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()
     try:
         app()
-    except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
         console.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
         console.print(str(error), markup=False, highlight=False)
         sys.exit(2)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def compare(
     from rollalloc.report.figures import accuracy_against_rollouts
 
     console = Console(stderr=True)
-    named = dict(_label_and_name(recipe.strip()) for recipe in recipes.split(","))
+    named = _named(recipes.split(","))
     changes = _by_label(parameters_of(set_), named)
     with console.status("preparing"):
         runs = _runs(given, named, changes, [int(seed) for seed in seeds.split(",")])
@@ -57,7 +58,7 @@ def compare(
         what = f"{given.task}/{given.pool}" if given.task == "skills" else given.task or given.model or ""
         accuracy_against_rollouts(curves, out / "accuracy.png", target=runs[0].settings.target, title=what)
     console.print(cost_table(results))
-    console.print(f"results and picture are in {out}")
+    console.print(f"results and picture are in {out}", markup=False)
 
 
 def _runs(
@@ -72,9 +73,21 @@ def _runs(
     ]
 
 
-def _label_and_name(recipe: str) -> tuple[str, str]:
-    label, equals, name = recipe.partition("=")
-    return (label, name) if equals else (recipe.replace(":", "."), recipe)
+def _named(recipes: Sequence[str]) -> dict[str, str]:
+    """`LABEL=NAME` or `NAME`, as label → name.
+
+    Raises:
+        ValueError: a label that occurs twice.
+    """
+    named: dict[str, str] = {}
+    for recipe in recipes:
+        label, equals, name = recipe.strip().partition("=")
+        if not equals:
+            label, name = label.replace(":", "."), label
+        if label in named:
+            raise ValueError(f"--recipes names {label!r} twice; give one of them a label of its own, LABEL={name}")
+        named[label] = name
+    return named
 
 
 def _by_label(parameters: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -141,17 +154,18 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
         "wasted on",
     ):
         table.add_column(heading, justify="left" if heading in ("recipe", "wasted on") else "right")
-    first: float | None = None
-    for label in dict.fromkeys(result["recipe"] for result in results):
+    labels = list(dict.fromkeys(result["recipe"] for result in results))
+    first: float | None = None  # stays so where the first recipe did not get there: nothing to compare with
+    for label in labels:
         rows = [result for result in results if result["recipe"] == label]
         costs = [row["rollouts_to_target"] for row in rows if row["reached"]]
         middle = median(costs) if len(costs) == len(rows) else None
-        first = first or middle
+        first = middle if label == labels[0] else first
         paid = sum(row["rollouts_paid"] for row in rows)
         accounts = {cause: sum(row["accounts"][cause] for row in rows) for cause in rows[0]["accounts"]}
         waste = sorted(((n, cause) for cause, n in accounts.items() if n and cause != "trained"), reverse=True)
         table.add_row(
-            label,
+            escape(label),
             f"{len(costs)} of {len(rows)}",
             "not by all" if middle is None else f"{middle:,.0f}",
             f"{min(costs):,} – {max(costs):,}" if costs else "",

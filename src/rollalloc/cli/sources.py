@@ -23,6 +23,11 @@ USUAL: Mapping[str, dict[str, Any]] = {
 }
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
+# Options that a task decides itself; given beside one they would be ignored.
+_OF_OWN_RUNS = (
+    *("prompts", "heldout", "reward", "single_answer", "drop_overlong"),
+    *("max_new_tokens", "temperature", "reward_workers", "reward_limit", "device"),
+)
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
@@ -40,12 +45,16 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
 
 def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
     task = str(given.task)
+    said = [name for name in _OF_OWN_RUNS if getattr(given, name) != getattr(Given(), name)]
+    if said:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     _, preset = preset_of(task, given.pool)
-    tuned = preset.tuned.get(recipe) or Tuned({}, given.learning_rate or _USUAL_RATE)
-    chosen = Tuned({**tuned.parameters, **parameters}, given.learning_rate or tuned.learning_rate)
+    tuned = preset.tuned.get(recipe) or Tuned({}, _USUAL_RATE)
+    chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
     changes = _said(target=given.target, eval_every=given.eval_every, optimizer_steps_per_batch=given.optimizer_steps)
     run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **changes)
-    return replace(run, max_rollouts=given.max_rollouts or run.max_rollouts)
+    return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
@@ -65,14 +74,18 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     )
     settings = Settings(
         seed=seed,
-        sampling=Sampling(given.max_new_tokens or _USUAL_TOKENS, temperature=given.temperature),
-        learning_rate=given.learning_rate or _USUAL_RATE,
+        sampling=Sampling(_or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature),
+        learning_rate=_or(given.learning_rate, _USUAL_RATE),
         optimizer_steps_per_batch=given.optimizer_steps,
         target=given.target,
         **_said(eval_every=given.eval_every),
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def _or(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given
 
 
 def _said(**options: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -35,14 +36,14 @@ def train(
     if given.task:
         one_thread()
     folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
-    console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}")
+    console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
     if run.source.heldout is None:
         console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
     with _Board(console, run.max_rollouts) as board:
         why = execute(run, folder, board.show)
-    console.print(why, highlight=False)
+    console.print(why, highlight=False, markup=False)
     console.print(board.summary())
-    console.print(f"model and metrics are in {folder}")
+    console.print(f"model and metrics are in {folder}", markup=False)
 
 
 class _Board:
@@ -85,5 +86,5 @@ class _Board:
                 table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
         table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
         for reason, count in self._last["unscored"].items():
-            table.add_row(f"unscored: {reason}", f"{count:,}", f"{count / paid:.0%}", style="yellow")
+            table.add_row(escape(f"unscored: {reason}"), f"{count:,}", f"{count / paid:.0%}", style="yellow")
         return table

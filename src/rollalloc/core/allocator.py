@@ -134,7 +134,7 @@ class Allocator:
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
         self._stop_early()
-        if self._purse.owed and self._purse.tokens_spent():
+        if self._purse.overdrawn():
             self._withhold()
         batch = self._full_batch()
         orders: tuple[Order, ...] = ()
@@ -307,9 +307,9 @@ class Allocator:
 
     def _on_done(self, event: Done) -> None:
         first, last = event.version, event.last_version
-        if not (isfinite(event.reward) and isfinite(event.metric)):
+        if not _are_finite(event.reward, event.metric):
             raise EventError(
-                f"rollout {event.rollout}: reward {event.reward} and metric {event.metric} must be finite; "
+                f"rollout {event.rollout}: reward {event.reward!r} and metric {event.metric!r} must be finite numbers; "
                 "tell Failed for a rollout without a score"
             )
         if not 0 <= first <= (first if last is None else last) <= self.version:
@@ -467,6 +467,7 @@ class Allocator:
         if owed:
             group.owed = deque(rollout for rollout in group.owed if rollout not in owed)
             self._purse.owed -= len(owed)
+            self._changed()
         for rollout in rollouts:
             if rollout in group.running:
                 del group.running[rollout], self._owner[rollout]
@@ -489,8 +490,8 @@ class Allocator:
                 self._judge(group)
 
     def _withhold(self) -> None:
-        """The token budget is spent: what was decided and not handed out yet is not ordered."""
-        for group in [group for owing in self._owing for group in owing if group.owed]:
+        """The budget is spent: what was decided and not handed out yet is not ordered."""
+        for group in {group.id: group for owing in self._owing for group in owing if group.owed}.values():
             self._stop(group, list(group.owed))
             if not group.unfinished and not group.done:
                 self._drop(group, "surplus", NOW)
@@ -630,7 +631,6 @@ class Allocator:
         handed = sum(len(order.rollouts) for order in orders)
         if handed:
             self._purse.order(handed)
-            self._cached_view = None
         return tuple(orders)
 
     # ------------------------------------------------------------------------------------------------------- batches
@@ -779,11 +779,18 @@ class Allocator:
                 need=self._need(),
                 held_S=tuple(map(len, self._waiting)),
                 running_S=tuple(self._running_S),
-                paid=self.paid,
+                paid=self._purse.paid + self._purse.owed,
                 left=self._purse.room(),
                 ledger=self.ledger,
             )
         return self._cached_view
+
+
+def _are_finite(reward: float, metric: float) -> bool:
+    try:
+        return isfinite(reward) and isfinite(metric)
+    except TypeError:  # None, or a tensor of several values
+        return False
 
 
 class _Renumbering:

@@ -37,7 +37,10 @@ def unpack(packed: Packed) -> NDArray[Any]:
     dtype = np.dtype(packed["dtype"])
     if dtype.hasobject:
         raise ValueError(f"a packed array holds plain numbers, got dtype {packed['dtype']!r}")
-    flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
+    try:
+        flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
+    except ValueError as error:
+        raise ValueError(f"packed array of {packed['dtype']} cannot be read, {error}; the state is torn") from None
     if flat.size != int(np.prod(packed["shape"])):
         raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is torn")
     return flat.reshape(packed["shape"]).astype(dtype.newbyteorder("="))

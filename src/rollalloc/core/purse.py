@@ -56,10 +56,13 @@ class Purse:
         limits = [left for left in (self._left_in_run(), self._left_in_batch()) if left is not None]
         return max(0, min(limits)) if limits else None
 
-    def tokens_spent(self) -> bool:
-        """Whether a limit on tokens is reached."""
+    def overdrawn(self) -> bool:
+        """Whether what is owed may not be ordered: tokens are spent, or a smaller budget came with a load."""
+        if not self.owed:
+            return False
         budget = self.budget
-        return _spent(budget.run_tokens, self.tokens) or _spent(budget.batch_tokens, self.batch_tokens)
+        tokens = _spent(budget.run_tokens, self.tokens) or _spent(budget.batch_tokens, self.batch_tokens)
+        return tokens or (self._left_in_run() or 0) < 0 or (self._left_in_batch() or 0) < 0
 
     def halt(self) -> Halt:
         """The budget that has no room for the next group."""

@@ -71,7 +71,7 @@ class View:
         need: groups still lacking for the next batch; those still running are not counted as there.
         held_S: groups that passed stage s and wait, shape (S,); the last entry are those ready for a batch.
         running_S: groups in stage s with rollouts still to come, shape (S,).
-        paid: rollouts ordered since the run began.
+        paid: rollouts decided since the run began; those not handed out yet are among them.
         left: rollouts that the budgets still allow, None without a limit.
         ledger: the record of every prompt; read only.
     """

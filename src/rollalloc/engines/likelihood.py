@@ -70,9 +70,10 @@ def exact_success(
     answers: Sequence[Tokens],
     *,
     pad_id: int,
+    temperature: float = 1.0,
     batch_rows: int = 512,
 ) -> NDArray[np.float64]:
-    """Exact chance p_N that a rollout at temperature 1 is right, where every prompt has exactly one right answer.
+    """Exact chance p_N that a rollout is right, where every prompt has exactly one right answer.
 
         p[n] = exp(Σ_t log π(answers[n][t] | prompts[n], answers[n][:t]))
 
@@ -82,6 +83,7 @@ def exact_success(
         prompts: N prompts as token ids.
         answers: their right answers as token ids, EOS included.
         pad_id: any id in the vocabulary.
+        temperature: rollouts are sampled at, above 0.
         batch_rows: rows of one forward pass, at least 1.
 
     Raises:
@@ -94,7 +96,11 @@ def exact_success(
         for start in range(0, len(prompts), batch_rows):
             rows_B = by_length_N[start : start + batch_rows]
             logprobs_BT, _ = completion_logprobs(
-                model, [prompts[row] for row in rows_B], [answers[row] for row in rows_B], pad_id=pad_id
+                model,
+                [prompts[row] for row in rows_B],
+                [answers[row] for row in rows_B],
+                pad_id=pad_id,
+                temperature=temperature,
             )
             p_N[rows_B] = logprobs_BT.double().sum(dim=1).exp().cpu().numpy()
     return p_N

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
+_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
+_OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,8 @@ class Trainer:
         self._seconds = 0.0  # spent on anything but evaluation
         self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
         self._unscored: dict[str, int] = {}
-        self._evaluations: list[tuple[int, float]] = []  # rollouts paid, accuracy
+        self._evaluated_at: int | None = None  # rollouts paid at the last evaluation
+        self._accuracies: list[float] = []  # of the evaluations that have one
         self._barren_groups = 0  # groups trained since one had an advantage
 
     # ------------------------------------------------------------------------------------------------------- the loop
@@ -186,7 +189,7 @@ class Trainer:
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
-        target, latest = self.settings.target, [accuracy for _, accuracy in self._evaluations[-2:]]
+        target, latest = self.settings.target, self._accuracies[-2:]
         if target is not None and len(latest) == 2 and min(latest) >= target:
             return f"target: held-out accuracy {latest[-1]:.4f} reaches {target}"
         if self.settings.max_batches is not None and self._batches >= self.settings.max_batches:
@@ -194,7 +197,8 @@ class Trainer:
         if self.settings.stop_when_barren and self._barren_groups >= max(_PATIENCE, len(self.train.tokens)):
             return (
                 f"barren: the last {self._barren_groups} groups had no reward variance, so nothing was learned; prompts by "
-                f"the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or impossible"
+                f"the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or "
+                "impossible"
             )
         return None
 
@@ -221,9 +225,14 @@ class Trainer:
                 done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
                 events.append(done)
             else:
-                self._unscored[outcome.reason] = self._unscored.get(outcome.reason, 0) + 1
+                self._count_unscored(outcome.reason)
                 events.append(Failed(made.rollout, outcome.reason, tokens))
         return events
+
+    def _count_unscored(self, reason: str) -> None:
+        if reason not in self._unscored and len(self._unscored) >= _REASONS:
+            reason = _OTHER_REASONS
+        self._unscored[reason] = self._unscored.get(reason, 0) + 1
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
         policy = self.policy
@@ -358,27 +367,46 @@ class Trainer:
 
     def _evaluate_if_due(self) -> None:
         """Evaluate at the first batch after each multiple of `eval_every` rollouts paid."""
-        last = self._evaluations[-1][0] if self._evaluations else 0
+        last = self._evaluated_at or 0
         if self.allocator.paid // self.settings.eval_every > last // self.settings.eval_every:
             self._evaluate()
 
     def _evaluate(self) -> None:
         """Held-out accuracy: exact where each prompt has a single right answer, else the mean metric of samples."""
-        if self.heldout is None or (self._evaluations and self._evaluations[-1][0] == self.allocator.paid):
+        if self.heldout is None or self._evaluated_at == self.allocator.paid:
             return
+        self._evaluated_at = self.allocator.paid
         started = time.perf_counter()
         exact = self.heldout.answers is not None
         accuracy, error, unscored = self._exact(self.heldout) if exact else self._sampled(self.heldout)
         if accuracy is None:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", unscored)
         else:
-            self._evaluations.append((self.allocator.paid, accuracy))
-        line = {"kind": "eval", **self._spent(), "accuracy": accuracy, "standard_error": error, "unscored": unscored}
+            self._accuracies.append(accuracy)
+        line = {
+            "kind": "eval",
+            **self._spent(),
+            "accuracy": accuracy,
+            "standard_error": error,
+            "eval_unscored": unscored,
+        }
         self._write(line | {"eval_seconds": round(time.perf_counter() - started, 4)})
 
     def _exact(self, heldout: HeldOut) -> tuple[float, float, int]:
-        p_N = exact_success(self.policy.model, heldout.prompts.tokens, heldout.answers or (), pad_id=self.policy.pad_id)
-        return float(p_N.mean()), 0.0, 0
+        p_N = exact_success(
+            self.policy.model,
+            heldout.prompts.tokens,
+            heldout.answers or (),
+            pad_id=self.policy.pad_id,
+            temperature=self.settings.sampling.temperature,
+        )
+        accuracy = float(p_N.mean())
+        if not isfinite(accuracy):
+            raise FloatingPointError(
+                f"the held-out accuracy is {accuracy} after {self._steps} optimizer steps: the weights diverged; "
+                "try a smaller learning rate"
+            )
+        return accuracy, 0.0, 0
 
     def _sampled(self, heldout: HeldOut) -> tuple[float | None, float | None, int]:
         """Mean over prompts of their mean metric, its standard error over prompts, and the samples without a score."""

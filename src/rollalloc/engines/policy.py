@@ -43,11 +43,12 @@ class Policy:
 
         Raises:
             OSError: no such model, or no safetensors in it.
-            ValueError: a tokenizer without an end-of-sequence token.
+            ValueError: a tokenizer without an end-of-sequence token, or a model that does not say how long its context is.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = AutoTokenizer.from_pretrained(str(name))
+        # The model first: where there is none, its error is the one that says so.
         model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
@@ -56,8 +57,12 @@ class Policy:
             )
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
-        context = int(model.config.max_position_embeddings)
-        return Policy(model, tokenizer, eos_ids, pad_id, context, embeddings.num_embeddings)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is None:
+            raise ValueError(
+                f"{name} does not say how many tokens it attends to; set max_position_embeddings in its config.json"
+            )
+        return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, for `load` and `from_pretrained`."""

@@ -151,21 +151,25 @@ def commit_loo(rewards_G: ArrayLike, stages_G: ArrayLike) -> NDArray[np.float64]
     return advantage_G
 
 
-@dataclass(frozen=True, slots=True)
-class OverGroup:
-    """Advantages from the statistics of the whole group, before the choice of rows."""
-
+@dataclass(frozen=True, slots=True, repr=False)
+class _OfKernel:
     kernel: Kernel
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OverGroup(_OfKernel):
+    """Advantages from the statistics of the whole group, before the choice of rows."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
 
 
-@dataclass(frozen=True, slots=True)
-class OverChosen:
+@dataclass(frozen=True, slots=True, repr=False)
+class OverChosen(_OfKernel):
     """Advantages from the statistics of the chosen rows alone."""
-
-    kernel: Kernel
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G[chosen_M])

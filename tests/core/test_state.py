@@ -1,0 +1,394 @@
+"""Saving and loading: complete, exact, refused with the difference named, and moved to a data set that changed."""
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from rollalloc import Allocator, Budget, PromptTable, recipes
+from rollalloc.core.events import Cancelled, Done, Updated
+from rollalloc.core.packing import pack, pack_tree, unpack, unpack_tree
+from rollalloc.rules import prompts
+
+PC = recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0)
+ALL = {
+    "grpo": recipes.grpo(2, 3),
+    "dapo": recipes.dapo(2, 3, 4),
+    "carry": recipes.dapo(2, 3, 4, "carry"),
+    "pilot_commit": PC,
+    "reprobe": recipes.pilot_commit(2, 2, 2, 6, reprobe_every=1, promote="random"),
+    "pods": recipes.pods(2, 4, 2),
+    "darts": recipes.darts(2, 2, 1, tail="sampled"),
+    "racing": recipes.racing(2, (2, 4, 6), 4, 2),
+    "posterior": replace(PC, prompts=prompts.Posterior()),
+    "weighted": replace(PC, prompts=prompts.Shuffled((1.0,))),
+}
+KEYS = tuple(f"prompt {index}" for index in range(12))
+
+
+def copy_of(allocator, recipe=None, prompts=None, **how):
+    """A new allocator after a passage through JSON."""
+    copy = Allocator(recipe or allocator.recipe, prompts or allocator.table, allocator.seed)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), **how)
+    return copy
+
+
+def step(allocator, rng, capacity=7):
+    """One turn of an asynchronous driver that answers some of what is outstanding; returns the actions."""
+    actions = allocator.ask(capacity)
+    running = [r for order in allocator.outstanding().generate for r in order.rollouts] + list(
+        allocator.outstanding().cancel
+    )
+    ended = [r for r in sorted(running) if rng.random() < 0.6]
+    allocator.tell([Done(r, (r * 7) % 3 / 2, float((r * 5) % 3 > 0), 3 + r % 11, allocator.version) for r in ended])
+    if allocator.outstanding().batch and rng.random() < 0.7:
+        allocator.tell([Updated(allocator.version + 1)])
+    return actions
+
+
+def run(allocator, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    return [step(allocator, rng) for _ in range(steps)]
+
+
+# ------------------------------------------------------------------------------------------------- complete and exact
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("at", [0, 1, 4, 15])
+def test_a_run_goes_on_after_a_load_as_if_nothing_had_happened(name, at):
+    whole, broken = (Allocator(ALL[name], 12, 3) for _ in range(2))
+    run(whole, at)
+    run(broken, at)
+    assert run(whole, 30, seed=1) == run(copy_of(broken), 30, seed=1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_state_is_json_and_a_loaded_allocator_has_the_same(name):
+    allocator = Allocator(ALL[name], PromptTable(KEYS), 0)
+    run(allocator, 12)
+    state = allocator.state_dict()
+    assert json.loads(json.dumps(state)) == json.loads(json.dumps(copy_of(allocator).state_dict()))
+
+
+def test_a_saved_state_does_not_change_with_what_is_told_later():
+    """E.g. while another thread writes it to disk."""
+    allocator = Allocator(recipes.darts(2, 1, 0, tail="none"), 6, 0)
+    orders = allocator.ask().generate
+    state = allocator.state_dict()
+    before = json.dumps(state)
+    allocator.tell([Cancelled(rollout, 1) for order in orders for rollout in order.rollouts])
+    assert json.dumps(state) == before
+
+
+def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on():
+    allocator = Allocator(PC, 12, 0)
+    run(allocator, 5)
+    state = json.loads(json.dumps(allocator.state_dict()))
+    before = deepcopy(state)
+    copy = Allocator(PC, 12, 0)
+    copy.load_state_dict(state)
+    run(copy, 10)
+    assert state == before
+
+
+def test_a_subclass_keeps_what_it_added():
+    class Mine(Allocator):
+        label = ""
+
+    mine = Mine(PC, 12, 0)
+    mine.label = "mine"
+    mine.load_state_dict(Allocator(PC, 12, 0).state_dict())
+    assert mine.label == "mine"
+
+
+@dataclass(frozen=True)
+class Remembers(prompts.Shuffled):
+    """A prompt rule whose memory holds a list of arrays."""
+
+    def init(self, table):
+        return super().init(table) | {"history": [np.arange(3), [np.zeros(1)]], "word": "x"}
+
+
+def test_a_rules_memory_may_hold_lists_of_arrays():
+    allocator = Allocator(replace(PC, prompts=Remembers()), 12, 0)
+    run(allocator, 3)
+    copy = copy_of(allocator)
+    assert copy._memory["history"][0].tolist() == [0, 1, 2]
+    assert copy._memory["word"] == "x"
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(3, dtype=np.int32), np.zeros((2, 0)), np.array(2.5), np.array([True, False]), np.arange(4)[::2]]
+)
+def test_pack_and_unpack_are_inverse(array):
+    packed = json.loads(json.dumps(pack(array)))
+    back = unpack(packed)
+    assert (back.dtype, back.shape, back.tolist()) == (array.dtype, array.shape, array.tolist())
+    assert back.flags.writeable
+    assert unpack_tree(pack_tree({"a": [array]}))["a"][0].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("name", ["grpo", "pilot_commit"])
+def test_a_prompt_costs_at_most_64_bytes_saved(name):
+    count = 100_000
+    allocator = Allocator(ALL[name], PromptTable([str(index) for index in range(count)]), 0)
+    allocator.ask()
+    assert len(json.dumps(allocator.state_dict())) <= 64 * count
+
+
+def test_a_prompt_costs_at_most_64_bytes_in_memory():
+    count = 100_000
+    for rule in (prompts.Shuffled(), prompts.Posterior()):
+        allocator = Allocator(replace(PC, prompts=rule), count, 0)
+        owners = (vars(allocator.ledger), vars(allocator._roster), allocator._memory)
+        size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
+        assert size <= 64 * count
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def refuse(state, message, recipe=PC, prompts=12, seed=0, **how):
+    """The state is refused, and the allocator is as it was."""
+    allocator = Allocator(recipe, prompts, seed)
+    run(allocator, 6)
+    before = allocator.state_dict()
+    with pytest.raises(ValueError, match=message):
+        allocator.load_state_dict(state, **how)
+    assert allocator.state_dict() == before
+    run(allocator, 2)
+
+
+@pytest.fixture
+def saved():
+    allocator = Allocator(PC, 12, 0)
+    run(allocator, 5)
+    return json.loads(json.dumps(allocator.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "path", [(), ("ledger",), ("roster",), ("purse",), ("accounts",), ("ledger", "attempts_N")], ids="/".join
+)
+def test_keys_are_exact_at_every_level(saved, path):
+    for change in ("missing", "unknown"):
+        state = deepcopy(saved)
+        part = state
+        for key in path:
+            part = part[key]
+        if change == "missing":
+            named = next(iter(part))
+            del part[named]
+        else:
+            named = "surprise"
+            part[named] = 1
+        refuse(state, rf"{change} keys \['{named}'\]")
+
+
+def test_another_schema_or_seed_is_refused(saved):
+    refuse(saved | {"schema": 99}, "expected a state of schema 1 and seed 0, got schema 99 and seed 0")
+    refuse(
+        saved, "expected a state of schema 1 and seed 5, got schema 1 and seed 0; make .* with the saved seed", seed=5
+    )
+
+
+@pytest.mark.parametrize("keep", [8, 7, 5])
+def test_a_torn_array_is_refused(saved, keep):
+    torn = saved["ledger"]["successes_N"]
+    torn["base64"] = torn["base64"][:keep]
+    refuse(saved, "packed array of <f8 cannot be read, .*; the state is torn")
+    torn["base64"] = pack(np.zeros(5))["base64"]
+    refuse(saved, r"packed array has 5 entries for shape \[12\]; the state is torn")
+
+
+def test_an_array_of_objects_is_refused(saved):
+    saved["ledger"]["successes_N"]["dtype"] = "|O"
+    refuse(saved, "a packed array holds plain numbers")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "path"),
+    [
+        (replace(PC, groups=3), "recipe.groups: saved 2, given 3"),
+        (recipes.pilot_commit(2, 2, 3, 6, p_lower=0.0), r"recipe.stages\[1\].size.n: saved 2, given 3"),
+        (recipes.pilot_commit(2, 2, 2, 6), r"recipe.stages\[0\].judge.p_lower: saved 0.0, given 0.125"),
+        (replace(PC, budget=Budget(run_rollouts=9)), "recipe.budget.run_rollouts: saved None, given 9"),
+        (recipes.grpo(2, 2), "recipe.stages: saved "),
+    ],
+)
+def test_another_recipe_is_refused_and_the_field_named(saved, recipe, path):
+    refuse(saved, rf"another recipe \(accept_recipe=True goes on all the same\): .*{path}", recipe)
+
+
+def test_another_data_set_is_refused(saved):
+    refuse(saved, "the state was saved for 12 prompts, this data set has 13 or other keys; remap", prompts=13)
+    refuse(saved, "the state was saved for 12 prompts, this data set has 12 or other keys", prompts=PromptTable(KEYS))
+
+
+@pytest.mark.parametrize("remap", ["keys", "names", [0] * 12, [0, 1], list(range(1, 13))])
+def test_a_remap_that_is_none_is_refused(saved, remap):
+    refuse(saved, "remap must", remap=remap)
+
+
+# ----------------------------------------------------------------------------------------------------- another recipe
+
+
+def test_an_accepted_recipe_goes_on_from_the_state():
+    allocator = Allocator(PC, 12, 0)
+    run(allocator, 5)
+    copy = copy_of(allocator, recipes.pilot_commit(2, 2, 4, 6), accept_recipe=True)
+    assert copy.paid == allocator.paid
+    assert {len(o.rollouts) for a in run(copy, 20) for o in a.generate if o.stage == 1} <= {1, 2, 3, 4}
+    assert sum(copy.accounts().values()) == copy.paid
+
+
+def test_groups_in_flight_do_not_fit_a_recipe_with_other_stages(saved):
+    refuse(
+        saved,
+        "groups are in flight in 2 stages, this recipe has 1; finish them",
+        recipes.grpo(2, 2),
+        accept_recipe=True,
+    )
+
+
+def test_without_groups_in_flight_the_stages_may_be_others():
+    allocator = Allocator(PC, 12, 0)
+    copy = copy_of(allocator, recipes.grpo(2, 2), accept_recipe=True)
+    orders = copy.ask().generate
+    copy.tell([Done(r, r % 2, r % 2, 1, 0) for order in orders for r in order.rollouts])
+    assert len(copy.ask().batch.rows) == 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, (1.0, 1.0)), ((1.0, 1.0), None), ("posterior", None)])
+def test_a_prompt_rule_whose_memory_has_another_shape_begins_afresh(before, after):
+    table = PromptTable(12, source_N=[0, 1] * 6)
+
+    def recipe(weights):
+        return replace(PC, prompts=prompts.Posterior() if weights == "posterior" else prompts.Shuffled(weights))
+
+    allocator = Allocator(recipe(before), table, 0)
+    run(allocator, 5)
+    copy = copy_of(allocator, recipe(after), accept_recipe=True)
+    run(copy, 20)
+    assert sum(copy.accounts().values()) == copy.paid
+
+
+def test_a_run_that_its_budget_ended_goes_on_under_a_larger_one():
+    def recipe(limit):
+        return replace(recipes.grpo(1, 2), budget=Budget(run_rollouts=limit))
+
+    allocator = Allocator(recipe(2), 4, 0)
+    allocator.ask()
+    allocator.tell([Done(0, 1, 1, 1, 0), Done(1, 0, 0, 1, 0)])
+    assert allocator.ask().batch is not None
+    allocator.tell([Updated(1)])
+    assert allocator.ask().finished
+    assert copy_of(allocator).ask().finished == allocator.ask().finished
+    copy = copy_of(allocator, recipe(4), accept_recipe=True)
+    assert len(copy.ask().generate) == 1
+
+
+# --------------------------------------------------------------------------------------------------- another data set
+
+
+def in_flight(allocator):
+    """Prompt of every group in flight, by what the allocator repeats."""
+    return {order.group: order.prompt for order in allocator.outstanding().generate}
+
+
+def test_remap_by_keys_moves_the_records_and_finds_new_and_lost_prompts():
+    allocator = Allocator(PC, PromptTable(KEYS), 0)
+    run(allocator, 12)
+    keys = ("new", *KEYS[6:], *KEYS[:4], "also new")  # 4 and 5 are lost
+    copy = copy_of(allocator, prompts=PromptTable(keys), remap="keys")
+    for index, key in enumerate(keys):
+        old = allocator.ledger.record(KEYS.index(key)) if key in KEYS else None
+        new = copy.ledger.record(index)
+        if old is None:
+            assert (new.attempts, new.fate, new.version) == (0, "new", -1)
+        else:
+            assert repr(new) == repr(old)
+    lost = [index for index, key in enumerate(KEYS) if key not in keys]
+    assert lost == [4, 5]
+    assert in_flight(copy) == {
+        group: keys.index(KEYS[prompt]) for group, prompt in in_flight(allocator).items() if prompt not in lost
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_remap_keeps_the_counts_and_the_run_goes_on(name):
+    allocator = Allocator(ALL[name], PromptTable(KEYS), 0)
+    run(allocator, 9)
+    lost = sorted(set(in_flight(allocator).values()))[:1]  # one that is surely in flight, if any is
+    keys = (*reversed([key for index, key in enumerate(KEYS) if index not in lost]), "new")
+    copy = copy_of(allocator, prompts=PromptTable(keys), remap="keys")
+    assert copy.paid == allocator.paid == sum(copy.accounts().values())
+    by_indices = Allocator(ALL[name], PromptTable(keys), 0)
+    source_N = [KEYS.index(key) if key in KEYS else -1 for key in keys]
+    by_indices.load_state_dict(allocator.state_dict(), remap=source_N)
+    assert by_indices.state_dict() == copy.state_dict()
+    actions = run(copy, 40)
+    assert sum(copy.accounts().values()) == copy.paid
+    assert any(a.batch for a in actions)
+    assert {order.prompt for a in actions for order in a.generate} <= set(range(len(keys)))
+    released = [rollout for a in actions for rollout in a.release]
+    assert len(released) == len(set(released))
+
+
+def test_groups_in_flight_of_lost_prompts_are_dropped_and_their_rollouts_cancelled():
+    allocator = Allocator(recipes.grpo(2, 3), PromptTable(KEYS[:3]), 0)
+    first, second = allocator.ask().generate
+    allocator.tell([Done(first.rollouts[0], 1, 1, 5, 0)])
+    kept = [key for index, key in enumerate(KEYS[:3]) if index != first.prompt]
+    copy = copy_of(allocator, prompts=PromptTable(kept), remap="keys")
+    assert [order.group for order in copy.outstanding().generate] == [second.group]
+    actions = copy.ask()
+    assert set(actions.cancel) == set(first.rollouts[1:])
+    assert actions.release == first.rollouts[:1]
+    copy.tell([Cancelled(rollout, 2) for rollout in actions.cancel])
+    accounts = copy.accounts()
+    assert (accounts["surplus"], accounts["cancelled"]) == (1, 2)
+    assert sum(accounts.values()) == copy.paid
+
+
+def test_a_batch_in_training_survives_the_loss_of_its_prompts():
+    allocator = Allocator(recipes.grpo(1, 2), PromptTable(("a", "b")), 0)
+    order = allocator.ask().generate[0]
+    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for r in order.rollouts])
+    batch = allocator.ask().batch
+    copy = copy_of(allocator, prompts=PromptTable(("x", "b" if order.prompt == 0 else "a")), remap="keys")
+    assert [row.rollout for row in copy.outstanding().batch.rows] == [row.rollout for row in batch.rows]
+    copy.tell([Updated(1)])
+    assert set(copy.ask().release) == set(order.rollouts)
+
+
+def test_eviction_and_epochs_move_with_the_prompts():
+    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0)
+    allocator = Allocator(recipe, PromptTable(KEYS[:3]), 0)
+    order = allocator.ask().generate[0]
+    allocator.tell([Done(order.rollouts[0], 1, 1, 1, 0)])  # solved: never again
+    solved = KEYS[order.prompt]
+    keys = (*(key for key in KEYS[:3] if key != solved), solved)
+    copy = copy_of(allocator, prompts=PromptTable(keys), remap="keys")
+    seen = set()
+    for _ in range(30):
+        actions = copy.ask()
+        seen |= {order.prompt for order in actions.generate}
+        copy.tell([Done(r, 0, 0, 1, copy.version) for order in actions.generate for r in order.rollouts])
+        if actions.batch:
+            copy.tell([Updated(copy.version + 1)])
+    assert seen == {0, 1}
+
+
+def test_a_smaller_budget_on_loading_withholds_what_was_decided_and_not_ordered():
+    allocator = Allocator(recipes.grpo(2, 3), 12, 0)
+    assert len(allocator.ask(2).generate[0].rollouts) == 2
+    copy = copy_of(allocator, replace(recipes.grpo(2, 3), budget=Budget(run_rollouts=3)), accept_recipe=True)
+    assert copy.ask().generate == ()
+    copy.tell([Done(0, 1, 1, 1, 0), Done(1, 0, 0, 1, 0)])
+    batch = copy.ask().batch
+    assert [row.rollout for row in batch.rows] == [0, 1]
+    assert batch.short_because.startswith("budget")
+    assert copy.paid == sum(copy.accounts().values()) == 2

@@ -1,0 +1,121 @@
+"""A language model of about three thousand parameters, prompts for it, and a trainer: what the engine's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.data.prompts import EncodedPrompts, PromptSet
+from rollalloc.engines.native import Settings, Trainer
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampler import Sampling
+from rollalloc.rewards.scorers import InlineScorer, Scorer
+
+WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_policy(seed: int = 1) -> Policy:
+    """A random Llama over `WORDS`: one layer of width 16, confident enough that rollouts differ from each other."""
+    tokenizer = word_tokenizer(WORDS)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).eval()
+    return Policy(model, tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
+
+
+def make_prompts(count: int) -> EncodedPrompts:
+    """Different prompts of three skills each; the ground truth is one image."""
+    tokenizer = word_tokenizer(WORDS)
+    numbers_N3 = [np.base_repr(prompt, 6).zfill(3) for prompt in range(count)]
+    texts = tuple(" ".join(f"k{digit}" for digit in digits) + " =" for digits in numbers_N3)
+    prompt_set = PromptSet(
+        keys=tuple(f"test/{prompt}" for prompt in range(count)),
+        sources=("test",) * count,
+        prompts=texts,
+        ground_truths=tuple(f"a{prompt % 4}" for prompt in range(count)),
+        extra_infos=tuple({"index": prompt} for prompt in range(count)),
+    )
+    return EncodedPrompts(prompt_set, tuple(tuple(ids) for ids in tokenizer(list(texts))["input_ids"]))
+
+
+def names_an_image(*, data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    """Right where the first word is an image, whichever: true of about a third of a random model's rollouts."""
+    return float(solution_str.startswith("a"))
+
+
+SETTINGS = Settings(sampling=Sampling(3), learning_rate=1e-3, eval_every=100, stop_when_barren=True)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return make_policy()
+
+
+@pytest.fixture
+def trainer_of() -> Callable[..., Trainer]:
+    """(recipe, rollouts to pay, **changes) → a trainer on a fresh policy; `changes` also of the settings."""
+
+    def made(
+        recipe: Any,
+        max_rollouts: int | None = None,
+        *,
+        reward: Callable[..., Any] = names_an_image,
+        scorer: Scorer | None = None,
+        prompts: int | EncodedPrompts = 40,
+        policy: Policy | None = None,
+        folder: Any = None,
+        heldout: Any = None,
+        listener: Any = None,
+        **changes: Any,
+    ) -> Trainer:
+        recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=max_rollouts))
+        return Trainer(
+            policy or make_policy(),
+            recipe,
+            make_prompts(prompts) if isinstance(prompts, int) else prompts,
+            scorer or InlineScorer(reward),
+            replace(SETTINGS, **changes),
+            heldout=heldout,
+            folder=folder,
+            listener=listener,
+        )
+
+    return made
+
+
+@pytest.fixture
+def prompts_of() -> Callable[[int], EncodedPrompts]:
+    return make_prompts
+
+
+@pytest.fixture
+def policy_of() -> Callable[..., Policy]:
+    return make_policy

@@ -1,0 +1,631 @@
+"""The native trainer on a model of two thousand parameters: what it trains on, what it pays, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rollalloc import recipes
+from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.engines.likelihood import completion_logprobs
+from rollalloc.engines.native import HeldOut, Settings
+from rollalloc.engines.sampler import Sampling
+from rollalloc.rewards.scorers import WorkerScorer
+
+RECIPES = {
+    "grpo": recipes.grpo(4, 4),
+    "dapo": recipes.dapo(4, 4, 8),
+    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
+    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
+    "pods": recipes.pods(4, 8, 4),
+    "darts": recipes.darts(4, 3, 1),
+    "racing": recipes.racing(4, (2, 4), 8),
+}
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+FIRST_IMAGE = 9  # token id of "a0" in the fixtures' vocabulary
+
+
+def constant(value):
+    return lambda **_: value
+
+
+def spied(trainer):
+    """The rows of each optimizer step, as lists of a batch, filled while the trainer runs."""
+    batches, train_on, step = [], trainer._train_on, trainer._step
+
+    def training_on(batch):
+        batches.append((batch, []))
+        train_on(batch)
+
+    def stepping(rows, proximal):
+        batches[-1][1].append(rows)
+        return step(rows, proximal)
+
+    trainer._train_on, trainer._step = training_on, stepping
+    return batches
+
+
+def next_batch(trainer):
+    """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
+    while (actions := trainer.allocator.ask()).batch is None:
+        trainer._release(actions)
+        trainer.allocator.tell(trainer._roll_out(actions))
+    return actions.batch
+
+
+def lines_of(folder):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_seconds(lines):
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
+
+
+# Optimizer steps and what they train on
+
+
+@every_recipe
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
+    lines = []
+    trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
+    taken, take = [], trainer.optimizer.step
+    trainer.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
+    assert trainer.run().startswith("max_batches")
+    assert Counter(taken) == dict.fromkeys(range(4), steps)
+    assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
+    assert lines[-1]["optimizer_steps"] == 4 * steps
+
+
+@every_recipe
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_row_of_a_batch_is_trained_once(trainer_of, name, steps):
+    trainer = trainer_of(RECIPES[name], 300, optimizer_steps_per_batch=steps)
+    batches = spied(trainer)
+    trainer.run()
+    assert len(batches) > 2
+    seen = Counter()
+    for batch, parts in batches:
+        trained = Counter(row for rows in parts for row in rows)
+        assert trained == Counter(batch.rows)
+        seen.update(row.rollout for row in batch.rows)
+        if len({row.group for row in batch.rows}) >= steps:  # groups stay whole, and parts are even
+            assert max(Counter(group for rows in parts for group in {row.group for row in rows}).values()) == 1
+            sizes = [len({row.group for row in rows}) for rows in parts]
+            assert max(sizes) - min(sizes) <= 1
+    assert set(seen.values()) == {1}
+    accounts = trainer.allocator.accounts()
+    with_signal = sum(row.advantage != 0 for batch, _ in batches for row in batch.rows)
+    assert 0 < with_signal <= accounts["trained"] <= len(seen) <= accounts["trained"] + accounts["zero_variance"]
+
+
+def test_a_batch_of_fewer_groups_than_steps_is_split_by_rows(trainer_of):
+    trainer = trainer_of(recipes.grpo(2, 4), max_batches=2, optimizer_steps_per_batch=4)
+    batches = spied(trainer)
+    trainer.run()
+    for batch, parts in batches:
+        assert [len(rows) for rows in parts] == [2, 2, 2, 2]
+        assert Counter(row for rows in parts for row in rows) == Counter(batch.rows)
+
+
+def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):
+    trainer = trainer_of(recipes.grpo(1, 2), max_batches=1, optimizer_steps_per_batch=4)
+    batches = spied(trainer)
+    with caplog.at_level(logging.WARNING):
+        trainer.run()
+    assert [len(rows) for _, parts in batches for rows in parts] == [1, 1]
+    assert "2 rows cannot be split into 4 optimizer steps" in caplog.text
+
+
+def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(trainer_of):
+    """At the first step every ratio is 1, so that a token's loss is minus its advantage."""
+    trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9)
+    batch = next_batch(trainer)
+    rows = list(batch.rows)
+    length = {row.rollout: len(trainer._payloads[row.rollout].generation.tokens) for row in rows}
+    silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
+    assert 0 < silent < sum(length.values())
+
+    trainer.policy.model.zero_grad()
+    logprobs_BT, _ = completion_logprobs(
+        trainer.policy.model,
+        [trainer.train.tokens[row.prompt] for row in rows],
+        [trainer._payloads[row.rollout].generation.tokens for row in rows],
+        pad_id=PAD_ID,
+    )
+    advantage_B = torch.tensor([row.advantage for row in rows])
+    (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
+    expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
+
+    figures = trainer._step(rows, trainer._proximal(batch))
+    by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
+    assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+    for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_rows_per_forward_changes_nothing_but_memory(trainer_of):
+    ended = []
+    for rows_per_forward in (1, 5, 512):
+        trainer = trainer_of(
+            RECIPES["pilot_commit"], max_batches=3, rows_per_forward=rows_per_forward, optimizer_steps_per_batch=2
+        )
+        trainer.run()
+        ended.append(weights(trainer))
+    torch.testing.assert_close(ended[0], ended[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ended[1], ended[2], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ended[2], weights(trainer_of(RECIPES["grpo"])), rtol=1e-4, atol=1e-5)  # it did train
+
+
+def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
+    lines = []
+    trainer_of(
+        RECIPES["grpo"],
+        max_batches=4,
+        warmup_steps=6,
+        optimizer_steps_per_batch=2,
+        learning_rate=6e-3,
+        listener=lines.append,
+    ).run()
+    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
+    assert rates == pytest.approx([2e-3, 4e-3, 6e-3, 6e-3])
+
+
+# Log-probabilities: kept, and corrected where they are old
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature):
+    trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=temperature))
+    batch = next_batch(trainer)
+    assert {row.rollout for row in batch.rows} == set(trainer._payloads)
+    payloads = [trainer._payloads[row.rollout] for row in batch.rows]
+    with torch.no_grad():
+        logprobs_BT, mask_BT = completion_logprobs(
+            trainer.policy.model,
+            [trainer.train.tokens[payload.prompt] for payload in payloads],
+            [payload.generation.tokens for payload in payloads],
+            pad_id=PAD_ID,
+            temperature=temperature,
+        )
+    kept = np.concatenate([payload.generation.logprobs for payload in payloads])
+    np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
+
+
+def stale_batch(trainer_of, learning_rate=0.03):
+    """A trainer, a batch of it that holds stale rows with and fresh rows without a correction, and its proximal."""
+    trainer = trainer_of(RECIPES["pilot_commit"], learning_rate=learning_rate)
+    for _ in range(20):
+        batch = next_batch(trainer)
+        if any(row.version < batch.version for row in batch.rows):
+            return trainer, batch, trainer._proximal(batch)
+        trainer._train_on(batch)
+    raise AssertionError("no batch had stale rows")
+
+
+def test_stale_rows_get_truncated_importance_weights(trainer_of):
+    trainer, batch, proximal = stale_batch(trainer_of)
+    stale = [row for row in batch.rows if row.version < batch.version]
+    assert proximal.keys() == {row.rollout for row in stale if row.advantage}
+    factors = []
+    for row in batch.rows:
+        if not row.advantage:
+            continue
+        kept_T = trainer._payloads[row.rollout].generation.logprobs.astype(np.float64)
+        now_T = trainer._logprobs([row])[0][0].detach().double().numpy()
+        loss, outside = trainer._loss([row], proximal)
+        if row.version < batch.version:
+            factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
+            factors += factor_T.tolist()
+        else:
+            factor_T = np.ones(len(kept_T))
+            np.testing.assert_allclose(kept_T, now_T, atol=1e-4)
+        assert loss.item() == pytest.approx(-row.advantage * row.weight * factor_T.sum(), rel=1e-3)
+        assert outside == 0  # the ratio starts at 1 from the proximal policy, however old the row
+    assert max(abs(np.array(factors) - 1)) > 0.05  # the weights moved, so that the correction is one
+
+
+@pytest.mark.parametrize("shift", [0.7, -0.3])
+def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(trainer_of, shift):
+    """Sampled from a policy that liked the tokens better than we know: they count less, and the other way round."""
+    trainer, batch, proximal = stale_batch(trainer_of, learning_rate=1e-3)
+    changed = 0
+    for row in batch.rows:
+        if row.version == batch.version or not row.advantage:
+            continue
+        before = trainer._loss([row], proximal)[0].item()
+        payload = trainer._payloads[row.rollout]
+        wrong = replace(payload.generation, logprobs=payload.generation.logprobs + np.float32(shift))
+        trainer._payloads[row.rollout] = replace(payload, generation=wrong)
+        assert trainer._loss([row], proximal)[0].item() == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        changed += 1
+    assert changed
+
+
+# Payloads
+
+
+@every_recipe
+def test_payloads_are_released(trainer_of, name):
+    held = []
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer._payloads)))
+    assert trainer.run().startswith("budget")
+    assert trainer._payloads == {}
+    assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
+
+
+def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
+    trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
+    trainer.run()
+    trainer._release(trainer.allocator.ask())
+    held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
+    assert set(trainer._payloads) == held != set()
+
+
+# Metrics
+
+
+@every_recipe
+def test_every_line_accounts_for_every_rollout_paid(trainer_of, prompts_of, tmp_path, name):
+    heldout = HeldOut(prompts_of(8), ((FIRST_IMAGE, EOS_ID),) * 8)
+    listened = []
+    trainer = trainer_of(RECIPES[name], 300, folder=tmp_path, heldout=heldout, listener=listened.append)
+    why = trainer.run()
+    lines = lines_of(tmp_path)
+    assert lines == json.loads(json.dumps(listened))
+    for line in lines:
+        assert sum(line["accounts"].values()) == line["rollouts_paid"] <= 300
+    for column in ("rollouts_paid", "tokens_paid", "version", "optimizer_steps", "seconds", "epoch"):
+        values = [line[column] for line in lines]
+        assert values == sorted(values)
+    assert {line["kind"] for line in lines} == {"eval", "batch", "end"}
+    assert [line["kind"] for line in lines].index("eval") == 0
+    assert [line["kind"] for line in lines[-2:]] == ["eval", "end"]
+    assert lines[-1]["why"] == why
+    assert lines[-1]["accounts"]["open"] == 0
+    evaluated = [line["rollouts_paid"] for line in lines if line["kind"] == "eval"]
+    assert len(set(evaluated)) == len(evaluated) >= 4
+    # One evaluation in each hundred that was paid, besides the first and the last.
+    assert len({paid // 100 for paid in evaluated[:-1]}) == len(evaluated[:-1])
+
+
+def test_figures_are_means_over_everything_generated(trainer_of):
+    """Those of the dropped groups included: DAPO's batches alone would look as if half were solved."""
+    rewards, lines, waves = [], [], []
+
+    def reward(*, solution_str, **_):
+        rewards.append(float(solution_str.startswith("a")))
+        return {"score": rewards[-1] - 0.5, "acc": rewards[-1]}
+
+    def listen(line):
+        if line["kind"] == "batch":
+            lines.append(line)
+            waves.append(rewards.copy())
+            rewards.clear()
+
+    trainer_of(RECIPES["dapo"], max_batches=4, reward=reward, listener=listen).run()
+    assert [line["metric_mean"] for line in lines] == pytest.approx([np.mean(wave) for wave in waves])
+    assert [line["reward_mean"] for line in lines] == pytest.approx([np.mean(wave) - 0.5 for wave in waves])
+    assert any(len(wave) > line["rows"] for line, wave in zip(lines, waves, strict=True))
+
+
+def test_the_same_seed_twice_is_the_same_run(trainer_of, prompts_of, tmp_path):
+    ended, metrics = [], []
+    for run, seed in enumerate((3, 3, 4)):
+        folder = tmp_path / str(run)
+        trainer = trainer_of(
+            RECIPES["pilot_commit"], 300, seed=seed, folder=folder, heldout=HeldOut(prompts_of(8)), eval_samples=2
+        )
+        trainer.run()
+        ended.append(weights(trainer))
+        metrics.append(without_seconds(lines_of(folder)))
+    assert metrics[0] == metrics[1] != metrics[2]
+    assert torch.equal(ended[0], ended[1])
+    assert not torch.equal(ended[0], ended[2])
+
+
+def test_a_second_run_in_a_folder_replaces_the_first(trainer_of, tmp_path):
+    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
+    once = without_seconds(lines_of(tmp_path))
+    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
+    assert without_seconds(lines_of(tmp_path)) == once
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "model", "allocator.json"}
+
+
+# Rewards that give no score
+
+
+def unscored_for_some(*, extra_info, solution_str, **_):
+    match extra_info["index"] % 5:
+        case 0:
+            return None
+        case 1:
+            return math.nan
+        case 2:
+            raise KeyError("no such answer")
+    return float(solution_str.startswith("a"))
+
+
+@every_recipe
+def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name):
+    lines = []
+    trainer = trainer_of(RECIPES[name], 400, reward=unscored_for_some, listener=lines.append)
+    batches = spied(trainer)
+    trainer.run()
+    reasons = {"None": 0, "nan": 0, "KeyError": 0}
+    for reason, count in lines[-1]["unscored"].items():
+        [kind] = [kind for kind in reasons if kind in reason]
+        reasons[kind] += count
+    assert min(reasons.values()) > 0
+    assert sum(reasons.values()) == lines[-1]["accounts"]["failed"] + lines[-1]["accounts"]["cancelled"]
+    trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
+    assert trained == {3, 4}
+    assert trainer._payloads == {}
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit"])
+@pytest.mark.parametrize("result", [None, math.inf, "1.0"])
+def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, name, result):
+    lines = []
+    trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
+    before = weights(trainer)
+    why = trainer.run()
+    assert why.startswith("barren")
+    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] > 0
+    assert torch.equal(weights(trainer), before)
+
+
+def test_reasons_that_quote_the_completion_do_not_fill_the_metrics(trainer_of):
+    lines, calls = [], []
+
+    def reward(**_):
+        calls.append(None)
+        raise ValueError(f"cannot parse {len(calls)}")
+
+    trainer_of(RECIPES["grpo"], 200, reward=reward, listener=lines.append).run()
+    assert len(lines[-1]["unscored"]) <= 30
+    assert sum(lines[-1]["unscored"].values()) == 200
+
+
+def test_a_hanging_reward_does_not_hang_the_run(trainer_of, tmp_path):
+    """Two rollouts of one prompt hang; the limit ends them and the rest is scored and trained."""
+    file = tmp_path / "hanging.py"
+    file.write_text(
+        "import time\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if extra_info['index'] == 0:\n"
+        "        time.sleep(3600)\n"
+        "    return float(solution_str.startswith('a'))\n"
+    )
+    lines = []
+    with WorkerScorer(f"{file}:score", limit_s=0.5) as scorer:
+        trainer = trainer_of(recipes.grpo(2, 2), 8, prompts=4, scorer=scorer, listener=lines.append)
+        batches = spied(trainer)
+        assert trainer.run().startswith("budget")
+    assert lines[-1]["unscored"] == {"timed out after 0.5 s": 2}
+    assert lines[-1]["accounts"]["failed"] == 2
+    assert {row.prompt for batch, _ in batches for row in batch.rows} == {1, 2, 3}
+
+
+# How a run ends
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dapo_carry", "pilot_commit", "racing", "pods"])
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_prompts_that_are_all_solved_or_all_impossible_end_the_run(trainer_of, name, score):
+    lines = []
+    trainer = trainer_of(RECIPES[name], reward=constant(score), listener=lines.append)
+    before = weights(trainer)
+    why = trainer.run()
+    expected = "prompts: none of 40 may be drawn" if (name, score) == ("pilot_commit", 1.0) else "barren:"
+    assert why.startswith(expected)
+    assert {"solved", "impossible", "zero_variance", "out_of_band"} & set(
+        why.replace("/", " ").replace("'", " ").split()
+    )
+    # A few hundred groups of at most eight rollouts, not a loop.
+    assert lines[-1]["rollouts_paid"] <= 8 * (256 + 40 + 12)
+    assert lines[-1]["accounts"]["trained"] == 0
+    assert torch.equal(weights(trainer), before)
+
+
+def test_a_barren_run_goes_on_where_that_is_wished(trainer_of):
+    trainer = trainer_of(RECIPES["grpo"], reward=constant(0.0), stop_when_barren=False, max_batches=80)
+    assert trainer.run().startswith("max_batches")
+
+
+@every_recipe
+@pytest.mark.parametrize("budget", [1, 15, 16, 17, 95, 200])
+def test_the_budget_is_never_exceeded(trainer_of, name, budget):
+    lines = []
+    trainer = trainer_of(RECIPES[name], budget, listener=lines.append)
+    assert trainer.run().startswith("budget")
+    assert lines[-1]["rollouts_paid"] <= budget
+    assert lines[-1]["rollouts_paid"] > budget - 12  # and used, up to the room for one more group
+
+
+def with_accuracies(trainer, accuracies):
+    """Let the held-out accuracy be these, one an evaluation."""
+    left = iter(accuracies)
+    trainer._exact = lambda _: (next(left), 0.0, 0)
+    return trainer
+
+
+def test_the_target_must_hold_at_two_evaluations_in_a_row(trainer_of, prompts_of):
+    lines = []
+    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
+    trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.8, eval_every=32, listener=lines.append)
+    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85]).run()
+    assert why == "target: held-out accuracy 0.8500 reaches 0.8"
+    assert [line["accuracy"] for line in lines if line["kind"] == "eval"] == [0.5, 0.9, 0.79, 0.8, 0.85]
+    assert lines[-1]["rollouts_paid"] == 4 * 32
+
+
+def test_a_target_that_holds_from_the_start_is_confirmed_once(trainer_of, prompts_of):
+    lines = []
+    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
+    trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.5, eval_every=32, listener=lines.append)
+    assert with_accuracies(trainer, [0.9, 0.9]).run().startswith("target")
+    assert lines[-1]["rollouts_paid"] == 32
+
+
+def test_a_gradient_that_diverges_is_an_error(trainer_of):
+    trainer = trainer_of(RECIPES["grpo"], learning_rate=1e30, optimizer_steps_per_batch=2)
+    with pytest.raises(FloatingPointError, match="gradient's norm is nan in optimizer step 2"):
+        trainer.run()
+
+
+def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompts_of, tmp_path):
+    """Nothing is generated after it, so that only the evaluation can see it; NaN is not an accuracy."""
+
+    def poison(line):
+        if line["kind"] == "batch":
+            with torch.no_grad():
+                trainer.policy.model.lm_head.weight.fill_(math.nan)
+
+    answers = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
+    trainer = trainer_of(RECIPES["grpo"], max_batches=1, heldout=answers, listener=poison, folder=tmp_path)
+    with pytest.raises(FloatingPointError, match="held-out accuracy is nan after 1 optimizer steps"):
+        trainer.run()
+    assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "batch"]
+
+
+# Held-out prompts
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, policy_of, temperature):
+    """Error rate: 4.5 standard errors of a mean of independent samples, below 1 in 100,000 for each temperature."""
+    policy, prompts, samples = policy_of(), prompts_of(12), 400
+
+    def of_text(head, inputs, output):
+        output[..., PAD_ID] = -torch.inf  # a reward does not see it, exact success does
+        output[..., [EOS_ID, *range(FIRST_IMAGE, FIRST_IMAGE + 4)]] += 3.0  # so that p is not tiny
+        return output
+
+    policy.model.lm_head.register_forward_hook(of_text)
+    answers = []
+    with torch.no_grad():
+        for ids in prompts.tokens:  # each prompt's likeliest image
+            answers.append(
+                (FIRST_IMAGE + int(policy.model(torch.tensor([ids])).logits[0, -1, FIRST_IMAGE:].argmax()), 1)
+            )
+    truths = tuple(policy.text(answer) for answer in answers)
+    prompts = replace(prompts, prompt_set=replace(prompts.prompt_set, ground_truths=truths))
+
+    def right(*, solution_str, ground_truth, **_):
+        return float(solution_str == ground_truth)
+
+    found = {}
+    for name, heldout in {"exact": HeldOut(prompts, tuple(answers)), "sampled": HeldOut(prompts)}.items():
+        lines = []
+        trainer = trainer_of(
+            RECIPES["grpo"],
+            policy=policy,
+            reward=right,
+            heldout=heldout,
+            listener=lines.append,
+            eval_samples=samples,
+            sampling=Sampling(3, temperature=temperature),
+        )
+        trainer._evaluate()
+        [found[name]] = lines
+    p = found["exact"]["accuracy"]
+    assert 0.01 < p < 0.9
+    assert abs(found["sampled"]["accuracy"] - p) < 4.5 * math.sqrt(p * (1 - p) / (12 * samples))
+    assert found["exact"]["standard_error"] == 0
+    assert 0 < found["sampled"]["standard_error"] < 0.5
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_evaluation_without_any_score_is_not_an_accuracy(trainer_of, prompts_of, caplog):
+    lines = []
+
+    def reward(*, data_source, solution_str, **_):
+        return None if data_source == "held out" else float(solution_str.startswith("a"))
+
+    prompts = prompts_of(6)
+    unscorable = replace(prompts, prompt_set=replace(prompts.prompt_set, sources=("held out",) * 6))
+    trainer = trainer_of(
+        RECIPES["grpo"], 320, reward=reward, heldout=HeldOut(unscorable), target=0.01, listener=lines.append
+    )
+    assert trainer.run().startswith("budget")
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    # At the start, at each hundred and at the end: an evaluation that failed is not repeated after every batch.
+    assert [line["rollouts_paid"] for line in evaluations] == [0, 112, 208, 304, 320]
+    assert {line["accuracy"] for line in evaluations} == {line["standard_error"] for line in evaluations} == {None}
+    assert {line["eval_unscored"] for line in evaluations} == {24}
+    assert lines[-1]["unscored"] == {}  # of the rollouts paid
+    assert "no held-out sample has a score (24 unscored)" in caplog.text
+
+
+def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts_of):
+    lines, calls = [], []
+
+    def reward(**_):
+        calls.append(None)
+        return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
+
+    trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
+    trainer._evaluate()
+    assert lines[0]["accuracy"] == 0.5
+    assert lines[0]["eval_unscored"] == 8
+
+
+def test_without_held_out_prompts_there_is_no_evaluation(trainer_of):
+    lines = []
+    trainer_of(RECIPES["grpo"], 200, target=0.1, listener=lines.append).run()
+    assert {line["kind"] for line in lines} == {"batch", "end"}
+
+
+def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
+    ended, paid = [], []
+    for heldout in (None, HeldOut(prompts_of(8))):
+        lines = []
+        trainer = trainer_of(RECIPES["dapo"], 300, heldout=heldout, listener=lines.append)
+        trainer.run()
+        ended.append(weights(trainer))
+        paid.append((lines[-1]["rollouts_paid"], lines[-1]["tokens_paid"], lines[-1]["accounts"]))
+    assert paid[0] == paid[1]
+    assert torch.equal(*ended)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("optimizer_steps_per_batch", 0),
+        ("rows_per_forward", 0),
+        ("eval_every", 0),
+        ("eval_samples", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("max_grad_norm", 0.0),
+        ("warmup_steps", -1),
+        ("sampling", Sampling(3, top_p=0.9)),
+        ("sampling", Sampling(3, top_k=5)),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, value):
+    with pytest.raises(ValueError, match="top_p and top_k" if setting == "sampling" else setting):
+        Settings(**{"sampling": Sampling(3), setting: value})
+
+
+def test_more_groups_than_prompts_are_refused(trainer_of):
+    with pytest.raises(ValueError, match="40 groups a batch but there are only 39 prompts"):
+        trainer_of(recipes.grpo(40, 2), prompts=39)
