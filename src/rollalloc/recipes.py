@@ -178,7 +178,8 @@ def darts(
 def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness: int = 0) -> Recipe:
     """Racing: a prompt gets more rollouts, stage by stage, while its results so far are mixed.
 
-    A stage's verdict falls as soon as two results differ, without waiting for the rest.
+    A stage's verdict falls as soon as two results differ, without waiting for the rest. So in an asynchronous run what is
+    in a batch depends on what finished first.
 
     Args:
         groups: prompts in a batch, at least 1.

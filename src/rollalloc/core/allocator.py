@@ -198,10 +198,7 @@ class Allocator:
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON holds it: arrays as {dtype, shape, base64}."""
         plain = {name: getattr(self, name if name == "version" else f"_{name}") for name in self._PLAIN}
-        plain |= {
-            "cancel": list(self._cancel),
-            "release": list(self._release),
-        }  # what is told later is not in this state
+        plain |= {name: [int(rollout) for rollout in plain[name]] for name in ("cancel", "release")}
         return plain | {
             "schema": SCHEMA,
             "recipe": self.recipe.description,
@@ -337,7 +334,7 @@ class Allocator:
             case Progress():
                 group = self._owner.get(event.rollout)
                 if group is not None:
-                    group.running[event.rollout] = event.tokens
+                    group.running[event.rollout] = int(event.tokens)
                     self._touched[group.id] = group
                 elif event.rollout not in self._stopped:
                     raise EventError(self._unknown(event.rollout))
@@ -352,6 +349,7 @@ class Allocator:
         """Book a rollout's terminal event; None where it had been cancelled."""
         if tokens < 0:
             raise EventError(f"rollout {rollout}: tokens must be 0 or more, got {tokens}")
+        tokens = int(tokens)  # a driver's NumPy number would end up in the saved state
         group = self._owner.pop(rollout, None)
         if group is not None:
             del group.running[rollout]
@@ -373,7 +371,7 @@ class Allocator:
     def _on_updated(self, version: int) -> None:
         if version <= self.version:
             raise EventError(f"Updated({version}): the version must grow, the weights are at {self.version}")
-        self.version = version
+        self.version = int(version)
         self._changed()
         if self._batch is not None:
             self._release.extend(row.rollout for row in self._batch.rows)
@@ -636,9 +634,7 @@ class Allocator:
     # ------------------------------------------------------------------------------------------------------- batches
 
     def _full_batch(self) -> Batch | None:
-        if self._batch is not None or self._finished is not None:
-            return None
-        if self._need() > 0:
+        if self._batch is not None or self._finished is not None or self._need() > 0:
             return None
         for group in [group for group in self._waiting[-1].values() if self._stale(group)]:
             self._drop(group, "stale", NOW)
@@ -656,6 +652,7 @@ class Allocator:
         if self.recipe.max_staleness == 0:
             self._discard_waiting()
         self._purse.next_batch()
+        self._barren = 0  # the weights will be others
         self._batch = Batch(tuple(rows), self.version, short_because)
         self._changed()
         return self._batch

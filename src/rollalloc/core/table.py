@@ -63,12 +63,12 @@ class PromptTable:
     def _refuse_duplicates(keys: Sequence[str]) -> None:
         seen: dict[str, int] = {}
         for at, key in enumerate(keys):
-            if key in seen:
+            if str(key) in seen:
                 raise ValueError(
-                    f"prompt key {key!r} occurs at {seen[key]} and at {at}; keys must be unique, or one prompt's "
+                    f"prompt key {key!r} occurs at {seen[str(key)]} and at {at}; keys must be unique, or one prompt's "
                     "results would be booked to another: prefix the index with the data source"
                 )
-            seen[key] = at
+            seen[str(key)] = at
 
     def state_dict(self) -> dict[str, Any]:
         """What a saved state needs to recognise the data set, or to find its prompts in another one."""

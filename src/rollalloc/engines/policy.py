@@ -43,7 +43,8 @@ class Policy:
 
         Raises:
             OSError: no such model, or no safetensors in it.
-            ValueError: a tokenizer without an end-of-sequence token, or a model that does not say how long its context is.
+            ValueError: a folder without a model, a tokenizer without an end-of-sequence token, or a model that does not say
+                how long its context is.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         # The model first: where there is none, its error is the one that says so.

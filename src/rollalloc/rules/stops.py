@@ -34,7 +34,8 @@ class SampledTail:
         # A group of which some were stopped has its sample already; looking again would thin it out.
         if group.cancelled or group.unfinished <= self.tail:
             return ()
-        if np.count_nonzero(~group.truncated_G) < self.enough:
+        # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
+        if np.count_nonzero(~group.truncated_G[group.stages_G == group.stage]) < self.enough:
             return ()
         running = sorted(group.running)
         kept = set(rng.choice(running, self.tail, replace=False).tolist())

@@ -1,0 +1,175 @@
+"""Runs as values: which recipes can be named, what a run refuses before it trains, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from transformers import AutoTokenizer
+
+from rollalloc import recipes
+from rollalloc.bench.compare import is_finished
+from rollalloc.bench.cost import read_metrics
+from rollalloc.bench.runs import RECIPES, execute, folder_of, make_recipe
+from rollalloc.bench.tasks.tiny import word_tokenizer
+from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampler import Sampling
+
+# Recipes by name
+
+
+def test_recipes_are_those_of_the_package():
+    assert make_recipe("grpo", {"groups": 3, "n": 2}) == recipes.grpo(3, 2)
+    given = {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "promote": "oldest"}
+    assert make_recipe("pilot_commit", given) == recipes.pilot_commit(**given)
+    assert set(RECIPES) == {"grpo", "dapo", "pilot_commit", "pods", "darts", "racing"}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, dapo"),
+        ("pilotcommit", {}, r"did you mean 'pilot_commit'"),
+        ("zzz", {}, r"unknown recipe 'zzz'; there are .*module:object"),
+        (
+            "grpo",
+            {"group": 3, "n": 2},
+            r"grpo has no parameter 'group' \(did you mean 'groups'\?\); it takes groups, n",
+        ),
+        ("grpo", {"xyz": 3}, r"grpo has no parameter 'xyz'; it takes groups, n"),
+        ("dapo", {"groups": 3}, r"dapo needs n, gen_groups; it takes groups, n, gen_groups, surplus"),
+        ("grpo", {"groups": 0, "n": 2}, r"groups must be .* at least 1"),
+        ("grpo", {"groups": "many", "n": 2}, r"groups must be .*'many'"),
+        ("pilot_commit", {"groups": 2, "n_pilot": 0, "n_commit": 2, "gen_groups": 6}, r"n_pilot must be .* at least 1"),
+    ],
+)
+def test_recipes_that_cannot_be_made_say_why(name, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        make_recipe(name, parameters)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "recipes_of_mine.py").write_text(
+        "from rollalloc import recipes\n"
+        "plain = recipes.grpo(2, 2)\n"
+        "number = 3\n"
+        "def mine(n, groups=4): return recipes.grpo(groups, n)\n"
+        "def wrong(): return 'grpo'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "recipes_of_mine"
+
+
+def test_a_recipe_of_ones_own_is_module_and_object(module):
+    assert make_recipe(f"{module}:plain", {}) == recipes.grpo(2, 2)
+    assert make_recipe(f"{module}:mine", {"n": 3}) == recipes.grpo(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "error", "message"),
+    [
+        ("plain", {"n": 3}, ValueError, "is a recipe, which takes no parameters"),
+        ("mine", {}, ValueError, "needs n; it takes n, groups"),
+        ("mine", {"m": 1}, ValueError, "has no parameter 'm'"),
+        ("number", {}, ValueError, "must be a Recipe or a function that returns one, got 3"),
+        ("wrong", {}, ValueError, "must return a Recipe, got 'grpo'"),
+        ("nobody", {}, AttributeError, "nobody"),
+    ],
+)
+def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, error, message):
+    with pytest.raises(error, match=message):
+        make_recipe(f"{module}:{name}", parameters)
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(ImportError, match="no_such_module"):
+        make_recipe("no_such_module:recipe", {})
+
+
+# A run
+
+
+def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
+    run = run_of(seed=7)
+    heard = []
+    why = execute(run, tmp_path / "run", heard.append)
+    metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert why.startswith("budget")
+    assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
+    assert metrics[-1]["rollouts_paid"] == 96
+    assert json.loads((tmp_path / "run" / "run.json").read_text()) == run.description()
+    assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
+
+
+def test_a_description_is_plain_and_tells_runs_apart(run_of):
+    run = run_of()
+    assert json.loads(json.dumps(run.description())) == run.description() == run_of().description()
+    others = [
+        run_of(seed=1),
+        run_of(learning_rate=2e-4),
+        run_of(parameters={"groups": 4, "n": 5}),
+        run_of(max_rollouts=97),
+        run_of(optimizer_steps_per_batch=2),
+        run_of(reward="other:function"),
+    ]
+    assert all(other.description() != run.description() for other in others)
+
+
+def test_a_runs_name_is_its_label_or_its_recipe(run_of, tmp_path):
+    assert (run_of().name, run_of(label="wide").name) == ("grpo", "wide")
+    assert folder_of(run_of(label="wide", seed=3), tmp_path) == tmp_path / "wide-3"
+
+
+def test_a_run_that_fails_leaves_no_others_metrics_behind(run_of, tmp_path):
+    """Else the folder would hold this run's description beside the metrics of the one before, and pass for finished."""
+    first, second = run_of(), run_of(reward="no_such_module:score")
+    execute(first, tmp_path)
+    assert is_finished(first, tmp_path)
+    with pytest.raises(ImportError, match="no_such_module"):
+        execute(second, tmp_path)
+    assert not is_finished(first, tmp_path)
+    assert not is_finished(second, tmp_path)
+
+
+# What a run refuses
+
+
+def test_a_tokenizer_that_is_larger_than_its_model_is_refused(run_of, task, tmp_path):
+    policy = Policy.load(task.model, device="cpu")
+    policy.model.resize_token_embeddings(policy.vocabulary - 6)  # the last words, "a2" and "a3" among them, have none
+    policy.save(tmp_path / "model")
+    rows = [
+        {"data_source": "t", "prompt": f"k{number} a3 =", "reward_model": {"ground_truth": "a0"}} for number in range(8)
+    ]
+    write_prompts(tmp_path / "prompts.jsonl", rows)
+    run = run_of(model=str(tmp_path / "model"), prompts=(str(tmp_path / "prompts.jsonl"),), heldout=None)
+    with pytest.raises(ValueError, match=r"the tokenizer gives token 22, but .* has embeddings for 17 tokens only"):
+        execute(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_tokenizers_words_are_where_that_test_needs_them(task):
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    assert len(tokenizer) == len(word_tokenizer(["w"] * 1)) + 19 == 23
+    assert tokenizer("a3")["input_ids"] == [22]
+
+
+def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
+    run = run_of(sampling=Sampling(4))
+    with pytest.raises(
+        ValueError, match="a held-out answer has 9 tokens, end of sequence included, but a rollout at most 4"
+    ):
+        execute(run, tmp_path)
+    sampled = replace(run, source=replace(run.source, single_answer=False), max_rollouts=16)
+    assert execute(sampled, tmp_path).startswith("budget")  # then it is merely never right
+
+
+def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path):
+    run = run_of(sampling=Sampling(60), max_rollouts=16)  # leaves 4 of the model's 64 tokens to a prompt
+    with pytest.raises(ValueError, match=r"prompts have more than 4 tokens \(context 64 - max_new_tokens 60\)"):
+        execute(run, tmp_path)
+    dropping = replace(run, source=replace(run.source, drop_overlong=True))
+    assert execute(dropping, tmp_path).startswith("budget")
