@@ -1,4 +1,4 @@
-"""A small `skills` task and runs on it."""
+"""A small `sort` task and runs on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import skills
+from rollalloc.bench.tasks import sort
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.engines.native import Settings
@@ -26,10 +26,8 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
-    config = skills.Config(
-        skills=16, images=4, train=80, heldout=20, warm_up=WarmUp(steps=20, batch=32, rise=1), seed=3
-    )
-    return skills.prepare(tmp_path_factory.mktemp("task"), "balanced", config)
+    config = sort.Config(symbols=8, train=80, heldout=20, warm_up=WarmUp(steps=20, batch=32, rise=1))
+    return sort.prepare(tmp_path_factory.mktemp("task"), config)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import RECIPES, execute, folder_of, make_recipe
-from rollalloc.bench.tasks.tiny import word_tokenizer
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
@@ -139,28 +138,27 @@ def test_a_run_that_fails_leaves_no_others_metrics_behind(run_of, tmp_path):
 
 def test_a_tokenizer_that_is_larger_than_its_model_is_refused(run_of, task, tmp_path):
     policy = Policy.load(task.model, device="cpu")
-    policy.model.resize_token_embeddings(policy.vocabulary - 6)  # the last words, "a2" and "a3" among them, have none
+    policy.model.resize_token_embeddings(policy.vocabulary - 6)  # the last words, "s7" among them, have none
     policy.save(tmp_path / "model")
     rows = [
-        {"data_source": "t", "prompt": f"k{number} a3 =", "reward_model": {"ground_truth": "a0"}} for number in range(8)
+        {"data_source": "t", "prompt": f"s{number} s7 =", "reward_model": {"ground_truth": "s0"}} for number in range(8)
     ]
     write_prompts(tmp_path / "prompts.jsonl", rows)
     run = run_of(model=str(tmp_path / "model"), prompts=(str(tmp_path / "prompts.jsonl"),), heldout=None)
-    with pytest.raises(ValueError, match=r"the tokenizer gives token 22, but .* has embeddings for 17 tokens only"):
+    with pytest.raises(ValueError, match=r"the tokenizer gives token 10, but .* has embeddings for 5 tokens only"):
         execute(run, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_tokenizers_words_are_where_that_test_needs_them(task):
     tokenizer = AutoTokenizer.from_pretrained(task.model)
-    assert len(tokenizer) == len(word_tokenizer(["w"] * 1)) + 19 == 23
-    assert tokenizer("a3")["input_ids"] == [22]
+    assert (len(tokenizer), tokenizer("s7")["input_ids"]) == (11, [10])
 
 
 def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
     run = run_of(sampling=Sampling(4))
     with pytest.raises(
-        ValueError, match="a held-out answer has 9 tokens, end of sequence included, but a rollout at most 4"
+        ValueError, match="a held-out answer has 15 tokens, end of sequence included, but a rollout at most 4"
     ):
         execute(run, tmp_path)
     sampled = replace(run, source=replace(run.source, single_answer=False), max_rollouts=16)

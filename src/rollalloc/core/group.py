@@ -112,6 +112,7 @@ class GroupView:
         prompt: index of the prompt.
         running: rollouts still to come -> tokens generated so far, as far as `Progress` told.
         unfinished: their number.
+        scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that were stopped.
         record: the prompt's line in the ledger, from its visits before this one.
     """
@@ -185,6 +186,11 @@ class GroupView:
     @property
     def unfinished(self) -> int:
         return self._group.unfinished
+
+    @property
+    def scored(self) -> int:
+        """Number of scored rollouts: what the arrays hold, without making them."""
+        return len(self._group.done)
 
     @property
     def running(self) -> Mapping[int, int]:

@@ -26,6 +26,9 @@ class Halt:
     ends: Ends
 
 
+NO_LIMIT = Budget()
+
+
 class Purse:
     """Rollouts and tokens spent, against a budget."""
 
@@ -58,9 +61,9 @@ class Purse:
 
     def overdrawn(self) -> bool:
         """Whether what is owed may not be ordered: tokens are spent, or a smaller budget came with a load."""
-        if not self.owed:
-            return False
         budget = self.budget
+        if not self.owed or budget == NO_LIMIT:
+            return False
         tokens = _spent(budget.run_tokens, self.tokens) or _spent(budget.batch_tokens, self.batch_tokens)
         return tokens or (self._left_in_run() or 0) < 0 or (self._left_in_batch() or 0) < 0
 

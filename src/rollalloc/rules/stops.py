@@ -32,7 +32,7 @@ class SampledTail:
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
         # A group of which some were stopped has its sample already; looking again would thin it out.
-        if group.cancelled or group.unfinished <= self.tail:
+        if group.cancelled or group.unfinished <= self.tail or group.scored < self.enough:
             return ()
         # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
         if np.count_nonzero(~group.truncated_G[group.stages_G == group.stage]) < self.enough:
