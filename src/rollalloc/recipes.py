@@ -46,7 +46,7 @@ def dapo(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts a prompt, at least 2.
-        gen_groups: prompts generated at a time, at least `groups`.
+        gen_groups: prompts generated at a time, at least 1.
         surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
 
@@ -54,7 +54,7 @@ def dapo(
         ValueError: a number out of its range.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")
-    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    at_least("gen_groups", gen_groups, 1)
     _one_of("surplus", surplus, ("discard", "carry"))
     base = grpo(groups, n)
     return replace(
@@ -88,7 +88,7 @@ def pilot_commit(
         groups: prompts in a batch, at least 1.
         n_pilot: rollouts that estimate a prompt, at least 1.
         n_commit: rollouts for a prompt in the window, at least 1.
-        gen_groups: prompts piloted at a time, at least `groups`.
+        gen_groups: prompts piloted at a time, at least 1.
         p_lower: pilot means below it are deferred to the next epoch.
         p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
         p_solve: pilot means of at least this evict the prompt; above 1 none is evicted.
@@ -102,7 +102,7 @@ def pilot_commit(
     """
     at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
     at_least("n_commit", n_commit, 1)
-    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    at_least("gen_groups", gen_groups, 1)
     _one_of("promote", promote, tuple(_promote_rules(0)))
     base = grpo(groups, n_pilot)
     window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
@@ -184,13 +184,13 @@ def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness
     Args:
         groups: prompts in a batch, at least 1.
         sizes_S: rollouts a prompt has after each stage, growing, e.g. (4, 8, 16).
-        gen_groups: prompts in the first stage at a time, at least `groups`.
+        gen_groups: prompts in the first stage at a time, at least 1.
         max_staleness: updates of the weights after which a rollout is too old to train on.
 
     Raises:
         ValueError: a number out of its range.
     """
-    at_least("gen_groups", gen_groups, groups, "it must fill a batch")
+    at_least("gen_groups", gen_groups, 1)
     more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
     if not more or min(more) < 1:
         raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")

@@ -19,7 +19,7 @@ from rollalloc.bench.compare import compare
 from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run
 
-LEARNING_RATES = (1.5e-4, 3e-4, 6e-4)
+LEARNING_RATES = (1.5e-4, 3e-4, 6e-4, 1e-3)
 
 
 def _plain(shapes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

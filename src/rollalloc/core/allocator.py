@@ -706,7 +706,7 @@ class Allocator:
                 return batch
             raise Starved(f"{self.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            self._purse.next_batch()
+            self._purse.batch_opened = 0  # what was paid stays paid: the batch's budget holds
             halt = self._decide()
             if not self._idle():
                 return None

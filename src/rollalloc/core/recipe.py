@@ -251,7 +251,7 @@ class Recipe:
         at_least("groups", self.groups, 1)
         at_least("max_staleness", self.max_staleness, 0)
         if self.max_candidates is not None:
-            at_least("max_candidates", self.max_candidates, self.groups, "the groups of one batch")
+            at_least("max_candidates", self.max_candidates, 1)
         object.__setattr__(self, "stages", tuple(self.stages))
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")
