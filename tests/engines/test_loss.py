@@ -17,8 +17,8 @@ def loss_of(ratio: float, advantage: float, *, importance: float = 1.0, weight: 
     behaviour = torch.tensor([[-1.3]], dtype=torch.float64)
     proximal = behaviour + math.log(importance)
     logprob = (proximal + math.log(ratio)).requires_grad_()
-    columns = [torch.tensor([value], dtype=torch.float64) for value in (advantage, weight)]
-    loss = token_losses(logprob, proximal, behaviour, *columns, clip)
+    advantages, weights = (torch.tensor([value], dtype=torch.float64) for value in (advantage, weight))
+    loss = token_losses(logprob, proximal, behaviour, advantages, weights, clip)
     loss.sum().backward()
     assert loss.shape == (1, 1)
     assert logprob.grad is not None

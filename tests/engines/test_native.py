@@ -506,7 +506,7 @@ def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompt
 # Held-out prompts
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, policy_of, temperature):
     """Error rate: 4.5 standard errors of a mean of independent samples, below 1 in 100,000 for each temperature."""
     policy, prompts, samples = policy_of(), prompts_of(12), 400
@@ -544,7 +544,7 @@ def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, poli
         trainer._evaluate()
         [found[name]] = lines
     p = found["exact"]["accuracy"]
-    assert 0.01 < p < 0.9
+    assert 0.005 < p < 0.9
     assert abs(found["sampled"]["accuracy"] - p) < 4.5 * math.sqrt(p * (1 - p) / (12 * samples))
     assert found["exact"]["standard_error"] == 0
     assert 0 < found["sampled"]["standard_error"] < 0.5

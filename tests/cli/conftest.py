@@ -1,0 +1,76 @@
+"""A user's own tiny model, prompts and reward, and the command line in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollalloc.bench.tasks import sort
+from rollalloc.bench.tasks.tiny import WarmUp
+from rollalloc.cli import app
+from rollalloc.data.prompts import write_prompts
+
+REWARD = (
+    "def score(data_source, solution_str, ground_truth, extra_info):\n    return float(solution_str.startswith('s'))\n"
+)
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model`, `prompts.parquet`, `prompts.jsonl` and `my_reward.py`."""
+    folder = tmp_path_factory.mktemp("own")
+    files = sort.prepare(folder, sort.Config(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1)))
+    rows: list[dict[str, Any]] = [
+        {
+            "data_source": "mine",
+            "prompt": f"s{number % 6} s{number // 6} =",
+            "reward_model": {"ground_truth": f"s{number % 6}"},
+        }
+        for number in range(24)
+    ]
+    for name in ("prompts.parquet", "prompts.jsonl"):
+        write_prompts(folder / name, rows)
+    (folder / "my_reward.py").write_text(REWARD)
+    assert files.model == folder / "model"
+    return folder
+
+
+@pytest.fixture
+def call(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Call `rollalloc` with these arguments in the user's folder: (exit code, what it wrote)."""
+
+    def called(*arguments: Any) -> tuple[int, str]:
+        monkeypatch.chdir(own)
+        monkeypatch.setattr(sys, "argv", ["rollalloc", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setenv("COLUMNS", "300")
+        code = 0
+        try:
+            app.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        written = capsys.readouterr()
+        return code, written.out + written.err
+
+    return called
+
+
+@pytest.fixture
+def script(own: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The installed `rollalloc` in a process of its own, in the user's folder."""
+
+    def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+        command = [Path(sys.executable).with_name("rollalloc"), *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=own, env=os.environ | {"COLUMNS": "300"}, capture_output=True, text=True, timeout=300
+        )
+
+    return run

@@ -1,0 +1,292 @@
+"""The command line: what a user trains and compares, and that a mistake is one message and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from rollalloc.bench.cost import read_metrics
+from rollalloc.cli.compare import cost_table
+from rollalloc.cli.options import Given, parameters_of
+from rollalloc.cli.sources import USUAL, run_of
+from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.policy import Policy
+
+OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
+SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")
+GRPO = ("--recipe", "grpo", "--set", "groups=4", "--set", "n=4")
+
+
+def said(output):
+    """What was written, as one line: the terminal's width decides where lines break."""
+    return " ".join(output.split())
+
+
+# train
+
+
+@pytest.mark.parametrize("file", ["prompts.parquet", "prompts.jsonl"])
+def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path, file):
+    out = tmp_path / "run"
+    arguments = ("--model", own / "model", "--prompts", own / file, "--reward", "my_reward.py:score")
+    code, output = call("train", *arguments, *SHORT, *GRPO, "--heldout", file, "--out", out)
+    assert code == 0, output
+    metrics = read_metrics(out / "metrics.jsonl")
+    assert metrics[-1]["kind"] == "end"
+    assert metrics[-1]["rollouts_paid"] == 32
+    assert [line["accuracy"] is not None for line in metrics if line["kind"] == "eval"] == [True, True]
+    assert metrics[-1]["unscored"] == {}
+    assert Policy.load(out / "model", device="cpu").eos_ids == (1,)
+    assert "budget: no room" in said(output)
+    assert "model and metrics are in" in output
+
+
+def test_train_says_that_without_heldout_there_is_no_accuracy(call, tmp_path):
+    code, output = call("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path)
+    assert code == 0, output
+    assert "no --heldout prompts" in output
+    assert {line["kind"] for line in read_metrics(tmp_path / "metrics.jsonl")} == {"batch", "end"}
+
+
+def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path):
+    """`--reward module:function` names a file beside the prompts; a script's own search path does not hold it."""
+    arguments = ("train", *OWN[:-1], "my_reward:score", *SHORT, *GRPO, "--seed", 3, "--out", tmp_path)
+    done = script(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["unscored"] == {}
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["seed"] == 3
+
+
+def test_reasons_are_shown_as_they_are(call, own, tmp_path):
+    """An exception may quote what looks like a terminal's markup."""
+    (own / "quoting.py").write_text("def score(**_):\n    raise ValueError('no [/INST] in [bold]')\n")
+    arguments = (
+        "--model",
+        "model",
+        "--prompts",
+        "prompts.jsonl",
+        "--reward",
+        "quoting.py:score",
+        "--reward-workers",
+        0,
+    )
+    code, output = call("train", *arguments, *SHORT, *GRPO, "--out", tmp_path)
+    assert code == 0, output
+    assert "unscored: ValueError: no [/INST] in [bold]" in output
+
+
+def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
+    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(5)]
+    rows += [{"data_source": "m", "prompt": "s1 " * 70 + "=", "reward_model": {"ground_truth": "s1"}}]
+    write_prompts(tmp_path / "long.jsonl", rows)
+    arguments = ("train", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--reward", "my_reward.py:score")
+    code, output = call(*arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
+    assert code == 2
+    assert "1 of 6 prompts have more than 60 tokens (context 64 - max_new_tokens 4), the longest 71" in said(output)
+    code, output = call(*arguments, *SHORT, *GRPO, "--drop-overlong", "--reward-workers", 0, "--out", tmp_path / "out")
+    assert code == 0, output
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*OWN, "--recipe", "grop"), "unknown recipe 'grop' (did you mean 'grpo'?)"),
+        ((*OWN, "--recipe", "grpo", "--set", "group=3"), "grpo has no parameter 'group' (did you mean 'groups'?)"),
+        ((*OWN, "--recipe", "grpo", "--set", "groups=few"), "groups must be a whole number"),
+        ((*OWN, "--set", "groups"), "expected key=value, got 'groups'"),
+        ((*OWN, "--recipe", "no_such_module:mine"), "No module named 'no_such_module'"),
+        ((*OWN, "--recipe", "my_reward:scored"), "no attribute 'scored'"),
+        (("--model", "model"), "--model needs --prompts and --reward as well"),
+        (("--model", "model", "--reward", "my_reward.py:score"), "--model needs --prompts as well"),
+        ((), "give either --task (skills/balanced"),
+        (("--task", "skills", "--model", "model"), "give either --task"),
+        (("--task", "chess"), "unknown task 'chess'"),
+        (("--task", "skills", "--pool", "hard"), "unknown task 'skills/hard'"),
+        (("--task", "sort", "--prompts", "x", "--temperature", "0.5"), "--prompts, --temperature: a task has its own"),
+        ((*OWN[:3], "none.parquet", *OWN[4:]), "none.parquet"),
+        ((*OWN[:3], "my_reward.py", *OWN[4:]), "my_reward.py"),
+        ((*OWN[:-1], "none.py:score"), "none.py: no such file"),
+        ((*OWN[:-1], "my_reward.py:scor"), "my_reward.py has no 'scor'; did you mean score?"),
+        ((*OWN[:-1], "my_reward.py"), "reward must be 'package.module:function' or 'file.py:function'"),
+        ((*OWN[:-1], "not_callable.py:score"), "must be a function"),
+        ((*OWN, "--max-new-tokens", "0"), "max_new_tokens must be at least 1, got 0"),
+        ((*OWN, "--learning-rate", "0"), "learning_rate and max_grad_norm must be above 0"),
+        ((*OWN, "--temperature", "0"), "temperature must be above 0"),
+        ((*OWN, "--optimizer-steps", "0"), "optimizer_steps_per_batch must be at least 1, got 0"),
+        ((*OWN, "--seed", "-1"), "seed must be 0 or more"),
+        ((*OWN, "--max-rollouts", "0"), "run_rollouts"),
+        ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups a batch but there are only 24 prompts"),
+        ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):
+    (own / "not_callable.py").write_text("score = 3\n")
+    given = arguments if "--max-new-tokens" in arguments or "--task" in arguments else (*arguments, *SHORT[:2])
+    code, output = call("train", *given, "--out", tmp_path / "out", "--tasks", tmp_path / "tasks")
+    assert code == 2, output
+    assert message in said(output)
+    assert output.count("error:") == 1
+    assert "Traceback" not in output
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_parquet_without_the_columns_is_one_message(call, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"question": ["1 + 1"], "answer": ["2"]}), tmp_path / "raw.parquet")
+    arguments = ("--model", "model", "--prompts", tmp_path / "raw.parquet", "--reward", "my_reward.py:score")
+    code, output = call("train", *arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
+    assert code == 2
+    assert "data_source, prompt, reward_model missing or null, found question, answer" in said(output)
+    assert "Traceback" not in output
+
+
+def test_an_unknown_option_is_a_usage_error(call):
+    code, output = call("train", *OWN, "--recipes", "grpo")
+    assert code == 2
+    assert "No such option" in output
+    assert "Traceback" not in output
+
+
+def test_a_message_of_the_installed_command_has_no_traceback(script):
+    done = script("train", *OWN, "--recipe", "grop")
+    assert done.returncode == 2
+    assert "did you mean 'grpo'?" in said(done.stderr)
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+# help, recipes
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+def test_help_does_not_import_torch(arguments):
+    code = (
+        "import sys\nfrom rollalloc.cli import app\n"
+        f"sys.argv = ['rollalloc', *{arguments!r}]\n"
+        "try:\n    app.main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "sys.exit(','.join({'torch', 'transformers', 'matplotlib', 'pyarrow'} & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: rollalloc" in done.stdout
+
+
+def test_every_option_of_a_run_is_in_the_help_of_both_commands(call):
+    for command in ("train", "compare"):
+        code, output = call(command, "--help")
+        assert code == 0
+        for name in Given.__dataclass_fields__:
+            assert f"--{name.replace('_', '-')}" in output
+
+
+def test_recipes_are_listed_with_their_parameters(call):
+    code, output = call("recipes")
+    assert code == 0
+    for word in ("grpo", "dapo", "pilot_commit", "pods", "darts", "racing", "n_pilot", "max_staleness=4", "GRPO: n"):
+        assert word in said(output)
+
+
+# compare
+
+
+def test_compare_shows_what_each_paid(call, tmp_path):
+    out = tmp_path / "compared"
+    arguments = ("compare", *OWN, *SHORT, "--heldout", "prompts.jsonl", "--reward-workers", 0)
+    arguments += ("--recipes", "wide=grpo, grpo", "--seeds", 4, "--eval-every", 16, "--target", 0.999)
+    arguments += ("--set", "wide.groups=8", "--set", "wide.n=2", "--set", "grpo.groups=2", "--out", out)
+    code, output = call(*arguments, "--processes", 2)
+    assert code == 0, output
+    results = json.loads((out / "results.json").read_text())
+    assert [(result["recipe"], result["seed"]) for result in results] == [("wide", 4), ("grpo", 4)]
+    assert [result["parameters"] for result in results] == [{"groups": 8, "n": 2}, {"groups": 2, "n": 8}]
+    for result in results:
+        assert sum(result["accounts"].values()) == result["rollouts_paid"] == 32
+    picture = (out / "accuracy.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", picture[16:24])
+    assert (width, height) == (1200, 750)
+    assert "wide" in output
+    assert "rollouts to target" in said(output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--recipes", "grpo,grop"), "unknown recipe 'grop' (did you mean 'grpo'?)"),
+        (("--recipes", "grpo,dapo,grpo"), "--recipes names 'grpo' twice"),
+        (("--recipes", "a=grpo,a=dapo"), "--recipes names 'a' twice"),
+        (("--recipes", "grpo", "--seeds", "1,1"), "a name and seed of its own"),
+        (("--recipes", "grpo", "--seeds", "one"), "'one'"),
+        (("--recipes", "grpo", "--set", "groups=3"), "expected LABEL.key with one of grpo; e.g. grpo.groups=8"),
+        (("--recipes", "wide=grpo", "--set", "grpo.groups=3"), "expected LABEL.key with one of wide"),
+        (("--recipes", "grpo", "--set", "grpo.groop=3"), "grpo has no parameter 'groop'"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_one_message(call, tmp_path, arguments, message):
+    code, output = call("compare", *OWN, *SHORT, *arguments, "--out", tmp_path / "out")
+    assert code == 2, output
+    assert message in said(output)
+    assert "Traceback" not in output
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+def rows_of(table):
+    return list(zip(*(column.cells for column in table.columns), strict=True))
+
+
+def result(label, cost, paid=1000, **accounts):
+    accounts = {"trained": paid - sum(accounts.values()), "zero_variance": 0, "surplus": 0} | accounts
+    return {
+        "recipe": label,
+        "reached": cost is not None,
+        "rollouts_to_target": cost,
+        "rollouts_paid": paid,
+        "accounts": accounts,
+    }
+
+
+def test_the_table_has_medians_ranges_and_causes_of_waste():
+    results = [result("grpo", cost, zero_variance=400, surplus=100) for cost in (300, 500, 1000)]
+    results += [result("ours", cost) for cost in (200, 250, 400)] + [result("poor", 100), result("poor", None)]
+    assert rows_of(cost_table(results)) == [
+        ("grpo", "3 of 3", "500", "300 – 1,000", "1.00", "50%", "zero variance 40%, surplus 10%"),
+        ("ours", "3 of 3", "250", "200 – 400", "2.00", "100%", ""),
+        ("poor", "1 of 2", "not by all", "100 – 100", "", "100%", ""),
+    ]
+
+
+def test_nothing_is_compared_with_a_first_recipe_that_did_not_get_there():
+    rows = rows_of(cost_table([result("grpo", None), result("ours", 200), result("third", 400)]))
+    assert [row[4] for row in rows] == ["", "", ""]
+
+
+# Options
+
+
+def test_values_are_json_where_they_can_be():
+    pairs = ["groups=3", "sizes_S=[2, 8]", "surplus=carry", "text=a=b", "max_candidates=null", "p=.5"]
+    assert parameters_of(pairs) == {
+        "groups": 3,
+        "sizes_S": [2, 8],
+        "surplus": "carry",
+        "text": "a=b",
+        "max_candidates": None,
+        "p": ".5",
+    }
+    assert parameters_of(None) == {}
+
+
+@pytest.mark.parametrize("recipe", USUAL)
+def test_the_usual_shapes_make_recipes(recipe, own):
+    given = Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
+    run = run_of(given, recipe, {}, 0)
+    assert dict(run.parameters) == USUAL[recipe]
+    assert run.settings.optimizer_steps_per_batch == 3
