@@ -37,6 +37,10 @@ def train(
         one_thread()
     folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
     console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
+    if run.max_rollouts is None and run.settings.target is None:
+        console.print(
+            "no --max-rollouts and no --target: the run goes on until nothing is left to learn", style="yellow"
+        )
     if run.source.heldout is None:
         console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
     with _Board(console, run.max_rollouts) as board:

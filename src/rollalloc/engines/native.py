@@ -89,6 +89,10 @@ class Settings:
         for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_batches is not None and self.max_batches < 1:
+            raise ValueError(f"max_batches must be at least 1, or None for no limit, got {self.max_batches}")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
             raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
 
