@@ -105,3 +105,20 @@ def test_the_result_of_a_run_by_hand(run_of):
     }
     untargeted = result_of(run_of(target=None), [line("end", 310)])
     assert (untargeted["reached"], untargeted["rollouts_to_target"], untargeted["accuracy"]) == (False, None, None)
+
+
+def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text(
+        "import os\n\ndef score(data_source, solution_str, ground_truth, extra_info=None):\n    os._exit(7)\n"
+    )
+    runs = [
+        run_of(max_rollouts=32, label="dies", reward=f"{deadly}:score"),
+        run_of(max_rollouts=32, seed=1),
+        run_of(max_rollouts=32, seed=2),
+    ]
+    with pytest.raises(RuntimeError) as caught:
+        compare(runs, tmp_path / "out", processes=1)
+    assert str(caught.value) == "dies with seed 0 failed: its process died with exit code 7"
+    for name in ("grpo-1", "grpo-2"):
+        assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
