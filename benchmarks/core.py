@@ -119,9 +119,8 @@ def main() -> None:
     allocator.tell(results(allocator.ask(), 0, np.random.default_rng(0)))
     allocator.ask()
     state = allocator.state_dict()
-    print(
-        f"state_dict {seconds(allocator.state_dict):.3f} s, load {seconds(lambda: allocator.load_state_dict(state)):.3f} s, bar 1 s each"
-    )
+    save, load = seconds(allocator.state_dict), seconds(lambda: allocator.load_state_dict(state))
+    print(f"state_dict {save:.3f} s, load {load:.3f} s, bar 1 s each")
     rewards = np.random.default_rng(0).standard_normal(1_000_000)
     print(
         f"max_variance_subset of 1,000,000: {seconds(lambda: max_variance_subset(rewards, 250_000)):.3f} s, bar 0.300 s"

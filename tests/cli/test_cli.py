@@ -214,7 +214,7 @@ def test_compare_shows_what_each_paid(call, tmp_path):
     width, height = struct.unpack(">II", picture[16:24])
     assert (width, height) == (1200, 750)
     assert "wide" in output
-    assert "rollouts to target" in said(output)
+    assert "what was paid until held-out accuracy 0.999" in said(output)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +246,7 @@ def result(label, cost, paid=1000, **accounts):
     accounts = {"trained": paid - sum(accounts.values()), "zero_variance": 0, "surplus": 0} | accounts
     return {
         "recipe": label,
+        "target": 0.85,
         "reached": cost is not None,
         "rollouts_to_target": cost,
         "rollouts_paid": paid,
@@ -257,9 +258,9 @@ def test_the_table_has_medians_ranges_and_causes_of_waste():
     results = [result("grpo", cost, zero_variance=400, surplus=100) for cost in (300, 500, 1000)]
     results += [result("ours", cost) for cost in (200, 250, 400)] + [result("poor", 100), result("poor", None)]
     assert rows_of(cost_table(results)) == [
-        ("grpo", "3 of 3", "500", "300 – 1,000", "1.00", "50%", "zero variance 40%, surplus 10%"),
-        ("ours", "3 of 3", "250", "200 – 400", "2.00", "100%", ""),
-        ("poor", "1 of 2", "not by all", "100 – 100", "", "100%", ""),
+        ("grpo", "3/3", "500", "300–1,000", "1.00", "50%", "zero variance 40%, surplus 10%"),
+        ("ours", "3/3", "250", "200–400", "2.00", "100%", ""),
+        ("poor", "1/2", "not by all", "100–100", "", "100%", ""),
     ]
 
 
@@ -279,7 +280,7 @@ def test_values_are_json_where_they_can_be():
         "surplus": "carry",
         "text": "a=b",
         "max_candidates": None,
-        "p": ".5",
+        "p": 0.5,
     }
     assert parameters_of(None) == {}
 

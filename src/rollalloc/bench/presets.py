@@ -1,7 +1,8 @@
-"""Tasks ready to run, and for each the settings that a sweep of equal size found best for each recipe.
+"""Tasks ready to run, with the settings of each recipe.
 
-How they were found is in LOG.md: every recipe got the same grid over learning rate and over how many rollouts a batch has,
-the same budget and the same tuning seeds, GRPO included. The seeds of a comparison are others.
+Those that were swept, on skills/late, were found by `rollalloc.bench.sweep`: every recipe got a grid of the same size over
+learning rate and shape of a batch, the same budget and the same tuning seeds, GRPO included. The seeds of a comparison are
+others.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ class Preset:
     tuned: Mapping[str, Tuned]
 
 
+# Swept on skills/late (LOG.md, 2026-11-21): grpo, dapo, pilot_commit. The others, and the other pools and sort, have not
+# been: they begin with the same learning rate and as many rollouts a batch as GRPO.
 _SKILLS = {
-    "grpo": Tuned({"groups": 16, "n": 4}, 6e-4),
-    "dapo": Tuned({"groups": 8, "n": 8, "gen_groups": 24, "surplus": "carry"}, 6e-4),
-    "pilot_commit": Tuned({"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}, 1e-3),
-    "pods": Tuned({"groups": 16, "n": 8, "m": 4}, 6e-4),
-    "darts": Tuned({"groups": 16, "shortest": 3, "longest": 1}, 6e-4),
-    "racing": Tuned({"groups": 8, "sizes_S": (2, 8), "gen_groups": 16}, 6e-4),
+    "grpo": Tuned({"groups": 16, "n": 4}, 3e-4),
+    "dapo": Tuned({"groups": 8, "n": 4, "gen_groups": 24}, 6e-4),
+    "pilot_commit": Tuned({"groups": 4, "n_pilot": 4, "n_commit": 4, "gen_groups": 12}, 3e-4),
+    "pods": Tuned({"groups": 8, "n": 8, "m": 4}, 3e-4),
+    "darts": Tuned({"groups": 16, "shortest": 3, "longest": 1}, 3e-4),
+    "racing": Tuned({"groups": 8, "sizes_S": (2, 8), "gen_groups": 16}, 3e-4),
 }
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000, _SKILLS),

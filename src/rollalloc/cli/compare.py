@@ -143,18 +143,17 @@ class _Board:
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """What each recipe paid until the target: the median over seeds with its range, and the causes of waste."""
-    table = Table(title="rollouts until the target", title_justify="left")
-    for heading in (
-        "recipe",
-        "reached",
-        "rollouts to target",
-        "range",
-        "× fewer than the first",
-        "taught",
-        "wasted on",
-    ):
-        table.add_column(heading, justify="left" if heading in ("recipe", "wasted on") else "right")
+    target = results[0]["target"]
     labels = list(dict.fromkeys(result["recipe"] for result in results))
+    table = Table(
+        title="what was paid" + ("" if target is None else f" until held-out accuracy {target:g}"),
+        title_justify="left",
+        caption=f"rollouts: median of the seeds, with their range. ratio: {escape(labels[0])}'s over this one's, above 1 is "
+        "cheaper. taught: share of all rollouts that were trained on with an advantage.",
+        caption_justify="left",
+    )
+    for heading in ("recipe", "reached", "rollouts", "range", "ratio", "taught", "wasted on"):
+        table.add_column(heading, justify="left" if heading in ("recipe", "wasted on") else "right")
     first: float | None = None  # stays so where the first recipe did not get there: nothing to compare with
     for label in labels:
         rows = [result for result in results if result["recipe"] == label]
@@ -166,11 +165,11 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
         waste = sorted(((n, cause) for cause, n in accounts.items() if n and cause != "trained"), reverse=True)
         table.add_row(
             escape(label),
-            f"{len(costs)} of {len(rows)}",
+            f"{len(costs)}/{len(rows)}",
             "not by all" if middle is None else f"{middle:,.0f}",
-            f"{min(costs):,} – {max(costs):,}" if costs else "",
+            f"{min(costs):,}–{max(costs):,}" if costs else "",
             f"{first / middle:.2f}" if first and middle else "",
             f"{accounts['trained'] / max(1, paid):.0%}",
-            ", ".join(f"{cause.replace('_', ' ')} {n / paid:.0%}" for n, cause in waste[:3]),
+            ", ".join(f"{cause.replace('_', ' ')} {n / paid:.0%}" for n, cause in waste[:2]),
         )
     return table

@@ -71,7 +71,7 @@ def with_given(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs as a dictionary; a value that is JSON is read as such, another one is text.
+    """`key=value` pairs as a dictionary; a value that is JSON or a number is read as such, another one is text.
 
     Raises:
         ValueError: a pair without "=".
@@ -81,8 +81,14 @@ def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"expected key=value, got {pair!r}; e.g. groups=16")
-        try:
-            parameters[key] = json.loads(value)
-        except ValueError:
-            parameters[key] = value
+        parameters[key] = _value(value)
     return parameters
+
+
+def _value(text: str) -> Any:
+    for read in (json.loads, float):  # JSON has no ".5"
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text

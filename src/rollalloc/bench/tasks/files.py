@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+
+from rollalloc.data.prompts import write_prompts
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def write_splits(
             }
             for index, problem in enumerate(draw(np.random.default_rng([seed, stream]), size, taken))
         ]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+        write_prompts(folder / f"{split}.parquet", rows)
 
 
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
