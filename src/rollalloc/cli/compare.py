@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -146,6 +147,9 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
     target = results[0]["target"]
     labels = list(dict.fromkeys(result["recipe"] for result in results))
     table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
         title="what was paid" + ("" if target is None else f" until held-out accuracy {target:g}"),
         title_justify="left",
         caption=f"rollouts: median of the seeds, with their range. ratio: {escape(labels[0])}'s over this one's, above 1 is "
@@ -153,7 +157,8 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
         caption_justify="left",
     )
     for heading in ("recipe", "reached", "rollouts", "range", "ratio", "taught", "wasted on"):
-        table.add_column(heading, justify="left" if heading in ("recipe", "wasted on") else "right")
+        prose = heading in ("recipe", "wasted on")
+        table.add_column(heading, justify="left" if prose else "right", no_wrap=heading != "wasted on")
     first: float | None = None  # stays so where the first recipe did not get there: nothing to compare with
     for label in labels:
         rows = [result for result in results if result["recipe"] == label]
@@ -162,7 +167,9 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
         first = middle if label == labels[0] else first
         paid = sum(row["rollouts_paid"] for row in rows)
         accounts = {cause: sum(row["accounts"][cause] for row in rows) for cause in rows[0]["accounts"]}
-        waste = sorted(((n, cause) for cause, n in accounts.items() if n and cause != "trained"), reverse=True)
+        waste = sorted(
+            ((n, cause) for cause, n in accounts.items() if n >= paid / 100 and cause != "trained"), reverse=True
+        )
         table.add_row(
             escape(label),
             f"{len(costs)}/{len(rows)}",
