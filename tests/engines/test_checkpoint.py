@@ -152,6 +152,18 @@ def test_exact_evaluation_and_the_target_go_on(run_of, prompts_of, tmp_path):
     assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
 
 
+def test_a_resumed_run_gives_up_when_the_unbroken_one_does(run_of, tmp_path):
+    given = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
+    why = run_of(tmp_path / "a", **given).run()
+    assert why.startswith("barren")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(41), **given).run()
+    resumed = run_of(tmp_path / "b", **given)
+    assert resumed.resume() == 40
+    assert resumed.run() == why
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
 def test_a_finished_run_that_is_resumed_ends_again_the_same(run_of, tmp_path):
     why = run_of(tmp_path).run()
     once = untimed(tmp_path)

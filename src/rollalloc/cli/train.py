@@ -97,7 +97,7 @@ def _say_where_it_starts(console: Console, folder: Path, resume: bool) -> None:
     if resume and at is None:
         console.print(f"no checkpoint in {folder}: the run starts afresh", style="yellow", markup=False)
     elif resume:
-        console.print(f"going on after batch {at}", highlight=False)
+        console.print(f"resuming; the newest checkpoint is that after batch {at}", highlight=False)
     elif at is not None and (last := latest(folder)) is not None and last["kind"] != "end":
         raise ValueError(
             f"{folder} holds a run that has not ended, with a checkpoint after batch {at}; go on with --resume, give "

@@ -221,8 +221,8 @@ def metrics_written(folder: Path) -> int:
     return (folder / METRICS).stat().st_size
 
 
-def cut_metrics(folder: Path, written: int) -> None:
-    """Take from the metrics what was written after a checkpoint.
+def check_metrics(folder: Path, written: int) -> None:
+    """Refuse to go on from metrics that are not those of a checkpoint.
 
     Raises:
         ValueError: the metrics are missing, or shorter than they were then.
@@ -234,7 +234,11 @@ def cut_metrics(folder: Path, written: int) -> None:
             f"{path} has {size} bytes, but had {written} when the checkpoint was saved; it was changed or "
             "belongs to another run: put it back, or start afresh"
         )
-    os.truncate(path, written)
+
+
+def cut_metrics(folder: Path, written: int) -> None:
+    """Take from the metrics what was written after a checkpoint."""
+    os.truncate(folder / METRICS, written)
 
 
 # ------------------------------------------------------------------------------------------- model, optimizer, rollouts

@@ -278,6 +278,7 @@ class Trainer:
                 f"the checkpoint after batch {saved.batches} in {self.folder} is of another run: {'; '.join(others)}; "
                 "give what it was saved with, or start afresh in another folder"
             )
+        checkpoint.check_metrics(self.folder, state["metrics_bytes"])
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe)
         if others:
