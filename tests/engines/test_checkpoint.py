@@ -395,6 +395,53 @@ def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
 
 # kill -9
 
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path, monkeypatch, torn):
+    """Every sync, rename and removal in turn is the last thing that happens; what is done then is not undone."""
+
+    def write(batches):
+        tensors = {"weights": {"w": torch.full((3,), float(batches))}}
+        checkpoint.save(tmp_path / "run", batches, {"batches": batches}, tensors, keep=2)
+
+    def dying(do, left):
+        def called(*arguments, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return do(*arguments, **options)
+
+        return called
+
+    steps, found = 0, set()
+    while True:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        (tmp_path / "run").mkdir()
+        for batches in (1, 2, 3) if torn else (1, 2):
+            write(batches)
+        if torn:
+            tear(tmp_path / "run/checkpoints/3/state.json", "short")
+        left = [steps]
+        with monkeypatch.context() as patched:
+            for owner, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree"), (checkpoint, "save_file")):
+                patched.setattr(owner, name, dying(getattr(owner, name), left))
+            try:
+                write(3)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        saved = checkpoint.load_newest(tmp_path / "run")
+        assert saved.batches == saved.state["batches"] == float(saved.tensors["weights"]["w"][0]) in (2, 3)
+        found.add(saved.batches)
+        write(4)  # and the next one clears away what was left
+        assert numbers(tmp_path / "run")[-1] == 4
+        assert len(numbers(tmp_path / "run")) == 2
+        steps += 1
+    assert steps > 8
+    assert found == {2, 3}
+
+
 CHILD = """
 import os, signal, sys, time, torch
 from dataclasses import replace
