@@ -73,12 +73,12 @@ def train(
         )
     if run.source.heldout is None:
         console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
-    with _Board(console, run.max_rollouts) as board:
-        try:
+    try:
+        with _Board(console, run.max_rollouts) as board:
             why = execute(run, folder, board.show, resume=resume, accept_recipe=accept_recipe)
-        except Stopped as stopped:
-            console.print(f"{stopped} (--resume)", highlight=False, markup=False)
-            raise typer.Exit(_EXIT_ON_SIGTERM) from None
+    except Stopped as stopped:
+        console.print(f"{stopped} (--resume)", highlight=False, markup=False)
+        raise typer.Exit(_EXIT_ON_SIGTERM) from None
     console.print(why, highlight=False, markup=False)
     console.print(board.summary())
     console.print(f"model and metrics are in {folder}", markup=False)

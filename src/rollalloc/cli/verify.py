@@ -25,4 +25,4 @@ def verify_resume(
     if difference is not None:
         console.print(f"not the same after a resume: {difference}", markup=False, highlight=False)
         raise typer.Exit(1)
-    console.print(f"identical: metrics and final weights of {batches} batches, killed after {batches // 2} and resumed")
+    console.print(f"identical: metrics and final weights of {batches} batches, killed and resumed after {batches // 2}")
