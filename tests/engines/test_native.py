@@ -343,7 +343,7 @@ def test_a_second_run_in_a_folder_replaces_the_first(trainer_of, tmp_path):
     once = without_seconds(lines_of(tmp_path))
     trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
     assert without_seconds(lines_of(tmp_path)) == once
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "model", "allocator.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "model", "allocator.json", "checkpoints"}
 
 
 # Rewards that give no score

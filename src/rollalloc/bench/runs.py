@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from errno import ENOENT
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rollalloc import recipes
+from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
-from rollalloc.engines.native import HeldOut, Listener, Settings, Trainer
+from rollalloc.engines import checkpoint
+from rollalloc.engines.loss import Clip
+from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
@@ -26,6 +31,7 @@ RECIPES = {
     function.__name__: function
     for function in (recipes.grpo, recipes.dapo, recipes.pilot_commit, recipes.pods, recipes.darts, recipes.racing)
 }
+_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")  # of a source: a resumed run may have others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,34 @@ class Run:
 
     def description(self) -> dict[str, Any]:
         """The run as plain data: what must be equal for a finished run to be used again."""
-        return json.loads(json.dumps(asdict(self)))
+        described = asdict(self)
+        for name in SAVING:
+            del described["settings"][name]
+        return json.loads(json.dumps(described))
+
+    @staticmethod
+    def described_in(folder: Path) -> Run:
+        """The run that a folder's `run.json` describes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is of another version.
+        """
+        path = folder / "run.json"
+        if not path.exists():
+            raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
+        saved = json.loads(path.read_text())
+        try:
+            source, settings = saved.pop("source"), saved.pop("settings")
+            settings |= {
+                "sampling": Sampling(**settings["sampling"]),
+                "clip": Clip(**settings["clip"]),
+                "betas": tuple(settings["betas"]),
+            }
+            source["prompts"] = tuple(source["prompts"])
+            return Run(source=Source(**source), settings=Settings(**settings), **saved)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -130,8 +163,23 @@ def folder_of(run: Run, folder: Path) -> Path:
     return folder / f"{run.name}-{run.settings.seed}"
 
 
-def execute(run: Run, folder: Path, listener: Listener | None = None) -> str:
-    """Train; writes `run.json`, `metrics.jsonl` and the trained model into the folder. Returns why the run ended."""
+def execute(
+    run: Run, folder: Path, listener: Listener | None = None, *, resume: bool = False, accept_recipe: bool = False
+) -> str:
+    """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
+
+    Args:
+        folder: of the run; what another run left in it is removed.
+        listener: called with each line of the metrics.
+        resume: go on from the newest checkpoint in the folder; without one the run starts afresh.
+        accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
+
+    Raises:
+        ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+    """
+    resume = resume and checkpoint.newest(folder) is not None
+    if resume:
+        _refuse_another_source(run, folder)
     recipe = make_recipe(run.recipe, run.parameters)
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
@@ -139,15 +187,30 @@ def execute(run: Run, folder: Path, listener: Listener | None = None) -> str:
     policy = Policy.load(source.model, device=source.device)
     train = _encoded(source, policy, run.settings, *source.prompts)
     heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    (folder / "run.json").write_text(json.dumps(run.description(), indent=2))
+    if not resume:
+        # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+        checkpoint.start_afresh(folder)
     with _scorer(source) as scorer:
         trainer = Trainer(
             policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
         )
+        if resume:
+            trainer.resume(accept_recipe=accept_recipe)
+        checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
         return trainer.run()
+
+
+def _refuse_another_source(run: Run, folder: Path) -> None:
+    """Refuse to resume with another model, data or reward."""
+    saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
+    for name in _WHERE_IT_RUNS:
+        saved[name] = given[name]
+    others = list(differences(saved, given, "source"))
+    if others:
+        raise ValueError(
+            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or start "
+            "afresh in another folder"
+        )
 
 
 def one_thread() -> None:

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from rollalloc.cli.compare import compare
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.train import train
+from rollalloc.cli.verify import verify_resume
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, recipes):
+for command in (train, compare, verify_resume, recipes):
     app.command()(command)
 
 

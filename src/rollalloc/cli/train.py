@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollalloc.cli.options import Given, parameters_of, with_given
+
+_EXIT_ON_SIGTERM = 128 + 15  # as of a process that it ended
 
 
 @with_given
@@ -25,17 +28,44 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, sampling and mini-batches.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", rich_help_panel="Output")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches between two checkpoints; by default one at the end and on SIGTERM.", rich_help_panel="Output"
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[int, typer.Option(help="Newest checkpoints to keep.", rich_help_panel="Output")] = 2,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint in the run's folder; without one the run starts afresh.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    accept_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--accept-recipe",
+            help="Resume although the recipe, or its --max-rollouts, is another than the checkpoint's.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
 ) -> None:
     """Train one model under one recipe."""
     from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import run_of
+    from rollalloc.engines.native import Stopped
 
     console = Console(stderr=True)
     with console.status("preparing"):
         run = run_of(given, recipe, parameters_of(set_), seed)
+    saving = replace(run.settings, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+    run = replace(run, settings=saving)
     if given.task:
         one_thread()
     folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
+    _say_where_it_starts(console, folder, resume)
     console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
     if run.max_rollouts is None and run.settings.target is None:
         console.print(
@@ -43,11 +73,36 @@ def train(
         )
     if run.source.heldout is None:
         console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
-    with _Board(console, run.max_rollouts) as board:
-        why = execute(run, folder, board.show)
+    try:
+        with _Board(console, run.max_rollouts) as board:
+            why = execute(run, folder, board.show, resume=resume, accept_recipe=accept_recipe)
+    except Stopped as stopped:
+        console.print(f"{stopped} (--resume)", highlight=False, markup=False)
+        raise typer.Exit(_EXIT_ON_SIGTERM) from None
     console.print(why, highlight=False, markup=False)
     console.print(board.summary())
     console.print(f"model and metrics are in {folder}", markup=False)
+
+
+def _say_where_it_starts(console: Console, folder: Path, resume: bool) -> None:
+    """Say from which checkpoint a run goes on.
+
+    Raises:
+        ValueError: the run is not to be resumed, but the folder holds checkpoints of one that has not ended.
+    """
+    from rollalloc.bench.compare import latest
+    from rollalloc.engines.checkpoint import newest
+
+    at = newest(folder)
+    if resume and at is None:
+        console.print(f"no checkpoint in {folder}: the run starts afresh", style="yellow", markup=False)
+    elif resume:
+        console.print(f"resuming; the newest checkpoint is that after batch {at}", highlight=False)
+    elif at is not None and (last := latest(folder)) is not None and last["kind"] != "end":
+        raise ValueError(
+            f"{folder} holds a run that has not ended, with a checkpoint after batch {at}; go on with --resume, give "
+            "another --out, or remove the folder"
+        )
 
 
 class _Board:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,11 @@ from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.engines import checkpoint
 from rollalloc.engines.likelihood import completion_logprobs, exact_success
 from rollalloc.engines.loss import Clip, token_losses
 from rollalloc.engines.policy import Policy
@@ -37,6 +44,14 @@ Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
+
+SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
+_ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
+_COUNTERS = ("batches", "steps", "seconds", "waves", "unscored", "evaluated_at", "accuracies", "barren_groups")
+
+
+class Stopped(RuntimeError):
+    """The run was asked to stop (SIGTERM), was saved, and can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +74,8 @@ class Settings:
         max_batches: batches after which the run ends; None: no limit.
         stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
         target: held-out accuracy at which the run ends, once two evaluations in a row reach it; None: none.
+        checkpoint_every: batches between two checkpoints; None: only at the end, and on SIGTERM.
+        keep_checkpoints: newest checkpoints to keep, at least 1.
 
     Raises:
         ValueError: a value out of its range.
@@ -79,6 +96,8 @@ class Settings:
     max_batches: int | None = None
     stop_when_barren: bool = True
     target: float | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -86,11 +105,13 @@ class Settings:
                 "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
                 f"policy's; got {self.sampling}"
             )
-        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples"):
+        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_batches is not None and self.max_batches < 1:
-            raise ValueError(f"max_batches must be at least 1, or None for no limit, got {self.max_batches}")
+        for name in ("max_batches", "checkpoint_every"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, or None, got {given}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
@@ -128,7 +149,8 @@ class Trainer:
         scorer: rewards.
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
-        folder: gets `metrics.jsonl`, and at the end the model and the allocator's state; None: nothing is written.
+        folder: gets `metrics.jsonl`, checkpoints, and at the end the model and the allocator's state; None: nothing is
+            written.
         listener: called with each line of the metrics, for progress.
     """
 
@@ -161,35 +183,51 @@ class Trainer:
         self._evaluated_at: int | None = None  # rollouts paid at the last evaluation
         self._accuracies: list[float] = []  # of the evaluations that have one
         self._barren_groups = 0  # groups trained since one had an advantage
+        self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
+        self._asked_to_stop = False
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def run(self) -> str:
-        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended."""
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "metrics.jsonl").write_text("")
+        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
+
+        Raises:
+            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work. Only a run with a folder,
+                in the main thread, is stopped so.
+            OSError: a checkpoint could not be written; the one before it is still there.
+        """
+        with _sigterm_asks(self._ask_to_stop, when=self.folder is not None):
+            if self._saved_at is None:
+                if self.folder is not None:
+                    checkpoint.start_afresh(self.folder)
+                self._evaluate()
+            why = self._why_stop()
+            while why is None:
+                started = time.perf_counter()
+                actions = self.allocator.ask()
+                self._release(actions)
+                if actions.generate or actions.cancel:
+                    self.allocator.tell(self._roll_out(actions))
+                if actions.batch:
+                    self._train_on(actions.batch)
+                self._seconds += time.perf_counter() - started
+                why = actions.finished
+                if actions.batch and why is None:
+                    self._evaluate_if_due()
+                    why = self._why_stop()
+                    if why is None:
+                        self._save_if_due()
+            self._finish(why)
+        return why
+
+    def _finish(self, why: str) -> None:
+        """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
+        self._save()
         self._evaluate()
-        why = None
-        while why is None:
-            started = time.perf_counter()
-            actions = self.allocator.ask()
-            self._release(actions)
-            if actions.generate or actions.cancel:
-                self.allocator.tell(self._roll_out(actions))
-            if actions.batch:
-                self._train_on(actions.batch)
-            self._seconds += time.perf_counter() - started
-            why = actions.finished
-            if actions.batch and why is None:
-                self._evaluate_if_due()
-                why = self._why_stop()
-        self._evaluate()
-        self._write({"kind": "end", "why": why, **self._spent(), "prompts": self.allocator.ledger.counts()})
         if self.folder is not None:
             self.policy.save(self.folder / "model")
             (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
-        return why
+        self._write({"kind": "end", "why": why, **self._spent(), "prompts": self.allocator.ledger.counts()})
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
@@ -209,6 +247,103 @@ class Trainer:
     def _release(self, actions: Actions) -> None:
         for rollout in actions.release:
             self._payloads.pop(rollout, None)  # a rollout without a score has none
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def resume(self, *, accept_recipe: bool = False) -> int:
+        """Take the state of the newest whole checkpoint in the folder, so that `run` goes on from it.
+
+        What the metrics hold beyond it is cut off: the run writes it again.
+
+        Args:
+            accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
+
+        Returns:
+            The batches trained so far.
+
+        Raises:
+            FileNotFoundError: no checkpoint.
+            ValueError: no folder, no checkpoint that is whole, or one of another recipe, data set, model or other settings
+                than when to end and when to save; names the difference. Nothing was changed.
+        """
+        if self.folder is None:
+            raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
+        saved = checkpoint.load_newest(self.folder)
+        state = saved.state
+        exact_keys(state, ("identity", "allocator", "counters", "payloads", "prompts", "metrics_bytes"), "checkpoint")
+        exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
+        others = list(differences(state["identity"], self._identity, "run"))
+        if others:
+            raise ValueError(
+                f"the checkpoint after batch {saved.batches} in {self.folder} is of another run: {'; '.join(others)}; "
+                "give what it was saved with, or start afresh in another folder"
+            )
+        checkpoint.check_metrics(self.folder, state["metrics_bytes"])
+        others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
+        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe)
+        if others:
+            log.warning("going on under another recipe: %s", "; ".join(others))
+        checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
+        checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
+        checkpoint.load_moments(self.policy.model, self.optimizer, saved.tensors["optimizer"])
+        generations = checkpoint.unpack_generations(state["payloads"], saved.tensors["payloads"])
+        self._payloads = {
+            made.rollout: _Payload(prompt, made) for prompt, made in zip(state["prompts"], generations, strict=True)
+        }
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", state["counters"][name])
+        self._saved_at = saved.batches
+        return saved.batches
+
+    def _save_if_due(self) -> None:
+        every = self.settings.checkpoint_every
+        if self._asked_to_stop or (every is not None and self._batches % every == 0):
+            self._save()
+        if self._asked_to_stop:
+            raise Stopped(
+                f"stopped by SIGTERM after batch {self._batches}; a checkpoint is in {self.folder}, resuming goes on from it"
+            )
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
+        if self.folder is None or self._saved_at == self._batches:
+            return
+        held = list(self._payloads.values())
+        described, payloads = checkpoint.pack_generations([payload.generation for payload in held])
+        state = {
+            "identity": self._identity,
+            "allocator": self.allocator.state_dict(),
+            "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
+            "payloads": described,
+            "prompts": [payload.prompt for payload in held],
+            "metrics_bytes": checkpoint.metrics_written(self.folder),
+        }
+        model = self.policy.model
+        tensors = {
+            "weights": checkpoint.weights(model),
+            "optimizer": checkpoint.moments(model, self.optimizer),
+            "payloads": payloads,
+        }
+        checkpoint.save(self.folder, self._batches, state, tensors, keep=self.settings.keep_checkpoints)
+        self._saved_at = self._batches
+
+    def _ask_to_stop(self) -> None:
+        self._asked_to_stop = True
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
+        settings = {name: value for name, value in describe(self.settings).items() if name not in (*SAVING, *_ENDING)}
+        model, heldout = self.policy.model, self.heldout
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        return {
+            "settings": settings,
+            "prompts": _digest(self.train),
+            "heldout": None
+            if heldout is None
+            else {"prompts": _digest(heldout.prompts), "answers": _sha(heldout.answers)},
+            "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
+        }
 
     # -------------------------------------------------------------------------------------------------------- rollouts
 
@@ -457,7 +592,7 @@ class Trainer:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            with (self.folder / checkpoint.METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
@@ -470,6 +605,28 @@ def _joined(orders: Sequence[Order]) -> Iterator[Order]:
         before = by_group.get(order.group)
         by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
     yield from by_group.values()
+
+
+@contextmanager
+def _sigterm_asks(ask: Callable[[], None], *, when: bool) -> Iterator[None]:
+    """Let SIGTERM ask instead of kill, where that is wanted and this thread may decide it."""
+    if not when or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: ask())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _digest(prompts: EncodedPrompts) -> str:
+    given = prompts.prompt_set
+    return _sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
+
+
+def _sha(value: Any) -> str:
+    return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]
 
 
 def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:

@@ -1,0 +1,28 @@
+"""`rollalloc verify-resume`: is this run, killed and resumed, the same run?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def verify_resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.")],
+    batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.")] = 6,
+) -> None:
+    """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""
+    from rollalloc.bench.runs import Run  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.verify import first_difference
+
+    console = Console(stderr=True)
+    described = Run.described_in(run)
+    with TemporaryDirectory(prefix="rollalloc-verify-") as folder, console.status("training it twice"):
+        difference = first_difference(described, batches, Path(folder))
+    if difference is not None:
+        console.print(f"not the same after a resume: {difference}", markup=False, highlight=False)
+        raise typer.Exit(1)
+    console.print(f"identical: metrics and final weights of {batches} batches, killed and resumed after {batches // 2}")

@@ -1,0 +1,304 @@
+"""Checkpoints of a native run: safetensors and JSON, whole or not there.
+
+A checkpoint is the folder `checkpoints/<batches trained>`. It is written beside its place, every file and the folder are
+synced, and only then it gets its name; so a run that is killed, or whose disk is full, keeps the one before.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rollalloc.core.packing import exact_keys
+from rollalloc.engines.sampler import Generation
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1  # of the folder
+METRICS = "metrics.jsonl"
+_FOLDER, _MANIFEST, _STATE = "checkpoints", "manifest.json", "state.json"
+_HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
+
+
+class Torn(ValueError):
+    """A checkpoint with a file missing, short or changed."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read.
+
+    Attributes:
+        batches: trained when it was saved.
+        state: what `save` was given, after a passage through JSON.
+        tensors: by file and name, on the CPU.
+    """
+
+    batches: int
+    state: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]
+
+
+# ----------------------------------------------------------------------------------------------------- a run's folder
+
+
+def start_afresh(folder: Path) -> None:
+    """Make the folder of a run, without the metrics and checkpoints of one that was there before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+    (folder / METRICS).write_text("")
+
+
+def newest(folder: Path) -> int | None:
+    """The number of the newest checkpoint in a run's folder, whole or not; None where there is none."""
+    return max(_numbers(folder / _FOLDER), default=None)
+
+
+def save(
+    folder: Path, batches: int, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int
+) -> None:
+    """Write a checkpoint, then remove those that it makes superfluous.
+
+    Args:
+        folder: of the run.
+        batches: trained so far, 0 or more; names the checkpoint.
+        state: plain data.
+        tensors: by file and name; no two of a file may share memory.
+        keep: newest checkpoints to keep, this one included, at least 1.
+
+    Raises:
+        OSError: it could not be written, e.g. to a full disk; those before it are still there.
+    """
+    parent = folder / _FOLDER
+    partial, final = parent / f"{_HIDDEN}{batches}", parent / str(batches)
+    try:
+        parent.mkdir(exist_ok=True)
+        for left_over in parent.glob(f"{_HIDDEN}*"):  # by a run that was killed
+            shutil.rmtree(left_over)
+        partial.mkdir()
+        for name, of_file in tensors.items():
+            save_file(
+                {key: tensor.detach().contiguous() for key, tensor in of_file.items()}, _tensor_file(partial, name)
+            )
+        (partial / _STATE).write_text(json.dumps(state))
+        files = {file.name: _stamp(file) for file in sorted(partial.iterdir())}
+        (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if final.exists():  # torn, or the run would not have come here again
+            _remove(final)
+        partial.rename(final)
+        _sync(parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = newest(folder)
+        raise OSError(
+            getattr(error, "errno", None) or errno.EIO,
+            f"the checkpoint after batch {batches} could not be written ({error}); "
+            + ("there is none before it" if kept is None else f"the newest is that after batch {kept}")
+            + ". Free some space, then resume",
+            str(final),
+        ) from error
+    kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
+    for number in _numbers(parent):
+        if number not in kept:
+            _remove(parent / str(number))
+
+
+def load_newest(folder: Path) -> Checkpoint:
+    """The newest whole checkpoint in a run's folder; each newer one that is torn is named in a warning.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        Torn: there are some, but none is whole.
+        ValueError: a checkpoint of another schema.
+    """
+    parent = folder / _FOLDER
+    numbers = sorted(_numbers(parent), reverse=True)
+    if not numbers:
+        raise FileNotFoundError(
+            errno.ENOENT, "there is no checkpoint to resume from; start the run afresh", str(parent)
+        )
+    for number in numbers:
+        try:
+            return _read(parent / str(number), number)
+        except Torn as error:
+            log.warning("%s", error)
+    raise Torn(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
+
+
+def _read(place: Path, batches: int) -> Checkpoint:
+    files = _checked_files(place)
+    tensors = {Path(name).stem: load_file(place / name) for name in files if name.endswith(".safetensors")}
+    return Checkpoint(batches, json.loads((place / _STATE).read_text()), tensors)
+
+
+def _checked_files(place: Path) -> list[str]:
+    """Names of the files of a checkpoint.
+
+    Raises:
+        Torn: a file is missing or is not as it was written.
+        ValueError: another schema.
+    """
+    try:
+        manifest = json.loads((place / _MANIFEST).read_text())
+    except (FileNotFoundError, ValueError) as error:
+        raise Torn(f"checkpoint {place} is torn: {_MANIFEST} is missing or cut off ({error})") from None
+    exact_keys(manifest, ("schema", "files"), str(place / _MANIFEST))
+    if manifest["schema"] != SCHEMA:
+        raise ValueError(
+            f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
+            "resume with the version of rollalloc that wrote it"
+        )
+    for name, written in manifest["files"].items():
+        file = place / name
+        if not file.exists():
+            raise Torn(f"checkpoint {place} is torn: {name} is missing")
+        if (size := file.stat().st_size) != written["bytes"]:
+            raise Torn(f"checkpoint {place} is torn: {name} has {size} bytes of {written['bytes']}")
+        if _stamp(file) != written:
+            raise Torn(f"checkpoint {place} is torn: {name} is not what was written, its digest differs")
+    return list(manifest["files"])
+
+
+def _numbers(parent: Path) -> list[int]:
+    return [int(path.name) for path in parent.iterdir() if path.name.isdecimal()] if parent.exists() else []
+
+
+def _tensor_file(place: Path, name: str) -> Path:
+    return place / f"{name}.safetensors"
+
+
+def _stamp(file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": file_digest(opened, "sha256").hexdigest()}
+
+
+def _remove(place: Path) -> None:
+    """Remove a checkpoint; half removed it does not pass for a torn one."""
+    hidden = place.rename(place.with_name(f"{_HIDDEN}{place.name}-removed"))
+    shutil.rmtree(hidden)
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file's content, or a folder's names."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that a killed run leaves the old or the new one."""
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text)
+    _sync(beside)
+    beside.replace(path)
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+def metrics_written(folder: Path) -> int:
+    """Bytes of the metrics, once the disk holds them."""
+    _sync(folder / METRICS)
+    return (folder / METRICS).stat().st_size
+
+
+def check_metrics(folder: Path, written: int) -> None:
+    """Refuse to go on from metrics that are not those of a checkpoint.
+
+    Raises:
+        ValueError: the metrics are missing, or shorter than they were then.
+    """
+    path = folder / METRICS
+    size = path.stat().st_size if path.exists() else 0
+    if size < written:
+        raise ValueError(
+            f"{path} has {size} bytes, but had {written} when the checkpoint was saved; it was changed or "
+            "belongs to another run: put it back, or start afresh"
+        )
+
+
+def cut_metrics(folder: Path, written: int) -> None:
+    """Take from the metrics what was written after a checkpoint."""
+    os.truncate(folder / METRICS, written)
+
+
+# ------------------------------------------------------------------------------------------- model, optimizer, rollouts
+
+
+def weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers by name; those that are tied once."""
+    saved = model.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    return dict(model.named_parameters()) | buffers
+
+
+def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Let a model have the weights that `weights` gave of one like it."""
+    here = weights(model)
+    exact_keys(saved, here, "weights")
+    with torch.no_grad():
+        for name, tensor in here.items():
+            tensor.copy_(saved[name])
+
+
+def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter:entry` → tensor."""
+    return {
+        f"{name}:{entry}": tensor
+        for name, parameter in model.named_parameters()
+        for entry, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Let an optimizer of one group go on from what `moments` gave.
+
+    A parameter that has been stepped also gets a gradient of zero, as it has in a run that was never interrupted: without
+    one, AdamW would leave it out of a step in which no row has an advantage.
+    """
+    index_of = {name: index for index, (name, _) in enumerate(model.named_parameters())}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in saved.items():
+        name, _, entry = key.rpartition(":")
+        state.setdefault(index_of[name], {})[entry] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter in optimizer.state else None
+
+
+def pack_generations(generations: Sequence[Generation]) -> tuple[list[list[int]], dict[str, Tensor]]:
+    """Rollouts as [id, tokens, truncated] each, and their tokens and log-probabilities one after the other."""
+    described = [[made.rollout, len(made.tokens), int(made.truncated)] for made in generations]
+    tokens = [token for made in generations for token in made.tokens]
+    logprobs = np.concatenate([np.zeros(0, np.float32), *(made.logprobs for made in generations)])
+    return described, {"tokens": torch.tensor(tokens, dtype=torch.int64), "logprobs": torch.from_numpy(logprobs)}
+
+
+def unpack_generations(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Generation]:
+    """The inverse of `pack_generations`."""
+    tokens, logprobs, start = tensors["tokens"].tolist(), tensors["logprobs"].numpy(), 0
+    generations: list[Generation] = []
+    for rollout, length, truncated in described:
+        here = slice(start, start + length)
+        generations.append(Generation(rollout, tuple(tokens[here]), logprobs[here].copy(), bool(truncated)))
+        start += length
+    return generations

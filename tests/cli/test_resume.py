@@ -1,0 +1,169 @@
+"""Stopping, resuming and verifying a run from the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rollalloc.bench import verify
+from rollalloc.bench.cost import read_metrics
+from rollalloc.bench.runs import Run
+from rollalloc.engines.native import Settings
+from rollalloc.engines.sampler import Sampling
+
+# Sends SIGTERM to its own process once, where the file "stop" is there.
+REWARD = """
+import os, signal
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    if os.path.exists("stop"):
+        os.remove("stop")
+        os.kill(os.getpid(), signal.SIGTERM)
+    return float(solution_str.startswith('s'))
+
+calls = 0
+
+def forgetful(data_source, solution_str, ground_truth, extra_info):
+    global calls
+    calls += 1
+    return float(calls % 3 == 0)
+"""
+SHORT = ("--max-new-tokens", 4, "--max-rollouts", 96, "--device", "cpu", "--reward-workers", 0)
+PILOTS = ("--recipe", "pilot_commit", "--set", "groups=2", "--set", "n_pilot=4", "--set", "n_commit=4")
+PILOTS = (*PILOTS, "--set", "gen_groups=6", "--eval-every", 24, "--learning-rate", 0.001)
+TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout", "prompts.jsonl")
+TRAIN = (*TRAIN, "--reward", "stopping.py:score", *SHORT, *PILOTS)
+
+
+def said(output):
+    return " ".join(output.split())
+
+
+def untimed(folder):
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def reward(own):
+    (own / "stopping.py").write_text(REWARD)
+    yield
+    (own / "stop").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def stopped(call, own, tmp_path):
+    """The folder of a run that SIGTERM stopped in its first batch."""
+    (own / "stop").touch()
+    code, output = call(*TRAIN, "--out", tmp_path / "stopped")
+    assert code == 143, output
+    assert "stopped by SIGTERM after batch 1; a checkpoint is in" in said(output)
+    assert "(--resume)" in said(output)
+    return tmp_path / "stopped"
+
+
+def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
+    assert call(*TRAIN, "--out", tmp_path / "unbroken")[0] == 0
+    code, output = call(*TRAIN, "--out", stopped, "--resume")
+    assert code == 0, output
+    assert "resuming; the newest checkpoint is that after batch 1" in output
+    assert untimed(stopped) == untimed(tmp_path / "unbroken")
+
+
+def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):
+    code, output = call(*TRAIN, "--out", stopped)
+    assert code == 2
+    assert "holds a run that has not ended, with a checkpoint after batch 1; go on with --resume" in said(output)
+
+
+def test_a_finished_run_may_be_repeated(call, tmp_path):
+    for _ in range(2):
+        assert call(*TRAIN, "--out", tmp_path)[0] == 0
+
+
+def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
+    code, output = call(*TRAIN, "--out", tmp_path / "new", "--resume", "--checkpoint-every", 1, "--keep-checkpoints", 3)
+    assert code == 0, output
+    assert "the run starts afresh" in said(output)
+    assert len(list((tmp_path / "new/checkpoints").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--seed", 1), "run.settings.seed: saved 0, given 1"),
+        (("--temperature", 0.5), "run.settings.sampling.temperature: saved 1.0, given 0.5"),
+        (("--model", "./model"), "source.model: saved 'model', given './model'"),
+        (("--prompts", "prompts.jsonl"), "source.prompts: saved ('prompts.parquet',)"),
+        (("--reward", "my_reward.py:score"), "source.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
+        (("--set", "groups=3"), "recipe.groups: saved 2, given 3"),
+    ],
+)
+def test_another_run_is_refused_by_name(call, stopped, changes, message):
+    code, output = call(*TRAIN, *changes, "--out", stopped, "--resume")
+    assert code == 2
+    assert message in said(output)
+    assert json.loads((stopped / "run.json").read_text())["settings"]["seed"] == 0
+
+
+def test_another_recipe_may_be_accepted(call, stopped):
+    code, output = call(*TRAIN, "--set", "groups=3", "--out", stopped, "--resume", "--accept-recipe")
+    assert code == 0, output
+    assert [line["groups"] for line in untimed(stopped) if line["kind"] == "batch"][:2] == [2, 3]
+    assert json.loads((stopped / "run.json").read_text())["parameters"]["groups"] == 3
+
+
+def test_verify_resume_of_ones_own_run(call, stopped):
+    code, output = call("verify-resume", stopped, "--batches", 3)
+    assert code == 0, output
+    assert "identical: metrics and final weights of 3 batches" in said(output)
+
+
+def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
+    run = [value if value != "stopping.py:score" else "stopping.py:forgetful" for value in TRAIN]
+    assert call(*run, "--out", tmp_path)[0] == 0
+    code, output = call("verify-resume", tmp_path, "--batches", 2)
+    assert code == 1, output
+    assert "not the same after a resume: metrics line" in said(output)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [(1, "batches must be at least 2"), (100, "the run ended before batch 51 was trained")]
+)
+def test_verify_resume_refuses_what_it_cannot_break(call, stopped, batches, message):
+    code, output = call("verify-resume", stopped, "--batches", batches)
+    assert code == 2
+    assert message in said(output)
+
+
+def test_verify_resume_needs_a_run(call, tmp_path):
+    code, output = call("verify-resume", tmp_path)
+    assert code == 2
+    assert "expected the folder of a run" in said(output)
+
+
+def test_the_first_difference_is_named(tmp_path):
+    lines = [{"kind": "batch", "loss": 0.5, "seconds": 1.0}, {"kind": "end", "seconds": 2.0}]
+    for name, change in {"a": {}, "b": {"seconds": 3.0}, "c": {"loss": 0.25}}.items():
+        (tmp_path / name).mkdir()
+        changed = [{**lines[0], **change}, lines[1]]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    assert verify._in_metrics(a, b) is None
+    assert verify._in_metrics(a, c) == "metrics line 1, loss: unbroken 0.5, resumed 0.25"
+    assert verify._in_metrics(a, d) == "metrics: the unbroken run has more than 1 lines"
+
+
+def test_a_described_run_is_read_back(call, stopped):
+    run = Run.described_in(stopped)
+    assert run.description() == json.loads((stopped / "run.json").read_text())
+    assert run.settings == Settings(sampling=Sampling(4), learning_rate=0.001, eval_every=24)
+    saving = replace(run, settings=replace(run.settings, checkpoint_every=3, keep_checkpoints=5))
+    assert saving.description() == run.description()  # a finished run stays finished, however often it was saved
+    (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
+    with pytest.raises(ValueError, match="not of this version"):
+        Run.described_in(stopped)

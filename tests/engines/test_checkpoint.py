@@ -1,0 +1,524 @@
+"""Checkpoints: a run that is stopped, killed or out of disk goes on as if nothing had been; what is not whole is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollalloc import recipes
+from rollalloc.bench.tasks.tiny import EOS_ID
+from rollalloc.engines import checkpoint
+from rollalloc.engines.native import HeldOut, Stopped
+
+RECIPES = {
+    "grpo": recipes.grpo(4, 4),
+    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
+    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
+    "darts": recipes.darts(4, 3, 1),
+    "racing": recipes.racing(4, (2, 4), 8),
+}
+FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors", "payloads.safetensors")
+HERE = Path(__file__).parent
+
+
+def untimed(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
+
+
+def numbers(folder):
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def killed_after(batches):
+    """A listener that ends the run, in the middle of the metrics, as an exception does."""
+
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == batches:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+@pytest.fixture
+def run_of(trainer_of, prompts_of):
+    """(folder, **changes) → a trainer of 6 batches with a checkpoint after each second."""
+
+    def made(folder, recipe=RECIPES["pilot_commit"], **changes):
+        settings = {"max_batches": 6, "checkpoint_every": 2, "heldout": HeldOut(prompts_of(6)), "eval_every": 30}
+        return trainer_of(recipe, folder=folder, **settings | changes)
+
+    return made
+
+
+@pytest.fixture
+def broken(run_of, tmp_path):
+    """The folder of a run that broke in its fifth batch, with checkpoints after 2 and 4."""
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "broken", listener=killed_after(5)).run()
+    assert numbers(tmp_path / "broken") == [2, 4]
+    return tmp_path / "broken"
+
+
+# Resumed is unbroken
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
+    unbroken = run_of(tmp_path / "a", RECIPES[name], optimizer_steps_per_batch=steps, warmup_steps=9)
+    why = unbroken.run()
+    for breaks in (3, 4, 5):
+        folder = tmp_path / str(breaks)
+        changes = {"optimizer_steps_per_batch": steps, "warmup_steps": 9}
+        with pytest.raises(KeyboardInterrupt):
+            run_of(folder, RECIPES[name], listener=killed_after(breaks), **changes).run()
+        resumed = run_of(folder, RECIPES[name], **changes)
+        assert resumed.resume() == (breaks - 1) // 2 * 2
+        assert resumed.run() == why
+        assert untimed(folder) == untimed(tmp_path / "a")
+        assert torch.equal(weights(resumed), weights(unbroken))
+        assert resumed.allocator.state_dict() == unbroken.allocator.state_dict()
+        assert numbers(folder) == numbers(tmp_path / "a")
+
+
+def test_held_pilots_are_in_the_checkpoint(run_of, tmp_path):
+    trainer = run_of(tmp_path, max_batches=3, checkpoint_every=1)
+    trainer.run()
+    held = {rollout: payload.generation for rollout, payload in trainer._payloads.items()}
+    assert held  # of pilots that wait for their commits
+    resumed = run_of(tmp_path, max_batches=4)
+    resumed.resume()
+    assert list(resumed._payloads) == list(held)
+    for rollout, made in held.items():
+        again = resumed._payloads[rollout].generation
+        assert (again.rollout, again.tokens, again.truncated) == (made.rollout, made.tokens, made.truncated)
+        assert again.logprobs.dtype == made.logprobs.dtype
+        assert (again.logprobs == made.logprobs).all()
+
+
+def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(run_of, tmp_path):
+    """By the optimizer's momentum: a parameter without a gradient would be left out of the step."""
+
+    def reward_until(calls):
+        left = [calls]
+
+        def reward(*, solution_str, **_):
+            left[0] -= 1
+            return float(solution_str.startswith("a")) if left[0] >= 0 else 0.0
+
+        return reward
+
+    given = {"recipe": RECIPES["grpo"], "heldout": None, "checkpoint_every": 1, "max_batches": 4}
+    unbroken = run_of(tmp_path / "a", reward=reward_until(32), **given)
+    unbroken.run()
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", reward=reward_until(32), listener=killed_after(3), **given).run()
+    resumed = run_of(tmp_path / "b", reward=reward_until(0), **given)
+    assert resumed.resume() == 2
+    before = weights(resumed)
+    resumed.run()
+    assert not torch.equal(weights(resumed), before)
+    assert torch.equal(weights(resumed), weights(unbroken))
+
+
+def test_exact_evaluation_and_the_target_go_on(run_of, prompts_of, tmp_path):
+    heldout = HeldOut(prompts_of(8), ((9, EOS_ID),) * 8)
+    given = {"heldout": heldout, "target": 1e-6, "max_batches": None, "eval_every": 200, "checkpoint_every": 1}
+    why = run_of(tmp_path / "a", **given).run()
+    assert why.startswith("target")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(3), **given).run()
+    resumed = run_of(tmp_path / "b", **given)
+    resumed.resume()
+    assert resumed.run() == why
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_a_resumed_run_gives_up_when_the_unbroken_one_does(run_of, tmp_path):
+    given = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
+    why = run_of(tmp_path / "a", **given).run()
+    assert why.startswith("barren")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(41), **given).run()
+    resumed = run_of(tmp_path / "b", **given)
+    assert resumed.resume() == 40
+    assert resumed.run() == why
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_a_finished_run_that_is_resumed_ends_again_the_same(run_of, tmp_path):
+    why = run_of(tmp_path).run()
+    once = untimed(tmp_path)
+    again = run_of(tmp_path)
+    assert again.resume() == 6
+    assert again.run() == why
+    assert untimed(tmp_path) == once
+
+
+def test_a_finished_run_goes_on_with_more_batches(run_of, tmp_path):
+    run_of(tmp_path / "a", max_batches=6).run()
+    run_of(tmp_path / "b", max_batches=3, checkpoint_every=None).run()
+    assert numbers(tmp_path / "b") == [3]
+    longer = run_of(tmp_path / "b", max_batches=6)
+    longer.resume()
+    longer.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path, caplog):
+    run_of(tmp_path, RECIPES["grpo"], max_rollouts=48, max_batches=None).run()
+    larger = run_of(tmp_path, RECIPES["grpo"], max_rollouts=96, max_batches=None)
+    with pytest.raises(ValueError, match=r"recipe\.budget\.run_rollouts: saved 48, given 96"):
+        larger.resume()
+    larger.resume(accept_recipe=True)
+    assert "recipe.budget.run_rollouts: saved 48, given 96" in caplog.text
+    assert larger.run().startswith("budget")
+    assert untimed(tmp_path)[-1]["rollouts_paid"] == 96
+
+
+def test_a_run_that_is_not_resumed_starts_afresh(run_of, broken, tmp_path):
+    run_of(broken, max_batches=3, checkpoint_every=None).run()
+    assert numbers(broken) == [3]
+    assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
+
+
+# Which are kept
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [5, 6]), (4, [3, 4, 5, 6])])
+def test_the_newest_are_kept(run_of, tmp_path, keep, left):
+    run_of(tmp_path, checkpoint_every=1, keep_checkpoints=keep).run()
+    assert numbers(tmp_path) == left
+    assert sorted(path.name for path in (tmp_path / "checkpoints/6").iterdir()) == sorted(FILES)
+
+
+def test_without_a_folder_nothing_is_saved_and_nothing_resumed(run_of):
+    trainer = run_of(None, max_batches=2)
+    trainer.run()
+    with pytest.raises(ValueError, match="without a folder has no checkpoints"):
+        trainer.resume()
+
+
+# Torn and foreign checkpoints
+
+
+def tear(file, how):
+    if how == "missing":
+        file.unlink()
+    elif how == "short":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        changed = bytearray(file.read_bytes())
+        changed[-1] ^= 1
+        file.write_bytes(changed)
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "changed"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, caplog, file, how, tmp_path):
+    if (file, how) == ("manifest.json", "changed"):
+        (broken / "checkpoints/4/manifest.json").write_text("{")
+    else:
+        tear(broken / "checkpoints/4" / file, how)
+    trainer = run_of(broken)
+    assert trainer.resume() == 2
+    assert f"4 is torn: {file} " in caplog.text
+    trainer.run()
+    run_of(tmp_path / "a").run()
+    assert untimed(broken) == untimed(tmp_path / "a")
+    assert numbers(broken) == [4, 6]
+
+
+def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
+    for number in (2, 4):
+        tear(broken / f"checkpoints/{number}/state.json", "short")
+    with pytest.raises(checkpoint.Torn, match=r"none of the checkpoints \[4, 2\]"):
+        run_of(broken).resume()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):
+        run_of(tmp_path).resume()
+
+
+def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
+    manifest = broken / "checkpoints/4/manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
+    with pytest.raises(ValueError, match="schema 1, got 99"):
+        run_of(broken).resume()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, r"run\.settings\.seed: saved 0, given 1"),
+        ({"learning_rate": 2e-3}, r"run\.settings\.learning_rate"),
+        ({"eval_every": 31}, r"run\.settings\.eval_every"),
+        ({"prompts": 41}, r"run\.prompts"),
+        ({"heldout": None}, r"run\.heldout"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_by_name(run_of, broken, changes, named):
+    before = untimed(broken)
+    trainer = run_of(broken, **changes)
+    start = weights(trainer)
+    with pytest.raises(ValueError, match=named):
+        trainer.resume()
+    assert torch.equal(weights(trainer), start)
+    assert untimed(broken) == before
+
+
+def test_another_model_is_refused(run_of, broken, policy_of):
+    policy = policy_of()
+    policy.model.resize_token_embeddings(policy.vocabulary + 1)
+    with pytest.raises(ValueError, match=r"run\.model\.parameters"):
+        run_of(broken, policy=policy).resume()
+
+
+def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
+    other = recipes.pilot_commit(5, 2, 6, 12)
+    with pytest.raises(ValueError, match=r"recipe\.groups: saved 4, given 5"):
+        run_of(broken, other).resume()
+    trainer = run_of(broken, other)
+    assert trainer.resume(accept_recipe=True) == 4
+    assert "recipe.groups: saved 4, given 5" in caplog.text
+    trainer.run()
+    batches = [line for line in untimed(broken) if line["kind"] == "batch"]
+    assert [line["groups"] for line in batches] == [4, 4, 4, 4, 5, 5]
+
+
+def test_metrics_that_were_cut_are_refused(run_of, broken):
+    os.truncate(broken / "metrics.jsonl", 100)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has 100 bytes, but had \d+"):
+        run_of(broken).resume()
+
+
+# Full disks
+
+
+@pytest.mark.parametrize("call", [0, 3, 6])
+def test_a_full_disk_leaves_the_one_before_and_says_so(run_of, broken, monkeypatch, call, tmp_path):
+    trainer = run_of(broken)
+    trainer.resume()
+    fsync, calls = os.fsync, []
+
+    def full(opened):
+        calls.append(opened)
+        if len(calls) > call:
+            raise OSError(28, "No space left on device")
+        fsync(opened)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left|after batch 6 could not be written.*newest is .* batch 4"):
+            trainer.run()
+    assert [path.name for path in (broken / "checkpoints").glob(".*")] == []
+    assert numbers(broken) == [2, 4]
+    again = run_of(broken)
+    assert again.resume() == 4
+    again.run()
+    run_of(tmp_path / "a").run()
+    assert untimed(broken) == untimed(tmp_path / "a")
+
+
+@contextmanager
+def files_of_at_most(size):
+    """As good as a full disk, for the tensors too, which Python does not write itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [200, 3000, 9000])
+def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
+    tensors = {"weights": {"w": torch.zeros(2000)}, "payloads": {"tokens": torch.zeros(0, dtype=torch.int64)}}
+    state = {"text": "x" * 10_000}
+    checkpoint.save(tmp_path, 1, state, tensors, keep=2)
+    with files_of_at_most(size), pytest.raises(OSError, match=r"after batch 2 could not be written .* after batch 1"):
+        checkpoint.save(tmp_path, 2, state, tensors, keep=2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert checkpoint.load_newest(tmp_path).state == state
+
+
+# SIGTERM
+
+
+def test_sigterm_saves_and_leaves(run_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped by SIGTERM after batch 3; a checkpoint is in"):
+        run_of(tmp_path / "b", checkpoint_every=None, listener=listen).run()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert numbers(tmp_path / "b") == [3]
+    assert "end" not in {line["kind"] for line in untimed(tmp_path / "b")}
+    resumed = run_of(tmp_path / "b")
+    resumed.resume()
+    resumed.run()
+    run_of(tmp_path / "a").run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
+    handlers, whys = [], []
+    trainer = run_of(tmp_path, listener=lambda _: handlers.append(signal.getsignal(signal.SIGTERM)))
+    thread = threading.Thread(target=lambda: whys.append(trainer.run()))
+    before = signal.getsignal(signal.SIGTERM)
+    thread.start()
+    thread.join()
+    assert whys[0].startswith("max_batches")
+    assert set(handlers) == {before}
+
+
+# kill -9
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path, monkeypatch, torn):
+    """Every sync, rename and removal in turn is the last thing that happens; what is done then is not undone."""
+
+    def write(batches):
+        tensors = {"weights": {"w": torch.full((3,), float(batches))}}
+        checkpoint.save(tmp_path / "run", batches, {"batches": batches}, tensors, keep=2)
+
+    def dying(do, left):
+        def called(*arguments, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return do(*arguments, **options)
+
+        return called
+
+    steps, found = 0, set()
+    while True:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        (tmp_path / "run").mkdir()
+        for batches in (1, 2, 3) if torn else (1, 2):
+            write(batches)
+        if torn:
+            tear(tmp_path / "run/checkpoints/3/state.json", "short")
+        left = [steps]
+        with monkeypatch.context() as patched:
+            for owner, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree"), (checkpoint, "save_file")):
+                patched.setattr(owner, name, dying(getattr(owner, name), left))
+            try:
+                write(3)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        saved = checkpoint.load_newest(tmp_path / "run")
+        assert saved.batches == saved.state["batches"] == float(saved.tensors["weights"]["w"][0]) in (2, 3)
+        found.add(saved.batches)
+        write(4)  # and the next one clears away what was left
+        assert numbers(tmp_path / "run")[-1] == 4
+        assert len(numbers(tmp_path / "run")) == 2
+        steps += 1
+    assert steps > 8
+    assert found == {2, 3}
+
+
+CHILD = """
+import os, signal, sys, time, torch
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from conftest import *
+from rollalloc import recipes
+from rollalloc.engines import checkpoint
+from rollalloc.engines.native import HeldOut
+torch.set_num_threads(1)
+
+def trainer(folder):
+    settings = replace(SETTINGS, max_batches={batches}, checkpoint_every=1, eval_every=60)
+    return Trainer(make_policy(), recipes.pilot_commit(4, 2, 6, 12), make_prompts(40), InlineScorer(names_an_image),
+                   settings, heldout=HeldOut(make_prompts(6)), folder=folder)
+
+for line in sys.stdin:  # a folder and seconds; each run in a process of its own that has its imports done
+    name, seconds = line.split()
+    folder = Path(name)
+    if (child := os.fork()) == 0:
+        made = trainer(folder)
+        if checkpoint.newest(folder) is not None:
+            made.resume()
+        made.run()
+        os._exit(0)
+    if seconds != "never":
+        time.sleep(float(seconds))
+        os.kill(child, signal.SIGKILL)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Runner:
+    """Carries out the run of `CHILD` in processes that may be killed."""
+
+    def __init__(self, batches):
+        code = CHILD.format(here=str(HERE), batches=batches)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
+
+    def go(self, folder, kill_after="never"):
+        """Start or resume the run in this folder; the signal that ended it, 0 where it ended by itself."""
+        self.process.stdin.write(f"{folder} {kill_after}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+def killed_at_random_moments(tmp_path, moments, batches, seed):
+    """Kill a run again and again, and compare what it became with an unbroken one; a run that ends is begun anew."""
+    draw, done = random.Random(seed), 0
+    runner = Runner(batches)
+    try:
+        assert runner.go(tmp_path / "first") == 0  # and its imports are done
+        started = time.monotonic()
+        assert runner.go(tmp_path / "unbroken") == 0
+        whole = time.monotonic() - started
+        while done < moments:
+            folder = tmp_path / "killed"
+            shutil.rmtree(folder, ignore_errors=True)
+            while runner.go(folder, kill_after=draw.uniform(0, whole / 2)) == signal.SIGKILL:
+                done += 1
+            assert runner.go(folder) == 0  # whatever the last moment was, it can be resumed and ends
+            assert untimed(folder) == untimed(tmp_path / "unbroken")
+            for file in ("model/model.safetensors", "allocator.json"):
+                assert (folder / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
+            assert numbers(folder)[-1] == numbers(tmp_path / "unbroken")[-1]
+    finally:
+        runner.process.stdin.close()
+        runner.process.wait(60)
+    return done
+
+
+def test_killed_at_a_few_moments(tmp_path):
+    assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
+
+
+@pytest.mark.slow
+def test_killed_at_many_moments(tmp_path):
+    assert killed_at_random_moments(tmp_path, moments=40, batches=20, seed=1) >= 40
