@@ -1,0 +1,106 @@
+"""Speed of the sampler, against `generate` of transformers: `make bench`.
+
+One process, one thread, a small model with random weights, whose rollouts end where they happen to draw the end. Each repeat
+times both, one after the other; figures are medians of the repeats' ratios, so that a busy machine weighs on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
+
+PAD, EOS, VOCABULARY = 0, 1, 54
+ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 4
+
+
+def small_model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def baseline(model: Qwen2ForCausalLM, requests: list[Request], max_new_tokens: int) -> float:
+    """Sample with transformers; returns the mean length."""
+    prompts_BP = torch.tensor([request.tokens for request in requests for _ in request.rollouts])
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=True, top_k=0, pad_token_id=PAD, eos_token_id=EOS
+    )
+    with torch.no_grad():
+        made = model.generate(prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=config)
+    ended_BT = (made[:, PROMPT_TOKENS:] == EOS).cumsum(1)
+    return ((ended_BT == 0).sum() + (ended_BT.amax(1) > 0).sum()).item() / ROWS
+
+
+def until_a_quarter_is_left(model: Qwen2ForCausalLM, requests: list[Request], sampling: Sampling) -> list[Generation]:
+    """Sample, and stop what runs once three quarters of the rollouts ended."""
+    made: list[Generation] = []
+
+    def on_finished(ended: list[Generation]) -> range:
+        made.extend(ended)
+        return range(ROWS if len(made) >= ROWS * 3 // 4 else 0)
+
+    stream(model, requests, sampling, on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
+    return made
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="rollouts a second, as ratios to transformers' generate")
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    model = small_model()
+    prompts_NP = torch.randint(2, VOCABULARY, (ROWS // GROUP, PROMPT_TOKENS)).tolist()
+    requests = [
+        Request(prompt, tuple(tokens), tuple(range(prompt * GROUP, (prompt + 1) * GROUP)))
+        for prompt, tokens in enumerate(prompts_NP)
+    ]
+    for limit, bars in {32: {"natural stops": 1.4}, 128: {"natural stops": 2.5, "a quarter stopped": 3.5}}.items():
+        sampling = Sampling(limit)
+        ways: dict[str, Callable[[], list[Generation]]] = {
+            "natural stops": lambda s=sampling: generate(model, requests, s, eos_ids=[EOS], pad_id=PAD, seed=0),
+            "a quarter stopped": lambda s=sampling: until_a_quarter_is_left(model, requests, s),
+        }
+        mean = sum(len(each.tokens) for each in ways["natural stops"]()) / ROWS  # it warms up, too
+        theirs = baseline(model, requests, limit)
+        taken = [
+            (seconds(lambda n=limit: baseline(model, requests, n)), {name: seconds(ways[name]) for name in bars})
+            for _ in range(repeats)
+        ]
+        print(f"{ROWS}x{limit}: {mean:.1f} tokens a rollout, {theirs:.1f} with generate, which samples "
+              f"{ROWS / statistics.median(base for base, _ in taken):,.0f} rollouts a second")  # fmt: skip
+        for name, bar in bars.items():
+            ratios = [base / ours[name] for base, ours in taken]
+            rate = ROWS / statistics.median(ours[name] for _, ours in taken)
+            print(
+                f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), bar {bar}; "
+                f"{rate:,.0f} rollouts a second"
+            )
+
+
+if __name__ == "__main__":
+    main()
