@@ -14,10 +14,11 @@ from collections.abc import Callable
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from rollalloc.engines.likelihood import padded
 from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
 
 PAD, EOS, VOCABULARY = 0, 1, 54
-ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 4
+ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 8
 
 
 def small_model() -> Qwen2ForCausalLM:
@@ -40,12 +41,12 @@ def small_model() -> Qwen2ForCausalLM:
 
 def baseline(model: Qwen2ForCausalLM, requests: list[Request], max_new_tokens: int) -> float:
     """Sample with transformers; returns the mean length."""
-    prompts_BP = torch.tensor([request.tokens for request in requests for _ in request.rollouts])
+    prompts_BP, mask_BP = padded([request.tokens for request in requests for _ in request.rollouts], PAD, side="left")
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=True, top_k=0, pad_token_id=PAD, eos_token_id=EOS
     )
     with torch.no_grad():
-        made = model.generate(prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=config)
+        made = model.generate(prompts_BP, attention_mask=mask_BP.long(), generation_config=config)
     ended_BT = (made[:, PROMPT_TOKENS:] == EOS).cumsum(1)
     return ((ended_BT == 0).sum() + (ended_BT.amax(1) > 0).sum()).item() / ROWS
 
@@ -74,11 +75,10 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     model = small_model()
-    prompts_NP = torch.randint(2, VOCABULARY, (ROWS // GROUP, PROMPT_TOKENS)).tolist()
-    requests = [
-        Request(prompt, tuple(tokens), tuple(range(prompt * GROUP, (prompt + 1) * GROUP)))
-        for prompt, tokens in enumerate(prompts_NP)
-    ]
+    requests = []
+    for prompt in range(ROWS // GROUP):
+        tokens = torch.randint(2, VOCABULARY, (PROMPT_TOKENS - prompt % 4,))  # unequal, so that there is padding
+        requests.append(Request(prompt, tuple(tokens.tolist()), tuple(range(prompt * GROUP, (prompt + 1) * GROUP))))
     for limit, bars in {32: {"natural stops": 1.4}, 128: {"natural stops": 2.5, "a quarter stopped": 3.5}}.items():
         sampling = Sampling(limit)
         ways: dict[str, Callable[[], list[Generation]]] = {
@@ -97,8 +97,8 @@ def main() -> None:
             ratios = [base / ours[name] for base, ours in taken]
             rate = ROWS / statistics.median(ours[name] for _, ours in taken)
             print(
-                f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), bar {bar}; "
-                f"{rate:,.0f} rollouts a second"
+                f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), "
+                f"bar {bar}; {rate:,.0f} rollouts a second"
             )
 
 

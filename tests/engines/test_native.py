@@ -26,6 +26,7 @@ RECIPES = {
     "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
     "pods": recipes.pods(4, 8, 4),
     "darts": recipes.darts(4, 3, 1),
+    "darts_stopped": recipes.darts(4, 3, 1, tail="sampled"),
     "racing": recipes.racing(4, (2, 4), 8),
 }
 every_recipe = pytest.mark.parametrize("name", RECIPES)

@@ -172,7 +172,9 @@ def stream(
             now_B = np.flatnonzero(open_R)[:width]
             present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
             prompts = [by_length[index].tokens for index in present]
-            wave = _Wave(model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V)
+            wave = _Wave(
+                model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V
+            )
             while wave.running:
                 try:
                     ended = wave.step()
@@ -186,7 +188,9 @@ def stream(
                     open_R[[index_of[each.rollout] for each in ended]] = False
                     named = set(on_finished(ended))
                     if unknown := named - index_of.keys():
-                        raise ValueError(f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too")
+                        raise ValueError(
+                            f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
+                        )
                     ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
 
 
