@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
@@ -63,6 +64,33 @@ def until_a_quarter_is_left(model: Qwen2ForCausalLM, requests: list[Request], sa
     return made
 
 
+def flips(model: Qwen2ForCausalLM, requests: list[Request], compositions: int) -> tuple[int, int]:
+    """Rollouts whose tokens depend on their company, and tokens compared.
+
+    Rounding depends on the shape of the batch, and changes a token whose draw falls within it of the border between two.
+    What follows a changed token is another rollout, so that it is not compared.
+    """
+    sampling, flipped, compared = Sampling(32), 0, 0
+    whole = generate(model, requests, sampling, eos_ids=[EOS], pad_id=PAD, seed=0)
+    for composition in range(compositions):
+        torch.manual_seed(composition)
+        some = [requests[at] for at in torch.randperm(len(requests))]
+        size = int(torch.randint(3, ROWS // 2, ()))
+        stopped = set((torch.rand(ROWS) < 0.1).nonzero()[:, 0].tolist())
+
+        def on_finished(ended: list[Generation], stopped: set[int] = stopped) -> set[int]:
+            nonlocal flipped, compared
+            for each in ended:
+                pairs = list(zip(each.tokens, whole[each.rollout].tokens, strict=False))
+                differ = [at for at, (one, other) in enumerate(pairs) if one != other]
+                flipped += bool(differ)
+                compared += differ[0] + 1 if differ else len(pairs)
+            return stopped
+
+        stream(model, some, replace(sampling, max_rows=size), on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
+    return flipped, compared
+
+
 def seconds(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
@@ -100,6 +128,8 @@ def main() -> None:
                 f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), "
                 f"bar {bar}; {rate:,.0f} rollouts a second"
             )
+    flipped, compared = flips(model, requests, 4 * repeats)
+    print(f"tokens that depend on a rollout's company: {flipped} of {compared:,}, over {4 * repeats} compositions")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -277,7 +278,9 @@ class _Wave:
         sampling: Sampling,
         ends_V: NDArray[np.bool_],
     ) -> None:
-        self._begin = lambda: _Rows(model, prompts, prompt_B, pad_id)
+        self._begin = partial(
+            _Rows, model, prompts, prompt_B, pad_id
+        )  # not here: the prefill is what memory runs out in
         self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
         self._rows: _Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
@@ -413,16 +416,17 @@ class _RoomyLayer(DynamicLayer):
             self._roomy = [_with_room(held, before, after + _ROOM) for held in self._roomy]
         for held, new in zip(self._roomy, (key_states, value_states), strict=True):
             held[:, :, before:after] = new
-        self._show(after)
-        return self.keys, self.values
+        return self._show(after)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         length = self.get_seq_length()
         self._roomy = [held.index_select(0, indices) for held in self._roomy]
         self._show(length)
 
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (held[:, :, :length] for held in self._roomy)
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = (held[:, :, :length] for held in self._roomy)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
