@@ -187,8 +187,8 @@ def stream(
                     break
                 while ended:
                     open_R[[index_of[each.rollout] for each in ended]] = False
-                    named = set(on_finished(ended))
-                    if unknown := named - index_of.keys():
+                    named = dict.fromkeys(on_finished(ended))
+                    if unknown := named.keys() - index_of.keys():
                         raise ValueError(
                             f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
                         )
@@ -409,7 +409,7 @@ class _RoomyLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         before = self.get_seq_length()
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self._roomy = [key_states[:, :, :0], value_states[:, :, :0]]
         after = before + key_states.shape[-2]
         if after > self._roomy[0].shape[-2]:
