@@ -278,9 +278,8 @@ class _Wave:
         sampling: Sampling,
         ends_V: NDArray[np.bool_],
     ) -> None:
-        self._begin = partial(
-            _Rows, model, prompts, prompt_B, pad_id
-        )  # not here: the prefill is what memory runs out in
+        # The prefill is the first step's: a step is where memory may run out.
+        self._begin = partial(_Rows, model, prompts, prompt_B, pad_id)
         self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
         self._rows: _Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
