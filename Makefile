@@ -33,6 +33,7 @@ check: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
+	.venv/bin/python benchmarks/sampler.py
 
 clean:
 	rm -rf .venv runs/demo

@@ -18,6 +18,7 @@ from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.native import HeldOut, Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
+from rollalloc.rules.intake import KeepInFlight
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -26,6 +27,7 @@ RECIPES = {
     "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
     "pods": recipes.pods(4, 8, 4),
     "darts": recipes.darts(4, 3, 1),
+    "darts_stopped": recipes.darts(4, 3, 1, tail="sampled"),
     "racing": recipes.racing(4, (2, 4), 8),
 }
 every_recipe = pytest.mark.parametrize("name", RECIPES)
@@ -256,6 +258,72 @@ def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(train
     assert changed
 
 
+# Rollouts stopped while the others run
+
+
+@pytest.mark.parametrize("tail", ["sampled", "none"])
+def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
+    ended = {}
+    for name in ("exact", tail):
+        lines = []
+        recipe = recipes.darts(4, 2, 2, tail=name)
+        trainer = trainer_of(recipe, 240, sampling=Sampling(20), listener=lines.append)
+        before = weights(trainer)
+        assert trainer.run().startswith("budget")
+        assert not torch.equal(weights(trainer), before)
+        assert trainer._payloads == {}
+        assert lines[-1]["version"] > 5
+        ended[name] = [line for line in lines if line["kind"] != "eval"]
+    for name, lines in ended.items():
+        for line in lines:
+            assert sum(line["accounts"].values()) == line["rollouts_paid"] <= 240
+        assert lines[-1]["accounts"]["open"] == 0
+        assert (lines[-1]["accounts"]["cancelled"] > 0) == (name == tail)
+    # The first batch has the same rollouts under both, so that whatever is not paid for was saved.
+    first = {name: lines[0] for name, lines in ended.items()}
+    assert first[tail]["rollouts_paid"] == first["exact"]["rollouts_paid"]
+    assert first[tail]["tokens_paid"] < first["exact"]["tokens_paid"]
+    assert ended[tail][-1]["tokens_paid"] < ended["exact"][-1]["tokens_paid"]
+
+
+def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
+    recipe = recipes.darts(2, 2, 0, tail="none")
+    recipe = replace(recipe, intake=KeepInFlight(6), max_staleness=3)
+    trainer = trainer_of(recipe, 240, sampling=Sampling(20))
+    batches, meanwhile, ask = spied(trainer), [], trainer.allocator.ask
+
+    def asking(capacity=None):
+        actions = ask(capacity)
+        if capacity == 0:
+            assert not actions.generate
+            meanwhile.append(actions.batch)
+        return actions
+
+    trainer.allocator.ask = asking
+    assert trainer.run().startswith("budget")
+    early = [batch for batch in meanwhile if batch is not None]
+    assert early
+    trained = [batch for batch, _ in batches]
+    assert all(trained.count(batch) == 1 for batch in early)
+    assert len(trained) == trainer.allocator.version
+    assert trainer._payloads == {}
+    assert trainer.allocator.accounts()["open"] == 0
+
+
+def test_what_ended_in_one_step_is_scored_together(trainer_of):
+    trainer = trainer_of(recipes.darts(8, 2, 2, tail="sampled"), max_batches=1, sampling=Sampling(20))
+    scored, score = [], trainer.scorer.score
+
+    class Counting:
+        def score(self, samples):
+            scored.append(len(samples))
+            return score(samples)
+
+    trainer.scorer = Counting()
+    trainer.run()
+    assert len([size for size in scored if size]) <= 20 < sum(scored)
+
+
 # Payloads
 
 
@@ -371,7 +439,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
         [kind] = [kind for kind in reasons if kind in reason]
         reasons[kind] += count
     assert min(reasons.values()) > 0
-    assert sum(reasons.values()) == lines[-1]["accounts"]["failed"] + lines[-1]["accounts"]["cancelled"]
+    assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
     assert trainer._payloads == {}

@@ -34,7 +34,7 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.likelihood import completion_logprobs, exact_success
 from rollalloc.engines.loss import Clip, token_losses
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate
+from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
 from rollalloc.rewards.function import Outcome, Sample, Scored
 from rollalloc.rewards.scorers import Scorer
 
@@ -208,11 +208,13 @@ class Trainer:
                 self._release(actions)
                 if actions.generate or actions.cancel:
                     self.allocator.tell(self._roll_out(actions))
-                if actions.batch:
-                    self._train_on(actions.batch)
+                # A batch may have been returned while rollouts still ran.
+                batch = actions.batch or self.allocator.outstanding().batch
+                if batch:
+                    self._train_on(batch)
                 self._seconds += time.perf_counter() - started
                 why = actions.finished
-                if actions.batch and why is None:
+                if batch and why is None:
                     self._evaluate_if_due()
                     why = self._why_stop()
                     if why is None:
@@ -348,15 +350,53 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------------- rollouts
 
     def _roll_out(self, actions: Actions) -> list[Event]:
-        """Generate and score everything ordered."""
-        version = self.allocator.version
+        """Generate and score everything ordered.
+
+        Where a stage has a stop rule, what ended is told and the core is asked what to stop while the rest is generated; a
+        batch that it returns then stays `outstanding`.
+
+        Returns:
+            What happened and is not told yet.
+        """
         orders = list(_joined(actions.generate))
         prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
         requests = [Request(order.prompt, self.train.tokens[order.prompt], order.rollouts) for order in orders]
-        generations = self._generate(requests, self.settings.sampling, self.settings.seed)
-        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in generations])
         events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        for made, outcome in zip(generations, outcomes, strict=True):
+        if all(self.allocator.recipe.stages[order.stage].stop is None for order in orders):
+            made = self._generate(requests, self.settings.sampling, self.settings.seed)
+            return events + self._scored(made, prompt_of)
+        self.allocator.tell(events)
+        running = len(prompt_of)
+
+        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
+            nonlocal running
+            running -= len(ended)
+            self.allocator.tell(self._scored(ended, prompt_of))
+            if not running:  # the loop asks next
+                return ()
+            meanwhile = self.allocator.ask(capacity=0)
+            self._release(meanwhile)
+            return meanwhile.cancel
+
+        policy, settings = self.policy, self.settings
+        stream(
+            policy.model,
+            requests,
+            settings.sampling,
+            on_finished,
+            eos_ids=policy.eos_ids,
+            pad_id=policy.pad_id,
+            seed=settings.seed,
+        )
+        return []
+
+    def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int]) -> list[Event]:
+        """Score what was generated, keep what has a score, and say what happened to each."""
+        version = self.allocator.version
+        events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
+        ended = [made for made in generations if not made.cancelled]
+        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in ended])
+        for made, outcome in zip(ended, outcomes, strict=True):
             tokens = len(made.tokens)
             if isinstance(outcome, Scored):
                 self._payloads[made.rollout] = _Payload(prompt_of[made.rollout], made)

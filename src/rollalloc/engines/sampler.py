@@ -6,20 +6,26 @@ function of (seed, prompt, rollout, position) alone, so that what a rollout draw
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from rollalloc.engines.likelihood import evaluating, padded, positions
 
+log = logging.getLogger(__name__)
+
 # Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
+_ROOM = 32  # tokens for which a cache has room each time it grows
 
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
@@ -83,12 +89,17 @@ class Generation:
         logprobs: float32 log-probability of each token under the distribution it was drawn from, that is after
             temperature, top-k and top-p.
         truncated: True where the length limit came before an EOS.
+        cancelled: True where it was stopped before either; the tokens are those so far, none where it had not begun.
     """
 
     rollout: int
     tokens: tuple[int, ...]
     logprobs: NDArray[np.float32]
     truncated: bool
+    cancelled: bool = False
+
+
+OnFinished = Callable[[list[Generation]], Iterable[int]]
 
 
 def generate(
@@ -100,21 +111,48 @@ def generate(
     pad_id: int,
     seed: int,
 ) -> list[Generation]:
-    """Sample every requested rollout.
+    """Sample every requested rollout to its end: `stream` without stops.
 
-    The model runs in eval mode without gradients; afterwards its mode is what it was.
+    Returns:
+        One generation a rollout, in the order requested.
+    """
+    done: dict[int, Generation] = {}
+
+    def keep(finished: list[Generation]) -> tuple[int, ...]:
+        done.update((each.rollout, each) for each in finished)
+        return ()
+
+    stream(model, requests, sampling, keep, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
+    return [done[rollout] for request in requests for rollout in request.rollouts]
+
+
+def stream(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    on_finished: OnFinished,
+    *,
+    eos_ids: Sequence[int],
+    pad_id: int,
+    seed: int,
+) -> None:
+    """Sample every requested rollout, hand over each when it ends, and stop those named in return.
+
+    The model runs in eval mode without gradients; afterwards its mode is what it was. Where CUDA's memory does not suffice,
+    a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
 
     Args:
+        on_finished: called after each decoding step in which rollouts ended, with those; returns the rollouts to stop.
+            They are handed over in a call of their own, `cancelled`, and may name others. Called in inference mode.
         eos_ids: tokens that end a rollout, each in the vocabulary.
         pad_id: any id in the vocabulary; what stands there is masked.
         seed: of the run.
 
-    Returns:
-        One generation a rollout, in the order requested.
-
     Raises:
-        ValueError: a rollout requested twice, an empty prompt, or an EOS outside the vocabulary.
+        ValueError: a rollout requested twice, or to be stopped and not requested; an empty prompt, or an EOS outside the
+            vocabulary.
         FloatingPointError: the model's logits are not numbers.
+        torch.cuda.OutOfMemoryError: the memory does not suffice for one rollout.
     """
     # Prompts of like length share a wave, so that little of its prefill is padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
@@ -126,17 +164,35 @@ def generate(
             f"each rollout may be requested once, got {twice} {times} times; it would draw the same tokens"
         )
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
-
-    done: dict[int, Generation] = {}
+    ends_V = _lookup(eos_ids, model.config.get_text_config().vocab_size)
+    index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
+    open_R = np.ones(len(rollout_R), bool)  # not handed over yet
+    width = sampling.max_rows
     with evaluating(model):
-        for start in range(0, len(rollout_R), sampling.max_rows):
-            wave = slice(start, start + sampling.max_rows)
-            present, prompt_B = np.unique(request_R[wave], return_inverse=True)
-            rows = _Rows(model, [by_length[index].tokens for index in present], pad_id)
-            rows.select(torch.from_numpy(prompt_B).to(model.device))  # a rollout a row, each on its prompt's prefill
-            tokens_BT, logprobs_BT = _sample_wave(rows, keys_R[wave], sampling, eos_ids)
-            done |= {each.rollout: each for each in _cut(rollout_R[wave], tokens_BT, logprobs_BT, eos_ids)}
-    return [done[rollout] for request in requests for rollout in request.rollouts]
+        while open_R.any():
+            now_B = np.flatnonzero(open_R)[:width]
+            present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
+            prompts = [by_length[index].tokens for index in present]
+            wave = _Wave(
+                model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V
+            )
+            while wave.running:
+                try:
+                    ended = wave.step()
+                except torch.cuda.OutOfMemoryError:
+                    if len(now_B) == 1:
+                        raise
+                    width = (len(now_B) + 1) // 2
+                    log.warning("CUDA's memory does not suffice for %d rows; going on with %d", len(now_B), width)
+                    break
+                while ended:
+                    open_R[[index_of[each.rollout] for each in ended]] = False
+                    named = dict.fromkeys(on_finished(ended))
+                    if unknown := named.keys() - index_of.keys():
+                        raise ValueError(
+                            f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
+                        )
+                    ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
 
 
 def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray[np.uint64]:
@@ -198,35 +254,144 @@ def restrict(logits_BV: Tensor, *, top_k: int, top_p: float) -> Tensor:
     return logits_BV
 
 
-class _Rows:
-    """The rollouts being sampled, one a row: their cache, and what the model needs beside their next tokens."""
+class _Wave:
+    """Rollouts that are sampled together; their rows become fewer as they end.
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
-        """Prefill; `logits_BV` are those of each prompt's first new token."""
+    Args:
+        prompts: P different prompts, as token ids.
+        prompt_B: index of each rollout's prompt.
+        pad_id: as in `stream`.
+        rollouts: B ids.
+        keys_B: of their draws.
+        sampling: how.
+        ends_V: True at each token that ends a rollout.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        prompt_B: NDArray[np.int64],
+        pad_id: int,
+        rollouts: Sequence[int],
+        keys_B: NDArray[np.uint64],
+        sampling: Sampling,
+        ends_V: NDArray[np.bool_],
+    ) -> None:
+        # The prefill is the first step's: a step is where memory may run out.
+        self._begin = partial(_Rows, model, prompts, prompt_B, pad_id)
+        self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
+        self._rows: _Rows | None = None
+        self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
+        self._running_B = np.ones(len(rollouts), bool)
+        self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
+        self._logprobs_BT = np.zeros(self._tokens_BT.shape, np.float32)
+        self._length = 0  # tokens drawn so far, the same for every row
+        # Of the rows still in the batch, which are those that run and some that ended:
+        self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
+
+    @property
+    def running(self) -> bool:
+        """Whether any rollout is without an end."""
+        return bool(self._running_B.any())
+
+    def step(self) -> list[Generation]:
+        """Draw each row's next token; the rollouts that ended with it."""
+        rows, at = self._advance(), self._length
+        logits_BV = rows.logits_BV
+        if self._sampling.temperature != 1:
+            logits_BV = logits_BV / self._sampling.temperature
+        logits_BV = restrict(logits_BV, top_k=self._sampling.top_k, top_p=self._sampling.top_p)
+        token_B, logprob_B = draw(logits_BV, torch.from_numpy(uniforms(self._keys_B, at)).to(logits_BV.device))
+        tokens_B = token_B.cpu().numpy()
+        self._tokens_BT[self._place_B, at] = tokens_B
+        self._logprobs_BT[self._place_B, at] = logprob_B.cpu().numpy()
+        self._length += 1
+        running_B = self._running_B[self._place_B]
+        if self._length < self._sampling.max_new_tokens:
+            running_B &= self._ends_V[tokens_B]
+        return self._end(self._place_B[running_B])
+
+    def cancel(self, rollouts: Sequence[int]) -> list[Generation]:
+        """Stop rollouts without an end, also such as have not begun."""
+        begun = [self._place_of[rollout] for rollout in rollouts if rollout in self._place_of]
+        nothing = np.zeros(0, np.float32)
+        return self._end(begun, cancelled=True) + [
+            Generation(rollout, (), nothing, truncated=False, cancelled=True)
+            for rollout in rollouts
+            if rollout not in self._place_of
+        ]
+
+    def _advance(self) -> _Rows:
+        """Rows whose logits are those of the next token."""
+        if self._rows is None:
+            self._rows = self._begin()
+            return self._rows
+        running_B = self._running_B[self._place_B]
+        if np.count_nonzero(running_B) < (1 - FINISHED_SHARE_TO_DROP) * len(running_B):
+            self._rows.select(np.flatnonzero(running_B))
+            self._place_B, self._keys_B = self._place_B[running_B], self._keys_B[running_B]
+        self._rows.feed(self._tokens_BT[self._place_B, self._length - 1])
+        return self._rows
+
+    def _end(self, places: Sequence[int] | NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
+        """The rollouts at these places as they are now; they run no more."""
+        self._running_B[places] = False
+        tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
+        if np.isnan(logprobs_BT).any():
+            raise FloatingPointError(
+                "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
+            )
+        return [
+            Generation(
+                self._rollouts[place],
+                tuple(tokens_T.tolist()),
+                logprobs_T.copy(),
+                truncated=not (cancelled or self._ends_V[tokens_T[-1]]),
+                cancelled=cancelled,
+            )
+            for place, tokens_T, logprobs_T in zip(places, tokens_BT, logprobs_BT, strict=True)
+        ]
+
+
+class _Rows:
+    """What the model needs beside the next tokens, a row a rollout: the cache, the mask, the positions."""
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int
+    ) -> None:
+        """Prefill each prompt once, then copy it for its rollouts; `logits_BV` are those of their first new token."""
         self._model = model
         self._cache = DynamicCache(config=model.config)
+        # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
+        self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         prompt_BP, self._mask_BS = padded(prompts, pad_id, side="left", device=model.device)
+        self._padded = not bool(self._mask_BS.all())
         position_BP = positions(self._mask_BS)
         self._position_B = position_BP[:, -1]
         self.logits_BV = self._forward(prompt_BP, position_BP)
+        self.select(prompt_B)
 
-    def select(self, rows_B: Tensor) -> None:
+    def select(self, rows_B: NDArray[np.int64]) -> None:
         """Keep these rows, in this order; a row named several times is copied."""
-        self._cache.batch_select_indices(rows_B)
-        self._mask_BS = self._mask_BS[rows_B]
-        self._position_B = self._position_B[rows_B]
-        self.logits_BV = self.logits_BV[rows_B]
+        at_B = torch.from_numpy(rows_B).to(self.logits_BV.device)
+        self._cache.batch_select_indices(at_B)
+        self._mask_BS = self._mask_BS[at_B]
+        self._position_B = self._position_B[at_B]
+        self.logits_BV = self.logits_BV[at_B]
 
-    def feed(self, token_B: Tensor) -> None:
+    def feed(self, tokens_B: NDArray[np.int64]) -> None:
         """Append a token to each row; `logits_BV` are those of the token after it."""
-        self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
+        if self._padded:
+            self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
         self._position_B = self._position_B + 1
-        self.logits_BV = self._forward(token_B[:, None], self._position_B[:, None])
+        tokens_B1 = torch.from_numpy(tokens_B[:, None]).to(self.logits_BV.device)
+        self.logits_BV = self._forward(tokens_B1, self._position_B[:, None])
 
     def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
         output = self._model(
             input_ids=ids_BS,
-            attention_mask=self._mask_BS,
+            attention_mask=self._mask_BS if self._padded else None,  # attention is faster without a mask
             position_ids=position_ids_BS,
             past_key_values=self._cache,
             use_cache=True,
@@ -235,58 +400,46 @@ class _Rows:
         return output.logits[:, -1].float()
 
 
-def _sample_wave(
-    rows: _Rows, keys_B: NDArray[np.uint64], sampling: Sampling, eos_ids: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Tokens and log-probabilities of each row, shape (B, max_new_tokens); arbitrary after a row's first EOS."""
-    count, device = len(keys_B), rows.logits_BV.device
-    ends_V = _lookup(eos_ids, rows.logits_BV.shape[-1], device)
-    tokens_BT = torch.zeros(count, sampling.max_new_tokens, dtype=torch.int64, device=device)
-    logprobs_BT = torch.zeros(tokens_BT.shape, dtype=torch.float32, device=device)
-    live_B = torch.arange(count, device=device)  # place in the result of each row still in the batch
-    finished_B = torch.zeros(count, dtype=torch.bool, device=device)
-    for position in range(sampling.max_new_tokens):
-        logits_BV = restrict(rows.logits_BV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
-        token_B, logprob_B = draw(logits_BV, torch.from_numpy(uniforms(keys_B, position)).to(device))
-        tokens_BT[live_B, position] = token_B
-        logprobs_BT[live_B, position] = logprob_B.float()
-        finished_B = finished_B | ends_V[token_B]
-        finished = int(finished_B.sum())
-        if finished == len(live_B) or position == sampling.max_new_tokens - 1:
-            break
-        if finished > FINISHED_SHARE_TO_DROP * len(live_B):
-            kept_B = (~finished_B).nonzero()[:, 0]
-            rows.select(kept_B)
-            keys_B = keys_B[kept_B.cpu().numpy()]
-            live_B, token_B, finished_B = live_B[kept_B], token_B[kept_B], finished_B[kept_B]
-        rows.feed(token_B)
-    if logprobs_BT.isnan().any():
-        raise FloatingPointError(
-            "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
-        )
-    return tokens_BT.cpu().numpy(), logprobs_BT.cpu().numpy()
+class _RoomyLayer(DynamicLayer):
+    """A layer's keys and values with room for more tokens, so that appending one copies only that one."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        before = self.get_seq_length()
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self._roomy = [key_states[:, :, :0], value_states[:, :, :0]]
+        after = before + key_states.shape[-2]
+        if after > self._roomy[0].shape[-2]:
+            self._roomy = [_with_room(held, before, after + _ROOM) for held in self._roomy]
+        for held, new in zip(self._roomy, (key_states, value_states), strict=True):
+            held[:, :, before:after] = new
+        return self._show(after)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        length = self.get_seq_length()
+        self._roomy = [held.index_select(0, indices) for held in self._roomy]
+        self._show(length)
+
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = (held[:, :, :length] for held in self._roomy)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
-def _lookup(ids: Sequence[int], size: int, device: torch.device) -> Tensor:
+def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
+    """The first `length` tokens in a tensor that has room for `room` of them."""
+    roomy_BHSD = held_BHSD.new_empty((*held_BHSD.shape[:2], room, held_BHSD.shape[-1]))
+    roomy_BHSD[:, :, :length] = held_BHSD[:, :, :length]
+    return roomy_BHSD
+
+
+def _lookup(ids: Sequence[int], size: int) -> NDArray[np.bool_]:
     """True at each of `ids`, shape (size,)."""
     for token in ids:
         if not 0 <= token < size:
             raise ValueError(f"an EOS id must lie in the model's vocabulary [0, {size}), got {token}")
-    found_V = torch.zeros(size, dtype=torch.bool, device=device)
+    found_V = np.zeros(size, bool)
     found_V[list(ids)] = True
     return found_V
-
-
-def _cut(
-    rollouts: Sequence[int], tokens_BT: NDArray[np.int64], logprobs_BT: NDArray[np.float32], eos_ids: Sequence[int]
-) -> list[Generation]:
-    """Each row up to its first EOS."""
-    ends_BT = np.isin(tokens_BT, eos_ids)
-    ended_B = np.any(ends_BT, axis=1)
-    length_B = np.where(ended_B, ends_BT.argmax(axis=1) + 1, tokens_BT.shape[1])
-    return [
-        Generation(rollout, tuple(tokens_T[:length].tolist()), logprobs_T[:length].copy(), truncated=not ended)
-        for rollout, tokens_T, logprobs_T, length, ended in zip(
-            rollouts, tokens_BT, logprobs_BT, length_B, ended_B, strict=True
-        )
-    ]

@@ -1,0 +1,136 @@
+"""Speed of the sampler, against `generate` of transformers: `make bench`.
+
+One process, one thread, a small model with random weights, whose rollouts end where they happen to draw the end. Each repeat
+times both, one after the other; figures are medians of the repeats' ratios, so that a busy machine weighs on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from rollalloc.engines.likelihood import padded
+from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
+
+PAD, EOS, VOCABULARY = 0, 1, 54
+ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 8
+
+
+def small_model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def baseline(model: Qwen2ForCausalLM, requests: list[Request], max_new_tokens: int) -> float:
+    """Sample with transformers; returns the mean length."""
+    prompts_BP, mask_BP = padded([request.tokens for request in requests for _ in request.rollouts], PAD, side="left")
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=True, top_k=0, pad_token_id=PAD, eos_token_id=EOS
+    )
+    with torch.no_grad():
+        made = model.generate(prompts_BP, attention_mask=mask_BP.long(), generation_config=config)
+    ended_BT = (made[:, PROMPT_TOKENS:] == EOS).cumsum(1)
+    return ((ended_BT == 0).sum() + (ended_BT.amax(1) > 0).sum()).item() / ROWS
+
+
+def until_a_quarter_is_left(model: Qwen2ForCausalLM, requests: list[Request], sampling: Sampling) -> list[Generation]:
+    """Sample, and stop what runs once three quarters of the rollouts ended."""
+    made: list[Generation] = []
+
+    def on_finished(ended: list[Generation]) -> range:
+        made.extend(ended)
+        return range(ROWS if len(made) >= ROWS * 3 // 4 else 0)
+
+    stream(model, requests, sampling, on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
+    return made
+
+
+def flips(model: Qwen2ForCausalLM, requests: list[Request], compositions: int) -> tuple[int, int]:
+    """Rollouts whose tokens depend on their company, and tokens compared.
+
+    Rounding depends on the shape of the batch, and changes a token whose draw falls within it of the border between two.
+    What follows a changed token is another rollout, so that it is not compared.
+    """
+    sampling, flipped, compared = Sampling(32), 0, 0
+    whole = generate(model, requests, sampling, eos_ids=[EOS], pad_id=PAD, seed=0)
+    for composition in range(compositions):
+        torch.manual_seed(composition)
+        some = [requests[at] for at in torch.randperm(len(requests))]
+        size = int(torch.randint(3, ROWS // 2, ()))
+        stopped = set((torch.rand(ROWS) < 0.1).nonzero()[:, 0].tolist())
+
+        def on_finished(ended: list[Generation], stopped: set[int] = stopped) -> set[int]:
+            nonlocal flipped, compared
+            for each in ended:
+                pairs = list(zip(each.tokens, whole[each.rollout].tokens, strict=False))
+                differ = [at for at, (one, other) in enumerate(pairs) if one != other]
+                flipped += bool(differ)
+                compared += differ[0] + 1 if differ else len(pairs)
+            return stopped
+
+        stream(model, some, replace(sampling, max_rows=size), on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
+    return flipped, compared
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="rollouts a second, as ratios to transformers' generate")
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    model = small_model()
+    requests = []
+    for prompt in range(ROWS // GROUP):
+        tokens = torch.randint(2, VOCABULARY, (PROMPT_TOKENS - prompt % 4,))  # unequal, so that there is padding
+        requests.append(Request(prompt, tuple(tokens.tolist()), tuple(range(prompt * GROUP, (prompt + 1) * GROUP))))
+    for limit, bars in {32: {"natural stops": 1.4}, 128: {"natural stops": 2.5, "a quarter stopped": 3.5}}.items():
+        sampling = Sampling(limit)
+        ways: dict[str, Callable[[], list[Generation]]] = {
+            "natural stops": lambda s=sampling: generate(model, requests, s, eos_ids=[EOS], pad_id=PAD, seed=0),
+            "a quarter stopped": lambda s=sampling: until_a_quarter_is_left(model, requests, s),
+        }
+        mean = sum(len(each.tokens) for each in ways["natural stops"]()) / ROWS  # it warms up, too
+        theirs = baseline(model, requests, limit)
+        taken = [
+            (seconds(lambda n=limit: baseline(model, requests, n)), {name: seconds(ways[name]) for name in bars})
+            for _ in range(repeats)
+        ]
+        print(f"{ROWS}x{limit}: {mean:.1f} tokens a rollout, {theirs:.1f} with generate, which samples "
+              f"{ROWS / statistics.median(base for base, _ in taken):,.0f} rollouts a second")  # fmt: skip
+        for name, bar in bars.items():
+            ratios = [base / ours[name] for base, ours in taken]
+            rate = ROWS / statistics.median(ours[name] for _, ours in taken)
+            print(
+                f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), "
+                f"bar {bar}; {rate:,.0f} rollouts a second"
+            )
+    flipped, compared = flips(model, requests, 4 * repeats)
+    print(f"tokens that depend on a rollout's company: {flipped} of {compared:,}, over {4 * repeats} compositions")
+
+
+if __name__ == "__main__":
+    main()
