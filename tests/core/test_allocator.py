@@ -649,12 +649,12 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         (Done(0, INF, 1, 5, 0), "reward inf and metric 1 must be finite"),
         (Done(0, 1, NAN, 5, 0), "reward 1 and metric nan must be finite"),
         (Done(99, 1, 1, 5, 0), "rollout 99: was never ordered; tell just one of Done, Failed and Cancelled"),
-        (Done(0, 1, 1, -5, 0), "rollout 0: tokens must be 0 or more, got -5"),
+        (Done(0, 1, 1, -5, 0), "rollout 0: tokens must be a whole number of 0 or more, got -5"),
         (Done(0, 1, 1, 5, 4), "versions 4 to 4 must lie between 0 and the weights' 3; tell Updated before results"),
         (Done(0, 1, 1, 5, 2, last_version=1), "versions 2 to 1 must lie between 0 and the weights' 3"),
         (Done(0, 1, 1, 5, -1), "versions -1 to -1 must lie between 0"),
         (Failed(99, "x"), "rollout 99: was never ordered"),
-        (Failed(0, "x", -1), "tokens must be 0 or more"),
+        (Failed(0, "x", -1), "tokens must be a whole number of 0 or more"),
         (Cancelled(-1, 0), "rollout -1: was never ordered"),
         (Updated(3), r"Updated\(3\): the version must grow, the weights are at 3"),
         (Updated(2), r"Updated\(2\): the version must grow, the weights are at 3"),
@@ -907,3 +907,29 @@ def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
     assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail(4, 0)
     assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == rows.ShortestAndLongest(3, 1)
     assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=4)
+
+
+@pytest.mark.parametrize("capacity", [None, 6, 3, 2])
+def test_a_tail_weighs_by_the_probability_with_which_it_was_kept_whatever_the_capacity(capacity):
+    """One of the two shortest is there, one of the four others is kept: weight 4, also where some were never handed out."""
+    recipe = recipes.darts(1, 2, 1, max_redundancy=3, tail="sampled")
+    recipe = replace(recipe, stages=(replace(recipe.stages[0], size=sizes.Fixed(6)),))
+    allocator = Allocator(recipe, 1, 0)
+    running: list[int] = []
+    while not (actions := allocator.ask(None if capacity is None else capacity - len(running))).batch:
+        allocator.tell([Cancelled(rollout, 1) for rollout in actions.cancel])
+        running = [rollout for rollout in running if rollout not in actions.cancel]
+        running += [rollout for order in actions.generate for rollout in order.rollouts]
+        if running:
+            rollout = running.pop(0)
+            allocator.tell([Done(rollout, float(rollout % 2), float(rollout % 2), 10 + rollout, 0)])
+    assert [row.weight for row in actions.batch.rows] == [1.0, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("event", [Updated(1.5), Updated(None), Done(0, 1.0, 1.0, None, 0), Done(0, 1.0, 1.0, 1, None)])
+def test_a_number_that_is_none_is_an_error_of_that_event(event):
+    allocator = Allocator(recipes.grpo(1, 2), 4, 0)
+    allocator.ask()
+    with pytest.raises(EventError, match="event 0, "):
+        allocator.tell([event])
+    assert allocator.version == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from rollalloc.core.group import Group, GroupView
 from rollalloc.core.ledger import Ledger, moved
 from rollalloc.core.packing import differences, exact_keys, pack_tree, unpack_tree
 from rollalloc.core.purse import Ends, Halt, Purse
-from rollalloc.core.recipe import CAUSES, Act, OfferedPromptRule, Recipe, View
+from rollalloc.core.recipe import CAUSES, Act, Memory, OfferedPromptRule, Recipe, View
 from rollalloc.core.roster import NEXT_EPOCH, NOW, Roster, Until
 from rollalloc.core.seeds import rng, rng_when_used
 from rollalloc.core.table import GONE, PromptTable
@@ -80,7 +81,7 @@ class Allocator:
         self.version = 0
         self.ledger = Ledger(len(table))
         self._roster = Roster(len(table))
-        self._memory = recipe.prompts.init(table)
+        self._memory = _checked_memory(recipe, recipe.prompts.init(table))
         self._groups: dict[int, Group] = {}
         self._owner: dict[int, Group] = {}  # rollouts handed out, without a terminal event, of a living group
         self._stopped: dict[int, int] = {}  # rollouts cancelled, without a terminal event -> prompt
@@ -112,14 +113,14 @@ class Allocator:
             EventError: an event for a rollout that is unknown or already over, a number that is not finite or not
                 possible, a version that goes back. The events before it were taken.
         """
-        for index, event in enumerate(events):
+        for number, event in enumerate(events):
             try:
                 if type(event) is Done:
                     self._on_done(event)
                 else:
                     self._on_other(event)
             except EventError as error:
-                raise EventError(f"event {index}, {error}") from None
+                raise EventError(f"event {number}, {error}") from None
 
     def ask(self, capacity: int | None = None) -> Actions:
         """What to do now. Each action is handed out once.
@@ -309,7 +310,11 @@ class Allocator:
                 f"rollout {event.rollout}: reward {event.reward!r} and metric {event.metric!r} must be finite numbers; "
                 "tell Failed for a rollout without a score"
             )
-        if not 0 <= first <= (first if last is None else last) <= self.version:
+        try:
+            possible = 0 <= first <= (first if last is None else last) <= self.version
+        except TypeError:  # None
+            possible = False
+        if not possible:
             raise EventError(
                 f"rollout {event.rollout}: versions {first} to {first if last is None else last} must lie between 0 and "
                 f"the weights' {self.version}; tell Updated before results of newer weights"
@@ -334,7 +339,7 @@ class Allocator:
             case Progress():
                 group = self._owner.get(event.rollout)
                 if group is not None:
-                    group.running[event.rollout] = int(event.tokens)
+                    group.running[event.rollout] = _whole(event.tokens, f"rollout {event.rollout}: tokens")
                     self._touched[group.id] = group
                 elif event.rollout not in self._stopped:
                     raise EventError(self._unknown(event.rollout))
@@ -347,9 +352,7 @@ class Allocator:
 
     def _end(self, rollout: int, tokens: int) -> Group | None:
         """Book a rollout's terminal event; None where it had been cancelled."""
-        if tokens < 0:
-            raise EventError(f"rollout {rollout}: tokens must be 0 or more, got {tokens}")
-        tokens = int(tokens)  # a driver's NumPy number would end up in the saved state
+        tokens = _whole(tokens, f"rollout {rollout}: tokens")
         group = self._owner.pop(rollout, None)
         if group is not None:
             del group.running[rollout]
@@ -369,9 +372,10 @@ class Allocator:
         return f"rollout {rollout!r}: {why}; tell just one of Done, Failed and Cancelled for each rollout of an Order"
 
     def _on_updated(self, version: int) -> None:
+        version = _whole(version, "Updated: version")
         if version <= self.version:
             raise EventError(f"Updated({version}): the version must grow, the weights are at {self.version}")
-        self.version = int(version)
+        self.version = version
         self._changed()
         if self._batch is not None:
             self._release.extend(row.rollout for row in self._batch.rows)
@@ -484,7 +488,9 @@ class Allocator:
             named = stop(group.view, self._view(), rng_when_used(self.seed, "stop", group.id))
             rollouts = [int(rollout) for rollout in named]
             if rollouts:
+                owed = len(group.owed)
                 self._stop(group, rollouts)
+                group.cancelled += owed - len(group.owed)  # the rule chose among these, too: its weights count them
                 self._judge(group)
 
     def _withhold(self) -> None:
@@ -660,7 +666,8 @@ class Allocator:
     def _train(self, group: Group) -> list[Row]:
         """The group's rows; the group ends."""
         recipe, view = self.recipe, group.view
-        chosen_M, weights_M = recipe.rows(view, self._view(), rng_when_used(self.seed, "rows", group.id))
+        rows = recipe.rows(view, self._view(), rng_when_used(self.seed, "rows", group.id))
+        chosen_M, weights_M = np.asarray(rows[0]), np.asarray(rows[1], np.float64)
         _check_rows(recipe, chosen_M, weights_M, len(group.done))
         advantages_M = np.asarray(recipe.advantage(view, chosen_M), np.float64)
         if advantages_M.shape != chosen_M.shape or not np.isfinite(advantages_M).all():
@@ -670,7 +677,7 @@ class Allocator:
         fate = "trained" if advantages_M.any() else "zero_variance"
         self._accounts[fate] += len(chosen_M)
         self._accounts["unselected"] += len(group.done) - len(chosen_M)
-        rows = [
+        made = [
             Row(rollout, group.prompt, group.id, advantage, weight, version)
             for rollout, advantage, weight, version in zip(
                 view.rollouts_G[chosen_M].tolist(),
@@ -681,11 +688,11 @@ class Allocator:
             )
         ]
         self._close(group, fate, group.until)
-        return rows
+        return made
 
     def _discard_waiting(self) -> None:
         for group in [group for waiting in self._waiting for group in waiting.values()]:
-            self._drop(group, "surplus", NOW)
+            self._drop(group, "surplus", group.until)
 
     # -------------------------------------------------------------------------------------------------- nothing to do
 
@@ -783,11 +790,31 @@ class Allocator:
         return self._cached_view
 
 
+def _checked_memory(recipe: Recipe, memory: Any) -> Memory:
+    if not isinstance(memory, dict):
+        raise TypeError(
+            f"{recipe.prompts!r} must keep its memory in a dict of arrays and plain data, which a checkpoint can hold, got "
+            f"{type(memory).__name__}"
+        )
+    return cast("Memory", memory)
+
+
 def _are_finite(reward: float, metric: float) -> bool:
     try:
         return isfinite(reward) and isfinite(metric)
     except TypeError:  # None, or a tensor of several values
         return False
+
+
+def _whole(number: int, name: str) -> int:
+    """The number as a plain int: a driver's NumPy number would end up in the saved state."""
+    try:
+        whole = index(number)
+    except TypeError:
+        whole = -1
+    if whole < 0:
+        raise EventError(f"{name} must be a whole number of 0 or more, got {number!r}")
+    return whole
 
 
 class _Renumbering:

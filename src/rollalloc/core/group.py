@@ -113,7 +113,7 @@ class GroupView:
         running: rollouts still to come -> tokens generated so far, as far as `Progress` told.
         unfinished: their number.
         scored: rollouts that are in the arrays.
-        cancelled: rollouts of this group that were stopped.
+        cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
         record: the prompt's line in the ledger, from its visits before this one.
     """
 

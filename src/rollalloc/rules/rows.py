@@ -35,8 +35,10 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
     order_G = np.argsort(reward_G, kind="stable")
     sorted_G = reward_G[order_G]
-    # Centred on the middle of the range, which keeps r² from swamping the differences and is exact for binary rewards.
-    sorted_G = sorted_G - (sorted_G[0] + sorted_G[-1]) / 2
+    # Centred on the middle of the range and scaled to it, which keeps r² from swamping the differences or leaving the range
+    # of floats, and is exact for binary rewards.
+    sorted_G = sorted_G - (sorted_G[0] / 2 + sorted_G[-1] / 2)
+    sorted_G = sorted_G / (np.abs(sorted_G).max() or 1.0)
     lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
     sum_I, square_I = _sums(lowest, highest), _sums(lowest**2, highest**2)
     high = int(np.argmax(m * square_I - sum_I**2))  # m² times the variance with the `high` highest
