@@ -152,19 +152,21 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
         pad_edge=False,
         title="what was paid" + ("" if target is None else f" until held-out accuracy {target:g}"),
         title_justify="left",
-        caption=f"rollouts: median of the seeds, with their range. ratio: {escape(labels[0])}'s over this one's, above 1 is "
-        "cheaper. taught: share of all rollouts that were trained on with an advantage.",
+        caption=f"rollouts: median of the seeds, with their range. ratio: {escape(labels[0])}'s over this one's, median "
+        "of the seeds, above 1 is cheaper. taught: share of all rollouts that were trained on with an advantage.",
         caption_justify="left",
     )
     for heading in ("recipe", "reached", "rollouts", "range", "ratio", "taught", "wasted on"):
         prose = heading in ("recipe", "wasted on")
         table.add_column(heading, justify="left" if prose else "right", no_wrap=heading != "wasted on")
-    first: float | None = None  # stays so where the first recipe did not get there: nothing to compare with
+    first: list[float] = []  # the first recipe's costs by seed; stays empty where it did not always get there
     for label in labels:
         rows = [result for result in results if result["recipe"] == label]
         costs = [row["rollouts_to_target"] for row in rows if row["reached"]]
         middle = median(costs) if len(costs) == len(rows) else None
-        first = middle if label == labels[0] else first
+        if label == labels[0] and middle is not None:
+            first = costs
+        paired = [one / other for one, other in zip(first, costs, strict=False) if other] if middle is not None else []
         paid = sum(row["rollouts_paid"] for row in rows)
         accounts = {cause: sum(row["accounts"][cause] for row in rows) for cause in rows[0]["accounts"]}
         waste = sorted(
@@ -175,7 +177,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
             f"{len(costs)}/{len(rows)}",
             "not by all" if middle is None else f"{middle:,.0f}",
             f"{min(costs):,}–{max(costs):,}" if costs else "",
-            f"{first / middle:.2f}" if first and middle else "",
+            f"{median(paired):.2f}" if paired else "",
             f"{accounts['trained'] / max(1, paid):.0%}",
             ", ".join(f"{cause.replace('_', ' ')} {n / paid:.0%}" for n, cause in waste[:2]),
         )

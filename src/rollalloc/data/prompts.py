@@ -192,7 +192,9 @@ def encode_prompts(
             f"{prompt_set.keys[too_long[0]]!r}"
         )
         if overlong == "error":
-            raise ValueError(f"{problem}; pass overlong='drop' to leave them out, or a smaller max_new_tokens")
+            raise ValueError(
+                f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or a smaller max_new_tokens"
+            )
         if len(too_long) == len(tokens):
             raise ValueError(f"{problem}; none is left: a smaller max_new_tokens or a longer context is needed")
         prompt_set = prompt_set.without(set(too_long), "overlong")
