@@ -336,7 +336,7 @@ def test_overlong_prompts_are_named_with_both_remedies(make_tokenizer):
     prompts = prompt_set("1234", "12345", "1", "1234567")
     message = (
         r"2 of 4 prompts have more than 4 tokens \(context 12 - max_new_tokens 8\), the longest 7, the first of them "
-        r"'sums/1'; pass overlong='drop' to leave them out, or a smaller max_new_tokens"
+        r"'sums/1'; pass overlong='drop' \(--drop-overlong\) to leave them out, or a smaller max_new_tokens"
     )
     with pytest.raises(ValueError, match=message):
         encode_prompts(prompts, make_tokenizer(), context=12, max_new_tokens=8)
