@@ -6,11 +6,11 @@ import pytest
 
 from rollalloc.bench import presets
 from rollalloc.bench.presets import PRESETS, TUNING_SEEDS, Tuned, preset_of, task_run
-from rollalloc.bench.runs import RECIPES, make_recipe
 from rollalloc.bench.sweep import GRID, LEARNING_RATES, candidates
 from rollalloc.bench.tasks import skills
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.core.recipe import Recipe
+from rollalloc.named import RECIPES, make_recipe
 
 
 @pytest.fixture(autouse=True)

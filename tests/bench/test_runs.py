@@ -11,10 +11,11 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import RECIPES, execute, folder_of, make_recipe
+from rollalloc.bench.runs import execute, folder_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
+from rollalloc.named import RECIPES, make_recipe
 
 # Recipes by name
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from errno import ENOENT
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from rollalloc import recipes
 from rollalloc.core.packing import differences
-from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.loss import Clip
 from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
+from rollalloc.named import make_recipe
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
-RECIPES = {
-    function.__name__: function
-    for function in (recipes.grpo, recipes.dapo, recipes.pilot_commit, recipes.pods, recipes.darts, recipes.racing)
-}
 _WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")  # of a source: a resumed run may have others
 
 
@@ -116,46 +108,6 @@ class Run:
             return Run(source=Source(**source), settings=Settings(**settings), **saved)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
-
-
-def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
-    """The recipe of that name with those parameters.
-
-    Args:
-        name: a function of `rollalloc.recipes`, or `module:object`, which is imported, so it runs that module's code.
-        parameters: the function's arguments.
-
-    Raises:
-        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter.
-    """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        made = getattr(import_module(module), attribute)
-        if isinstance(made, Recipe):
-            if parameters:
-                raise ValueError(f"{name} is a recipe, which takes no parameters, got {dict(parameters)}")
-            return made
-        if not callable(made):
-            raise ValueError(f"{name} must be a Recipe or a function that returns one, got {made!r}")
-    elif name in RECIPES:
-        made = RECIPES[name]
-    else:
-        raise ValueError(
-            f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, or module:object"
-        )
-    known = inspect.signature(made).parameters
-    for parameter in parameters:
-        if parameter not in known:
-            raise ValueError(
-                f"{name} has no parameter {parameter!r}{_near(parameter, known)}; it takes {', '.join(known)}"
-            )
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
-    if missing:
-        raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    recipe = made(**parameters)
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
-    return recipe
 
 
 def folder_of(run: Run, folder: Path) -> Path:
@@ -256,8 +208,3 @@ def _held_out(source: Source, policy: Policy, settings: Settings) -> HeldOut:
             "can never be right; raise max_new_tokens"
         )
     return HeldOut(prompts, answers)
-
-
-def _near(word: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""

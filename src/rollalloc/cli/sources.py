@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run
-from rollalloc.bench.runs import Run, Source, make_recipe
+from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.named import make_recipe
 
 # For a model of the user's own: the field's usual shapes, to begin with. Nobody tuned them for that model.
 USUAL: Mapping[str, dict[str, Any]] = {
