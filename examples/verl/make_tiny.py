@@ -63,5 +63,5 @@ def make_prompts(path: Path, first: int, count: int) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     make_model(folder / "model")
-    make_prompts(folder / "train.parquet", 0, 128)
-    make_prompts(folder / "test.parquet", 1000, 8)
+    make_prompts(folder / "train.parquet", 0, 2048)
+    make_prompts(folder / "test.parquet", 5000, 8)
