@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """A client of verl's servers whose requests can be stopped one by one."""
 
 from __future__ import annotations

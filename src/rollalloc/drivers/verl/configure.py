@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """verl's configuration as the driver needs it: checked, and completed where a recipe asks for more."""
 
 from __future__ import annotations

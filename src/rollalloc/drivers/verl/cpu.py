@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """verl on CPUs, for tests and laptops: FSDP2 over gloo, vLLM's CPU build. Only with `VERL_PLATFORM=cpu`.
 
 No file of verl or vLLM is changed; what they ask of a GPU is answered here. Ray's "GPU" is a logical one

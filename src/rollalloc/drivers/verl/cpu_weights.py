@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """New weights for vLLM on a CPU, named by `rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """verl's data set and loader, by index: the core knows no more of a prompt."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """verl's synchronous trainer, with the core between its loader and its update."""
 
 from __future__ import annotations

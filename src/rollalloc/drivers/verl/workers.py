@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """verl's agent loops, each session of which reports how it ended, whatever happens to it."""
 
 from __future__ import annotations
