@@ -47,6 +47,24 @@ def sessions(module):
     around(module.AgentLoopWorker, "_run_agent_loop", make)
 
 
+def submissions(name):
+    def watch(module):
+        def make(generate):
+            def recorded(self, prompts):
+                if "validate" not in prompts:
+                    n = self.config.actor_rollout_ref.rollout.n
+                    sizes = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts else [n] * len(prompts)
+                    indices = [info["index"] for info in prompts["extra_info"].tolist()]
+                    write("submissions", step=int(prompts["global_steps"]), prompts=indices, sizes=sizes)
+                return generate(self, prompts)
+
+            return recorded
+
+        around(getattr(module, name), "generate_sequences", make)
+
+    return watch
+
+
 def updates(module):
     import transfer_queue as tq
 
@@ -82,5 +100,7 @@ def optimizer(module):
 
 
 after_import("verl.experimental.agent_loop.agent_loop", sessions)
+after_import("verl.trainer.ppo.v1.agent_loop_tq", submissions("AgentLoopManagerTQ"))
+after_import("rollalloc.drivers.verl.workers", submissions("Manager"))
 after_import("verl.trainer.ppo.v1.trainer_base", updates)
 after_import("verl.workers.engine.fsdp.transformer_impl", optimizer)

@@ -6,6 +6,7 @@ with `VERL_PLATFORM=cpu`.
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import wraps
 from importlib import import_module
@@ -14,9 +15,14 @@ from typing import Any
 
 from rollalloc.drivers.verl.hooks import after_import
 
+log = logging.getLogger(__name__)
+
 
 def _register_trainer(_: ModuleType) -> None:
-    import_module("rollalloc.drivers.verl.trainer")
+    try:
+        import_module("rollalloc.drivers.verl.trainer")
+    except Exception:  # another version of verl: its own trainers must go on working
+        log.exception("trainer_mode=rollalloc is not there; rollalloc was written for verl 0.9")
 
 
 def _check_early(module: ModuleType) -> None:

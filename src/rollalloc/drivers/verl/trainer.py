@@ -96,7 +96,10 @@ class RollallocTrainer(PPOTrainerSync):
     def _end_early(self, why: str) -> None:
         self.global_steps -= 1  # the step that had no batch
         log.warning("the run ends after step %d: %s", self.global_steps, why)
-        if self.config.trainer.save_freq > 0 and self.global_steps % self.config.trainer.save_freq:
+        trainer = self.config.trainer
+        if trainer.test_freq > 0 and self.global_steps % trainer.test_freq:
+            self.logger.log(data=self._validate(), step=self.global_steps)
+        if trainer.save_freq > 0 and self.global_steps % trainer.save_freq:
             self._save_checkpoint()
         self._shutdown_dump_executor()
 

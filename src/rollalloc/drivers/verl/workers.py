@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,10 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self._any_ended.clear()
         ended, self._ended = self._ended, []
         return ended
+
+    async def answers(self) -> bool:
+        """It does."""
+        return True
 
     async def cancel(self, sessions: Sequence[Session]) -> None:
         """Stop those of these sessions that generate."""
@@ -152,7 +157,8 @@ class Manager(AgentLoopManagerTQ):
         """Have these sessions stopped if they still generate; does not wait for it."""
         of_worker: dict[Any, list[Session]] = {}
         for session in sessions:
-            of_worker.setdefault(self._open[session], []).append(session)
+            if session in self._open:  # not one whose worker died
+                of_worker.setdefault(self._open[session], []).append(session)
         for worker, named in of_worker.items():
             worker.cancel.remote(named)
 
@@ -183,13 +189,24 @@ class Manager(AgentLoopManagerTQ):
             return []
 
     def _give_up(self, worker: Any, error: RayActorError) -> None:
-        """A worker died: what it owed has failed; Ray starts it again a few times."""
+        """A worker died: what it owed has failed. Waits until Ray has started it again, which it does a few times."""
         owed = [session for session, owner in self._open.items() if owner == worker]
         log.warning("an agent loop worker died with %d sessions: %s", len(owed), error)
         for session in owed:
             del self._open[session]
             self._lost.append(Outcome(*session, reason="its agent loop worker died"))
-        if isinstance(error, ActorDiedError):
+        if not _comes_back(worker):
             self.agent_loop_workers = [other for other in self.agent_loop_workers if other != worker]
             if not self.agent_loop_workers:
                 raise RuntimeError("all agent loop workers died; see their logs for the reason") from error
+
+
+def _comes_back(worker: Any) -> bool:
+    """Wait until a worker answers again; False where it never will."""
+    while True:
+        try:
+            return ray.get(worker.answers.remote())
+        except ActorDiedError:
+            return False
+        except RayActorError:  # it is being started
+            time.sleep(1)
