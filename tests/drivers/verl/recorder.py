@@ -30,6 +30,11 @@ def around(owner, name, make):
     setattr(owner, name, wraps(getattr(owner, name))(make(getattr(owner, name))))
 
 
+def plain(values):
+    """A column of a tensor dictionary, whichever of its list types it has, as a list."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
 def sessions(module):
     def make(run):
         async def recorded(self, sampling_params, trajectory, **kwargs):
@@ -53,14 +58,15 @@ def submissions(name):
             def recorded(self, prompts):
                 if "validate" not in prompts:
                     n = self.config.actor_rollout_ref.rollout.n
-                    sizes = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts else [n] * len(prompts)
-                    indices = [info["index"] for info in prompts["extra_info"].tolist()]
+                    sizes = plain(prompts["__rollout_n__"]) if "__rollout_n__" in prompts else [n] * len(prompts)
+                    indices = [info["index"] for info in plain(prompts["extra_info"])]
                     write("submissions", step=int(prompts["global_steps"]), prompts=indices, sizes=sizes)
                 return generate(self, prompts)
 
             return recorded
 
-        around(getattr(module, name), "generate_sequences", make)
+        if hasattr(module, name):  # a worker unpickles its class while that module is being imported
+            around(getattr(module, name), "generate_sequences", make)
 
     return watch
 
@@ -76,8 +82,8 @@ def updates(module):
             data = tq.kv_batch_get(keys=real, partition_id="train", select_fields=["uid", "extra_info"])
             batch = update(self, batch, metrics)
             how = {name: batch.extra_info[name] for name in ("mini_batch_size", "global_batch_size", "epochs")}
-            prompts = [info["index"] for info in data["extra_info"].tolist()]
-            uids = [str(uid) for uid in data["uid"].tolist()]
+            prompts = [info["index"] for info in plain(data["extra_info"])]
+            uids = [str(uid) for uid in plain(data["uid"])]
             write(
                 "updates", step=self.global_steps, keys=real, rows=len(batch.keys), prompts=prompts, uids=uids, how=how
             )
