@@ -99,13 +99,17 @@ def test_a_session_of_several_outputs_is_one_rollout_and_all_its_rows_are_traine
     assert rows.rows[0] is rows.rows[1]
 
 
-def test_an_outcome_that_comes_twice_frees_its_rows(make_rounds):
-    rounds = make_rounds({"recipe": "grpo"})
-    rounds.next_batch()
+def test_an_outcome_of_a_session_given_up_before_frees_its_rows(make_rounds):
     late = Outcome("g99s0r990", 0, reward=1.0, rows=1)
-    rounds.crew.rows |= set(late.keys)
-    rounds._tell([late])
-    assert not rounds.crew.rows & set(late.keys)
+
+    def outcomes():
+        rounds.crew.rows |= set(late.keys)
+        return [late, *one_wave()]
+
+    rounds = make_rounds({"recipe": "grpo"})
+    one_wave, rounds.crew.outcomes = rounds.crew.outcomes, outcomes
+    rows = rounds.next_batch()
+    assert rounds.crew.rows == set(rows.keys)
 
 
 def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):

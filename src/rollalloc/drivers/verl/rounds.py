@@ -140,6 +140,7 @@ class Rounds:
         self.reasons: dict[str, int] = {}  # why rollouts failed since the last batch
         self._running: dict[Session, int] = {}  # -> rollout
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
+        self._unneeded: list[str] = []  # rows to release, all at once when the round is over
         self._fruitless = 0  # prompts offered since one was last taken
 
     def next_batch(self) -> TrainingRows:
@@ -156,12 +157,13 @@ class Rounds:
             actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
             self._carry_out(actions)
             batch = batch or actions.batch
-            if not self._running:
-                if batch is None and actions.finished:
+            if not self._running and (batch or actions.finished):
+                self._release()
+                if batch is None:
                     raise Finished(actions.finished)
-                if batch is not None:
-                    self.seconds = time.perf_counter() - started - waited
-                    return self._hand_over(batch)
+                rows = self._hand_over(batch)
+                self.seconds = time.perf_counter() - started - waited
+                return rows
             before = time.perf_counter()
             outcomes = self.crew.outcomes()
             waited += time.perf_counter() - before
@@ -202,8 +204,7 @@ class Rounds:
         return self.loader is not None and self._fruitless >= 2 * len(self.loader)
 
     def _carry_out(self, actions: Actions) -> None:
-        if keys := [key for rollout in actions.release for key in self._keys.pop(rollout, ())]:
-            self.crew.release(keys)
+        self._unneeded += [key for rollout in actions.release for key in self._keys.pop(rollout, ())]
         submissions = [_submission(order) for order in actions.generate]
         for submission in submissions:
             self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
@@ -213,11 +214,16 @@ class Rounds:
             stopped = set(actions.cancel)
             self.crew.cancel([session for session, rollout in self._running.items() if rollout in stopped])
 
+    def _release(self) -> None:
+        if self._unneeded:
+            self.crew.release(self._unneeded)
+            self._unneeded = []
+
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
             if rollout is None:  # its worker was given up for dead before
-                self.crew.release(outcome.keys)
+                self._unneeded += outcome.keys
                 continue
             self._keys[rollout] = outcome.keys
             self.allocator.tell([self._event(rollout, outcome)])

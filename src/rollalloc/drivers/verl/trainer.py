@@ -69,8 +69,7 @@ class _Crew:
         return self._trainer.agent_loop_manager.outcomes()
 
     def release(self, keys: Sequence[str]) -> None:
-        if keys:
-            tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
+        tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
 
 
 @register_trainer("rollalloc")
@@ -254,7 +253,8 @@ class RollallocTrainer(PPOTrainerSync):
         present = set(tq.kv_list(_PARTITION).get(_PARTITION, {}))
         unneeded = self.rounds.load_state_dict(state["rounds"], present)
         self.prompts.epoch = state["epoch"]
-        self.rounds.crew.release(sorted(unneeded))
+        if unneeded:
+            self.rounds.crew.release(sorted(unneeded))
 
 
 def _factor(row: Any, own: bool) -> float:

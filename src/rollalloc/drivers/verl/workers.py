@@ -142,16 +142,10 @@ class Manager(AgentLoopManagerTQ):
             super().generate_sequences(prompts)
             return
         chunks = prompts.chunk(len(self.agent_loop_workers))
-        started: list[tuple[Any, Any]] = []
         for worker, chunk in zip(self.agent_loop_workers, chunks, strict=False):
             for uid, n in zip(chunk["uid"], chunk["__rollout_n__"], strict=True):
                 self._open |= {(uid, session): worker for session in range(n)}
-            started.append((worker, worker.generate_sequences.remote(chunk)))
-        for worker, reference in started:
-            try:
-                ray.get(reference)
-            except RayActorError as error:
-                self._give_up(worker, error)
+            worker.generate_sequences.remote(chunk)  # that a worker is dead is known from its outcomes
 
     def cancel(self, sessions: Sequence[Session]) -> None:
         """Have these sessions stopped if they still generate; does not wait for it."""
