@@ -134,7 +134,8 @@ class Manager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(max_restarts=_RESTARTS)(Worker)
         self._open: dict[Session, Any] = {}  # -> its worker
         self._lost: list[Outcome] = []
-        self._listening: dict[Any, Any] = {}  # reference of a worker's next outcomes -> the worker
+        self._starting: dict[Any, Any] = {}  # call that starts prompts -> its worker
+        self._listening: dict[Any, Any] = {}  # call for the next outcomes -> its worker
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start prompts on the workers, shared out as verl does it."""
@@ -145,7 +146,7 @@ class Manager(AgentLoopManagerTQ):
         for worker, chunk in zip(self.agent_loop_workers, chunks, strict=False):
             for uid, n in zip(chunk["uid"], chunk["__rollout_n__"], strict=True):
                 self._open |= {(uid, session): worker for session in range(n)}
-            worker.generate_sequences.remote(chunk)  # that a worker is dead is known from its outcomes
+            self._starting[worker.generate_sequences.remote(chunk)] = worker
 
     def cancel(self, sessions: Sequence[Session]) -> None:
         """Have these sessions stopped if they still generate; does not wait for it."""
@@ -162,11 +163,12 @@ class Manager(AgentLoopManagerTQ):
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            if not ray.wait(list(self._listening), timeout=_PATIENCE)[0]:
+            calls = [*self._starting, *self._listening]
+            if not ray.wait(calls, timeout=_PATIENCE)[0]:
                 log.info("%d sessions are still to end", len(self._open))
                 continue
-            ready, _ = ray.wait(list(self._listening), num_returns=len(self._listening), timeout=0)
-            ended = [outcome for reference in ready for outcome in self._received(reference)]
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+            ended = [outcome for call in ready for outcome in self._result(call)]
             for outcome in ended:
                 self._open.pop((outcome.uid, outcome.session), None)
             if ended:
@@ -174,10 +176,10 @@ class Manager(AgentLoopManagerTQ):
         lost, self._lost = self._lost, []
         return lost
 
-    def _received(self, reference: Any) -> list[Outcome]:
-        worker = self._listening.pop(reference)
+    def _result(self, call: Any) -> list[Outcome]:
+        worker = self._starting.pop(call, None) or self._listening.pop(call)
         try:
-            return ray.get(reference)
+            return ray.get(call) or []
         except RayActorError as error:
             self._give_up(worker, error)
             return []
