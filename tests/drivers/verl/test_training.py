@@ -29,6 +29,7 @@ RECIPES = {
     "darts": {"recipe": "darts", "shortest": 3, "longest": 1, "tail": "sampled"},
     "mixture": {"recipe": "pilot_commit+pods", "n_pilot": 4, "n_commit": 4, "gen_groups": 16, "m": 4},
 }
+LONG = ["data.max_response_length=384", "actor_rollout_ref.rollout.max_model_len=512"]  # so that some end before others
 
 
 class Run:
@@ -82,8 +83,9 @@ def run_of(tmp_path_factory):
     def get(name):
         if name not in runs:
             run = runs[name] = Run(tmp_path_factory.mktemp(name))
-            steps = ["trainer.total_training_steps=5", "trainer.resume_mode=disable"]
-            assert run.start(*steps, section=RECIPES.get(name)) == 0, run.log[-3000:]
+            overrides = [f"trainer.total_training_steps={STEPS}", "trainer.resume_mode=disable"]
+            overrides += LONG if name == "darts" else []
+            assert run.start(*overrides, section=RECIPES.get(name)) == 0, run.log[-3000:]
         return runs[name]
 
     return get
