@@ -143,11 +143,6 @@ def test_what_is_old_is_corrected_for(run_of):
     assert all("rollout_corr/rollout_is_mean" in step for step in metrics)
 
 
-def test_the_driver_costs_little(run_of):
-    metrics = run_of("pilot_commit").metrics()[1:]
-    sum(step["rollalloc/driver_seconds"] for step in metrics) / sum(step["timing_s/step"] for step in metrics)
-
-
 def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
     run = Run(tmp_path / "run")
     section = RECIPES["pilot_commit"] | {"p_lower": 0, "p_upper": 0, "p_solve": 2}  # every prompt passes
