@@ -30,4 +30,5 @@ exec $python -m verl.trainer.main_ppo \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=rollalloc.drivers.verl.cpu_weights.CpuWorkerExtension \
   actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16 \
   transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
+  hydra.run.dir="$folder/hydra" \
   ray_kwargs.ray_init.num_cpus=16 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=False "$@"
