@@ -14,6 +14,7 @@ from rollalloc.cli.compare import compare
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
+from rollalloc.cli.waste import waste
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, verify_resume, recipes):
+for command in (train, compare, waste, verify_resume, recipes):
     app.command()(command)
 
 

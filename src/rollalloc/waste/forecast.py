@@ -23,7 +23,7 @@ from rollalloc.waste.shares import LEAST_PROMPTS, Share, mixed
 BASELINE = "grpo"
 LEAST_VISITS = 64
 _ENOUGH = 0.95  # share of the groups that must have as many rollouts as the forecast draws
-_ROLLOUTS = 8192  # of logged groups, about, that one resample goes through
+_ROLLOUTS = 4096  # of logged groups, about, that one resample goes through
 _POINT_ROLLOUTS = 65536  # and the estimate itself
 _BATCHES = 6  # a simulation makes at least, if it can
 _PASSES = 3  # of the estimate's simulation over its visits
@@ -109,7 +109,8 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
     prompts = len({group.prompt for group in groups})
     if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
         raise Refused(
-            f"needs at least {LEAST_VISITS} groups of at least {LEAST_PROMPTS} prompts, the log has {len(groups)} of {prompts}"
+            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of {prompts} "
+            "prompts"
         )
     if not log.complete and all(_differs(group) for group in groups):
         raise Refused(
@@ -120,19 +121,21 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
     n = largest if n is None else n
     if n > largest:
         raise Refused(
-            f"needs groups of {n} rollouts, {np.mean(sizes >= n):.0%} of the logged ones have as many; at most {largest} for "
-            "this log, more would be guessed"
+            f"needs groups of {n} rollouts, {np.mean(sizes >= n):.0%} of the logged ones have as many; this log carries at "
+            f"most n = {largest}, more would be guessed"
         )
     n_pilot = max(2, n // 4) if n_pilot is None else n_pilot
     if not 2 <= n_pilot <= n - 2:
         raise Refused(
-            f"needs groups of at least 4 rollouts, 2 pilots and 2 commits, got n = {n} with {n_pilot} pilots; the mean of one "
-            "pilot is 0 or 1, never inside the window"
+            f"needs groups of at least 4 rollouts, 2 pilots and 2 commits, got n = {n} with {n_pilot} pilots; the mean of "
+            "one pilot is 0 or 1, never inside the window"
         )
     values = np.concatenate([group.rewards_G for group in groups])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if low < 0 or high > 1:
-        raise Refused(f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1]: say what is right, --threshold")
+        raise Refused(
+            f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1]: say what is right, --threshold"
+        )
     enough = [group for group in groups if group.first >= n]
     if not any(_differs(group) for group in enough):
         raise Refused("no logged group has rewards that differ: there is no signal to compare at")
@@ -144,7 +147,7 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
 
 
 def forecast(
-    groups: Sequence[Group], plan: Plan, *, seed: int = 0, resamples: int = 100, watcher: Watcher | None = None
+    groups: Sequence[Group], plan: Plan, *, seed: int = 0, resamples: int = 60, watcher: Watcher | None = None
 ) -> Forecast:
     """Prices of the plan's recipes.
 
@@ -205,9 +208,7 @@ def _prices(
     return {name: price(recipe, visits, passes * len(visits), random) for name, recipe in plan.recipes().items()}
 
 
-def price(
-    recipe: Recipe, visits: Sequence[Group], openings: int, random: np.random.Generator
-) -> tuple[float, float]:
+def price(recipe: Recipe, visits: Sequence[Group], openings: int, random: np.random.Generator) -> tuple[float, float]:
     """Rollouts that a recipe pays for a mixed group trained, and for a unit of signal.
 
     Counted from the first batch to the last one, so that what is held for later is held at both ends.

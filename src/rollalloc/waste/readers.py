@@ -76,7 +76,7 @@ def _read_trl(files: Iterable[Path], log: Log, options: Options) -> None:
     columns: Sequence[str] = ()
     for file in files:
         rows = _parquet_rows(file)
-        columns = _trl_rewards(file, rows[0] if rows else {}, options) if not columns else columns
+        columns = columns or _trl_rewards(file, rows[0] if rows else {}, options)
         digest = key_of(json.dumps(rows, default=str))
         if digest == before:  # logged again before the next generation
             repeated += 1
@@ -91,15 +91,19 @@ def _read_trl(files: Iterable[Path], log: Log, options: Options) -> None:
                 gathering.add((file, number), key_of(_text(row["prompt"])), _whole(row.get("step")), reward)
             contradicted += _contradicts(rewards, [row.get("advantage") for row in group])
     log.groups = gathering.groups()
-    log.notes.append(f"reward: {' + '.join(columns)}" + ("" if options.weights is None else f", times {options.weights}"))
-    log.notes.append("TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent")
+    log.notes.append(
+        f"reward: {' + '.join(columns)}" + ("" if options.weights is None else f", times {options.weights}")
+    )
+    log.notes.append(
+        "TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent"
+    )
     if repeated:
         log.notes.append(f"{repeated} files repeat the one before them and were left out")
     if contradicted:
         log.notes.append(
-            f"in {contradicted} of {len(log.groups)} groups the logged advantages and the summed rewards disagree on whether "
-            "there was anything to learn: give the trainer's reward_weights as --weights, or its num_generations as "
-            "--group-size"
+            f"in {contradicted} of {len(log.groups)} groups the logged advantages and the summed rewards disagree on "
+            "whether there was anything to learn: give the trainer's reward_weights as --weights, or its num_generations "
+            "as --group-size"
         )
 
 
@@ -232,7 +236,9 @@ def _prime_trace(record: _Fields, trace: Any, file: Path, gathering: Gathering) 
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
     reward = None if failed else _prime_reward(trace["rewards"])
     calls = trace.get("calls")
-    whole = [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
+    whole = (
+        [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
+    )
     at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
     step = _whole(next((part[5:] for part in file.parts if part.startswith("step_")), None))
     gathering.add((str(group), agent.get("name")), str(prompt), step, reward, truncated=at_limit)
@@ -283,7 +289,9 @@ def _read_ours(files: Iterable[Path], log: Log, options: Options) -> None:
     log.groups = gathering.groups()
     log.accounts = dict(accounts) or None
     if not log.groups:
-        log.notes.append("metrics.jsonl has sums, not rollouts: train with --log-rollouts for an interval and a forecast")
+        log.notes.append(
+            "metrics.jsonl has sums, not rollouts: train with --log-rollouts for an interval and a forecast"
+        )
 
 
 def _last_accounts(file: Path, log: Log) -> dict[str, int]:
@@ -351,7 +359,11 @@ FORMATS = {
 
 def _files(path: str) -> list[Path]:
     """Files under a path, sorted so that step_10 comes after step_9."""
-    found = [Path(one) for one in glob(path, recursive=True)] if has_magic(path) and not Path(path).exists() else [Path(path)]
+    found = (
+        [Path(one) for one in glob(path, recursive=True)]
+        if has_magic(path) and not Path(path).exists()
+        else [Path(path)]
+    )
     files = [file for one in found for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
     if not files:
         raise FileNotFoundError(f"{path}: no such file, and no folder or glob with files; give a log of rollouts")

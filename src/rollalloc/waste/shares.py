@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,10 +162,3 @@ def drift(groups: Sequence[Group], *, seed: int = 0) -> tuple[Share, Share] | No
     early = [group for group in groups if group.step is not None and group.step <= first]
     late = [group for group in groups if group.step is not None and group.step >= last]
     return shares_of(early, seed=seed).wasted, shares_of(late, seed=seed).wasted
-
-
-def booked(accounts: Mapping[str, int]) -> dict[str, float]:
-    """A trainer's own accounts as shares of the rollouts that are decided; those still open are left out."""
-    decided = {cause: rollouts for cause, rollouts in accounts.items() if cause != "open"}
-    paid = sum(decided.values())
-    return {cause: rollouts / paid for cause, rollouts in decided.items()} if paid else {}
