@@ -74,8 +74,10 @@ def waste(
         console.print(_forecast_table(finding))
     else:
         console.print(Text(f"No forecast: {finding.refused}.\n"))
+    notes = Table.grid(padding=(0, 1))
     for note in finding.notes:
-        console.print(Text(f"- {note}"))
+        notes.add_row("-", Text(note))
+    console.print(notes)
 
 
 def _waste_tables(finding: Finding) -> Iterator[Table]:
@@ -100,20 +102,17 @@ def _forecast_table(finding: Finding) -> Table:
     assert forecast is not None
     plan = forecast.plan
     table = _table(
-        f"forecast, groups of {plan.n} ({plan.n_pilot} of them pilots), {plan.groups} a batch",
-        ("recipe", "rollouts a mixed group", "GRPO's over it", "rollouts a unit of signal", "GRPO's over it"),
+        f"forecast: rollouts paid for each, groups of {plan.n} ({plan.n_pilot} of them pilots), {plan.groups} a batch",
+        ("recipe", "mixed group", "ratio", "signal", "ratio"),
     )
     table.caption = (
-        f"From {forecast.visits:,} groups of {forecast.prompts:,} prompts. [95% interval], above 1 is cheaper. Signal: sum "
-        "of squared advantages (reward - mean of the group) of the rollouts trained on."
+        f"From {forecast.visits:,} groups of {forecast.prompts:,} prompts. Ratio: GRPO's price over this one's and its 95% "
+        "interval, above 1 is cheaper. Signal: sum of squared advantages (reward - mean of the group) of the rollouts "
+        "trained on. dapo discards its surplus, as published; carried keeps it for the next batch."
     )
-    for name, price in forecast.prices.items():
-        ratios = [f"{ratio.value:.2f} {_ratio(ratio)}" for ratio in (price.ratio_mixed, price.ratio_signal)]
-        if name == next(iter(forecast.prices)):
-            ratios = ["1", "1"]
-        table.add_row(
-            name.replace("_", "-"), f"{price.per_mixed:,.1f}", ratios[0], f"{price.per_signal:,.1f}", ratios[1]
-        )
+    for number, (name, price) in enumerate(forecast.prices.items()):
+        mixed, signal = (_ratio(ratio) if number else "1" for ratio in (price.ratio_mixed, price.ratio_signal))
+        table.add_row(name, f"{price.per_mixed:,.1f}", mixed, f"{price.per_signal:,.1f}", signal)
     return table
 
 
@@ -122,7 +121,7 @@ def _table(title: str, headings: tuple[str, ...]) -> Table:
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left", caption_justify="left"
     )
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     return table
 
 
@@ -154,7 +153,7 @@ def _interval(share: Share) -> str:
 
 def _ratio(share: Share) -> str:
     low, high = share.interval or (0.0, math.inf)
-    return f"[{low:.2f} – {high:.2f}]"
+    return f"{share.value:.2f} ({low:.2f}–{high:.2f})"
 
 
 def _plain(value: Any) -> Any:

@@ -57,8 +57,8 @@ class Plan:
         three = 3 * self.groups
         return {
             BASELINE: recipes.grpo(self.groups, self.n),
-            "dapo, surplus discarded": recipes.dapo(self.groups, self.n, three),
-            "dapo, surplus carried": recipes.dapo(self.groups, self.n, three, surplus="carry"),
+            "dapo": recipes.dapo(self.groups, self.n, three),
+            "dapo, carried": recipes.dapo(self.groups, self.n, three, surplus="carry"),
             "pilot_commit": recipes.pilot_commit(self.groups, self.n_pilot, self.n - self.n_pilot, three, p_solve=2.0),
         }
 
@@ -109,8 +109,8 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
     prompts = len({group.prompt for group in groups})
     if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
         raise Refused(
-            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of {prompts} "
-            "prompts"
+            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of "
+            f"{prompts} prompts"
         )
     if not log.complete and all(_differs(group) for group in groups):
         raise Refused(
