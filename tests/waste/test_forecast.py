@@ -37,7 +37,7 @@ def test_grpo_pays_what_the_logged_groups_say():
 
 
 def test_dapo_that_carries_its_surplus_pays_for_a_mixed_group_what_grpo_pays():
-    """Filtering moves the waste out of the batch, it saves no rollout. (At most a batch's worth is carried: none goes stale.)"""
+    """Filtering moves the waste out of the batch, it saves no rollout. At most a batch's worth is carried here."""
     groups = pool(256, 8, seed=1)
     random = np.random.default_rng(0)
     plain, _ = price(recipes.grpo(4, 8), groups, 20 * 256, random)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def _read_trl(files: Iterable[Path], log: Log, options: Options) -> None:
         before = digest
         weights = options.weights or (1.0,) * len(columns)
         if len(weights) != len(columns):
-            raise ValueError(f"--weights: expected one for each of {', '.join(columns)}, got {len(weights)}")
+            raise ValueError(f"--weights: expected one for each of {_names(columns)}, got {len(weights)}")
         for number, group in enumerate(_trl_groups(rows, options.group_size)):
             rewards = [_weighted([row.get(column) for column in columns], weights) for row in group]
             for row, reward in zip(group, rewards, strict=True):
@@ -92,7 +93,7 @@ def _read_trl(files: Iterable[Path], log: Log, options: Options) -> None:
             contradicted += _contradicts(rewards, [row.get("advantage") for row in group])
     log.groups = gathering.groups()
     log.notes.append(
-        f"reward: {' + '.join(columns)}" + ("" if options.weights is None else f", times {options.weights}")
+        f"reward: {_names(columns, ' + ')}" + ("" if options.weights is None else f", times {options.weights}")
     )
     log.notes.append(
         "TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent"
@@ -116,7 +117,7 @@ def _trl_rewards(file: Path, row: _Fields, options: Options) -> Sequence[str]:
         found = [options.reward] if options.reward in row else []
     if "prompt" not in row or not found:
         wanted = options.reward or "a column of numbers for each reward function"
-        raise ValueError(f"{file}: expected the columns prompt and {wanted}, found {', '.join(row) or 'no rows'}")
+        raise ValueError(f"{file}: expected the columns prompt and {wanted}, found {_names(row) or 'no rows'}")
     return found
 
 
@@ -168,7 +169,7 @@ def _read_verl(files: Iterable[Path], log: Log, options: Options) -> None:
         for where, row in _lines(file, log):
             field = options.reward or ("acc" if "acc" in row else "score")
             if "input" not in row or field not in row:
-                log.reject(where, f"expected the fields input and {field}, found {', '.join(row)}")
+                log.reject(where, f"expected the fields input and {field}, found {_names(row)}")
                 continue
             used[field] = None
             step = _whole(row.get("step", file.stem))
@@ -231,7 +232,7 @@ def _prime_trace(record: _Fields, trace: Any, file: Path, gathering: Gathering) 
     group = record.get("group_id") or _inside(record, "info").get("group_id") or _inside(record, "group").get("id")
     task = _inside(record, "task") or _inside(trace, "task")
     if group is None or not task:
-        return f"expected a group's id and a task, found {', '.join(record)}"
+        return f"expected a group's id and a task, found {_names(record)}"
     prompt = task.get("key") or task.get("hash") or key_of(_text(task.get("data")))
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
     reward = None if failed else _prime_reward(trace["rewards"])
@@ -276,7 +277,7 @@ def _read_ours(files: Iterable[Path], log: Log, options: Options) -> None:
         for where, row in _lines(file, log):
             missing = [name for name in ("group", "version", field) if name not in row]
             if missing or not ("key" in row or "prompt" in row):
-                log.reject(where, f"expected group, version, key and {field}, found {', '.join(row)}")
+                log.reject(where, f"expected group, version, key and {field}, found {_names(row)}")
                 continue
             gathering.add(
                 (file, row["group"]),
@@ -418,6 +419,12 @@ def _watched(files: Sequence[Path], watcher: Watcher | None) -> Iterator[Path]:
 def _some(files: Sequence[Path]) -> str:
     names = ", ".join(file.name for file in files[:3])
     return names if len(files) <= 3 else f"{names} and {len(files) - 3} more"
+
+
+def _names(found: Iterable[str], joint: str = ", ") -> str:
+    """Names out of a file as they may be shown: a few, short, and nothing that moves a terminal's cursor."""
+    names = [re.sub(r"[^\x20-\x7e]", "?", name)[:40] for name in found]
+    return joint.join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _inside(record: _Fields, *keys: str) -> dict[str, Any]:
