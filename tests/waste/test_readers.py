@@ -277,7 +277,7 @@ def test_names_out_of_a_file_cannot_move_the_cursor(tmp_path):
         tmp_path / "x.jsonl",
         [{"input": 1, "output": 1, "\x1b[2Jsc\u202eore" * 9: 1} | {str(key): 1 for key in range(20)}],
     )
-    with pytest.raises(ValueError, match="found input, output, .* and 15 more") as caught:
+    with pytest.raises(ValueError, match=r"found input, output, .* and 15 more") as caught:
         read_log(tmp_path)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500

@@ -174,7 +174,7 @@ def _read_verl(files: Iterable[Path], log: Log, options: Options) -> None:
             used[field] = None
             step = _whole(row.get("step", file.stem))
             group, session = _verl_ids(row)
-            now = (group, session, (step, group), key_of(_text(row["input"])), step, _number(row[field]))
+            now = (group, session, (file, group), key_of(_text(row["input"])), step, _number(row[field]))
             if latest is not None and (session is None or now[:2] != latest[:2]):
                 gathering.add(*latest[2:])
             latest = now
