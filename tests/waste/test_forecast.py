@@ -113,14 +113,12 @@ def test_a_log_from_which_groups_were_filtered_out_is_refused():
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     """40 logs of 96 prompts; the truth is the ratio on 4,000 prompts. At 95% coverage fewer than 33 has probability 0.3%."""
     plan = Plan(n=8, n_pilot=4, groups=4)
-    truth_pool = pool(4000, 8, seed=99)
-    random = np.random.default_rng(0)
-    grpo, window = (price(plan.recipes()[name], truth_pool, 4000, random) for name in ("grpo", "pilot_commit"))
-    truths = [one / other for one, other in zip(grpo, window, strict=True)]
-    covered = np.zeros(2, int)
+    random, large = np.random.default_rng(0), pool(4000, 8, seed=99)
+    truth = {name: price(recipe, large, 4000, random) for name, recipe in plan.recipes().items()}
+    covered = {(name, currency): 0 for name in ("dapo", "pilot_commit") for currency in (0, 1)}
     for seed in range(40):
-        found = forecast(pool(96, 8, seed), plan, seed=seed, resamples=20).prices["pilot_commit"]
-        for currency, ratio in enumerate((found.ratio_mixed, found.ratio_signal)):
-            low, high = ratio.interval
-            covered[currency] += low <= truths[currency] <= high
-    assert (covered >= 33).all(), covered
+        found = forecast(pool(96, 8, seed), plan, seed=seed, resamples=20)
+        for name, currency in covered:
+            low, high = (found.prices[name].ratio_mixed, found.prices[name].ratio_signal)[currency].interval
+            covered[name, currency] += low <= truth["grpo"][currency] / truth[name][currency] <= high
+    assert min(covered.values()) >= 33, covered

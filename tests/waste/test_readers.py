@@ -132,6 +132,13 @@ def test_verl_groups_of_both_trainers(trainer):
     )
 
 
+def test_verl_without_uid_a_prompt_is_one_group_within_a_step_and_its_rows_may_lie_anywhere(tmp_path):
+    for step in (1, 2):
+        rows = [{"input": prompt, "output": "", "score": step, "step": step} for prompt in "abab"]
+        lines(tmp_path / f"{step}.jsonl", rows)
+    assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1], [2, 2], [2, 2]]
+
+
 def test_verl_counts_the_last_output_of_a_session(tmp_path):
     row = {"input": "a", "output": "b", "step": 1}
     sessions = [("u_0_0", 0.0), ("u_0_1", 1.0), ("u_1_0", 0.5)]
