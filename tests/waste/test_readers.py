@@ -78,10 +78,12 @@ def test_trl_a_prompt_drawn_twice_in_a_row_is_two_groups(tmp_path):
 
 
 def test_trl_a_batch_logged_twice_counts_once(tmp_path):
-    for name in ("completions_00001.parquet", "completions_00002.parquet"):
-        table(tmp_path / name, prompt=["a", "a"], completion=["x", "y"], r=[0.0, 1.0])
+    for step, completion in ((1, "x"), (2, "x"), (3, "z")):
+        table(
+            tmp_path / f"{step}.parquet", step=[step] * 2, prompt=["a"] * 2, completion=[completion, "y"], r=[0.0, 1.0]
+        )
     log = read_log(tmp_path)
-    assert len(log.groups) == 1
+    assert [group.step for group in log.groups] == [1, 3]
     assert any("1 files repeat" in note for note in log.notes)
 
 
@@ -110,10 +112,20 @@ def test_trl_columns_that_do_not_fit_are_named(tmp_path, columns, options, said)
         read_log(tmp_path, options=options)
 
 
-def test_a_broken_parquet_file_is_named(tmp_path):
-    (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ValueError, match=r"c\.parquet: not a readable parquet file"):
-        read_log(tmp_path)
+def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
+    table(tmp_path / "1.parquet", prompt=["a", "a"], r=[0.0, 1.0])
+    table(tmp_path / "2.parquet", prompt=pyarrow.array([], pyarrow.string()), r=pyarrow.array([], pyarrow.float64()))
+    (tmp_path / "3.parquet").write_bytes((tmp_path / "1.parquet").read_bytes()[:-20])
+    log = read_log(tmp_path)
+    assert rewards(log) == [[0, 1]]
+    assert (log.bad, log.first_bad) == (1, f"{tmp_path / '3.parquet'}: not a readable parquet file")
+    with pytest.raises(ValueError, match=r"found no rollout in 3\.parquet; .* not a readable parquet file"):
+        read_log(tmp_path / "3.parquet")
+
+
+def test_options_of_another_format_are_refused():
+    with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
+        read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
 
 
 # verl

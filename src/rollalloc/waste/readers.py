@@ -56,12 +56,17 @@ def read_log(
         format = _detect(files, path)
     if format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
-    reader = FORMATS[format]
+    reader, options = FORMATS[format], options or Options()
+    unused = [
+        name for name in ("reward", "weights", "group_size") if getattr(options, name) and name not in reader.options
+    ]
+    if unused:
+        raise ValueError(f"{' and '.join(unused)}: means nothing for a log of {format}; leave it out, or --format")
     chosen = reader.choose(files)
     if not chosen:
         raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
     log = Log(format)
-    reader.read(_watched(chosen, watcher), log, options or Options())
+    reader.read(_watched(chosen, watcher), log, options)
     if not log.groups and log.accounts is None:
         why = f"; the first of {log.bad} lines that cannot be used is {log.first_bad}" if log.bad else ""
         raise ValueError(f"{path}: expected {reader.expects}, found no rollout in {_some(chosen)}{why}")
@@ -76,9 +81,11 @@ def _read_trl(files: Iterable[Path], log: Log, options: Options) -> None:
     before = ""
     columns: Sequence[str] = ()
     for file in files:
-        rows = _parquet_rows(file)
-        columns = columns or _trl_rewards(file, rows[0] if rows else {}, options)
-        digest = key_of(json.dumps(rows, default=str))
+        rows = _parquet_rows(file, log)
+        if not rows:
+            continue
+        columns = columns or _trl_rewards(file, rows[0], options)
+        digest = key_of(json.dumps([row | {"step": None} for row in rows], default=str))
         if digest == before:  # logged again before the next generation
             repeated += 1
             continue
@@ -117,7 +124,7 @@ def _trl_rewards(file: Path, row: _Fields, options: Options) -> Sequence[str]:
         found = [options.reward] if options.reward in row else []
     if "prompt" not in row or not found:
         wanted = options.reward or "a column of numbers for each reward function"
-        raise ValueError(f"{file}: expected the columns prompt and {wanted}, found {_names(row) or 'no rows'}")
+        raise ValueError(f"{file}: expected the columns prompt and {wanted}, found {_names(row)}")
     return found
 
 
@@ -144,7 +151,7 @@ def _contradicts(rewards: Sequence[float | None], advantages: Sequence[Any]) -> 
     return (max(known) - min(known) > 1e-6) != any(abs(advantage) > 1e-6 for advantage in advantages)
 
 
-def _parquet_rows(file: Path) -> list[dict[str, Any]]:
+def _parquet_rows(file: Path, log: Log) -> list[dict[str, Any]]:
     """The rows of one file; TRL writes a file a log, which holds one generation batch."""
     try:
         import pyarrow
@@ -154,8 +161,9 @@ def _parquet_rows(file: Path) -> list[dict[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             return [row for batch in opened.iter_batches() for row in batch.to_pylist()]
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{file}: not a readable parquet file ({error}); leave it out or write it again") from error
+    except (pyarrow.ArrowException, OSError):  # a run that was killed leaves half a file
+        log.reject(str(file), "not a readable parquet file")
+        return []
 
 
 # ------------------------------------------------------------------------------------------------------------------ verl
@@ -316,6 +324,7 @@ class _Format:
     choose: Callable[[Sequence[Path]], list[Path]]
     read: Callable[[Iterable[Path], Log, Options], None]
     marks: Callable[[_Fields], bool] | None  # tells a line of it; None: told by the file's name
+    options: tuple[str, ...] = ("reward",)
 
 
 def _by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
@@ -335,7 +344,11 @@ def _our_files(files: Sequence[Path]) -> list[Path]:
 
 FORMATS = {
     "trl": _Format(
-        "parquet files of GRPOTrainer(log_completions=True)", partial(_by_suffix, suffix=".parquet"), _read_trl, None
+        "parquet files of GRPOTrainer(log_completions=True)",
+        partial(_by_suffix, suffix=".parquet"),
+        _read_trl,
+        None,
+        ("reward", "weights", "group_size"),
     ),
     "verl": _Format(
         "JSON lines of trainer.rollout_data_dir with input and score",
@@ -348,6 +361,7 @@ FORMATS = {
         _prime_files,
         _read_prime,
         lambda line: "traces" in line or ("rewards" in line and "task" in line),
+        (),
     ),
     "rollalloc": _Format(
         "rollouts.jsonl of `rollalloc train --log-rollouts`, or metrics.jsonl",
