@@ -80,7 +80,7 @@ def test_json_is_the_same_finding(call, log):
     assert sum(found["shares"]["rollouts"].values()) == found["rollouts"] == 768
     assert found["wasted"] == pytest.approx(1 - found["shares"]["rollouts"]["taught"] / 768)
     assert found["finding"].startswith(f"{found['wasted']:.1%}")
-    assert set(found["forecast"]["prices"]) == {"grpo", "dapo", "dapo, carried", "pilot_commit"}
+    assert set(found["forecast"]["prices"]) == {"grpo", "dapo", "dapo (carried)", "pilot_commit"}
     low, high = found["forecast"]["prices"]["pilot_commit"]["ratio_signal"]["interval"]
     assert 0 < low < high
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rollalloc import recipes
+from rollalloc.waste.finding import forecast_sentence
 from rollalloc.waste.forecast import Plan, Refused, forecast, plan_for, price
 from rollalloc.waste.groups import Group, Log
 from rollalloc.waste.shares import mixed
@@ -63,6 +64,15 @@ def test_unscored_rollouts_are_dealt_as_failures():
     per_mixed, per_signal = price(recipes.grpo(4, 8), groups, 64 * 5, np.random.default_rng(0))
     assert np.isfinite([per_mixed, per_signal]).all()
     assert per_mixed > price(recipes.grpo(4, 8), pool(64, 8, 3), 64 * 5, np.random.default_rng(0))[0]
+
+
+def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
+    """15 of 16 are right in every group: 8 pilots never have a mean of 3/4 or less."""
+    groups = [replace(group, rewards_G=np.array([0.0] + [1.0] * 15), first=16) for group in pool(64, 16, seed=0)]
+    found = forecast(groups, Plan(n=16, n_pilot=8, groups=2), resamples=2)
+    price = found.prices["pilot_commit"]
+    assert (price.per_signal, price.ratio_signal.value, price.ratio_signal.interval) == (np.inf, 0, (0, np.inf))
+    assert "pilot_commit unbounded (-100% to unbounded)" in forecast_sentence(found)
 
 
 def test_the_same_seed_gives_the_same_forecast():

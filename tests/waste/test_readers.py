@@ -1,7 +1,7 @@
 """Readers: each on a sample of its format, and what they say of files that are none.
 
-The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches of a tiny model, 2 reward functions of which
-one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts; `prime-rl` by
+The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches of a tiny model, each logged twice; 2 reward
+functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts; `prime-rl` by
 `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's file monitor does, with made-up episodes.
 """
 
@@ -55,8 +55,11 @@ def test_trl_waste_is_what_trl_itself_said():
     """TRL's advantages are 0 in exactly the groups that taught nothing."""
     log = read_log(SAMPLES / "trl", options=Options(weights=(1.0, 0.0)))
     assert not any("disagree" in note for note in log.notes)
+    assert any("6 files repeat" in note for note in log.notes)
     zero = 0
-    for file in (SAMPLES / "trl").rglob("*.parquet"):
+    for file in (SAMPLES / "trl").glob(
+        "*[13579].parquet"
+    ):  # two steps a generation batch: the even files repeat the odd
         advantages = pyarrow.parquet.read_table(file)["advantage"].to_numpy().reshape(-1, 4)
         zero += int((np.abs(advantages).max(1) < 1e-6).sum())
     shares = shares_of(log.groups)

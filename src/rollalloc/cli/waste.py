@@ -53,7 +53,7 @@ def waste(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say which rollouts taught nothing, by cause, and forecast what DAPO and Pilot-Commit would have paid."""
-    from rollalloc.waste.finding import find, sentence
+    from rollalloc.waste.finding import find, forecast_sentence, sentence
     from rollalloc.waste.readers import Options, read_log
 
     console = Console()
@@ -68,6 +68,8 @@ def waste(
         typer.echo(json.dumps(_plain(finding.described()), indent=2, allow_nan=False))
         return
     console.print(Text(sentence(finding), style="bold"))
+    if finding.forecast is not None:
+        console.print(Text(forecast_sentence(finding.forecast), style="bold"))
     for table in _waste_tables(finding):
         console.print(table)
     if finding.forecast is not None:
@@ -108,7 +110,7 @@ def _forecast_table(finding: Finding) -> Table:
     table.caption = (
         f"From {forecast.visits:,} groups of {forecast.prompts:,} prompts. Ratio: GRPO's price over this one's and its 95% "
         "interval, above 1 is cheaper. Signal: sum of squared advantages (reward - mean of the group) of the rollouts "
-        "trained on. dapo discards its surplus, as published; carried keeps it for the next batch."
+        "trained on. dapo discards its surplus, as published; (carried) keeps it for the next batch."
     )
     for number, (name, price) in enumerate(forecast.prices.items()):
         mixed, signal = (_ratio(ratio) if number else "1" for ratio in (price.ratio_mixed, price.ratio_signal))

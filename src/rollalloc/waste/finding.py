@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.waste.forecast import Forecast, Refused, Watcher, forecast, plan_for
+from rollalloc.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
 from rollalloc.waste.groups import Group, Log, outcomes
 from rollalloc.waste.shares import Shares, drift, shares_of
 
@@ -54,7 +54,8 @@ class Finding:
 
     def described(self) -> dict[str, Any]:
         """All of it as plain data."""
-        return {"finding": sentence(self), "wasted": self.wasted, **asdict(self)}
+        said = sentence(self) if self.forecast is None else f"{sentence(self)} {forecast_sentence(self.forecast)}"
+        return {"finding": said, "wasted": self.wasted, **asdict(self)}
 
 
 def find(
@@ -112,6 +113,21 @@ def sentence(finding: Finding) -> str:
         f"{shares.wasted.value:.1%}{within} of {finding.rollouts:,} rollouts taught nothing: {shares.groups:,} groups of "
         f"{shares.prompts:,} prompts."
     )
+
+
+def forecast_sentence(forecast: Forecast) -> str:
+    """The forecast in one sentence: by how much the rollouts paid for the same signal would have differed from GRPO's."""
+    changes = [
+        f"{name} {_change(price.ratio_signal.value)} ({_change(high)} to {_change(low)})"
+        for name, price in forecast.prices.items()
+        if name != BASELINE and price.ratio_signal.interval is not None
+        for low, high in [price.ratio_signal.interval]
+    ]
+    return f"For the same signal as GRPO, rollouts paid: {'; '.join(changes)}."
+
+
+def _change(ratio: float) -> str:
+    return f"{1 / ratio - 1:+.0%}" if ratio > 0 else "unbounded"
 
 
 def _warnings(log: Log, groups: Sequence[Group], threshold: float | None, seed: int) -> list[str]:

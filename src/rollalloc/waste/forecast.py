@@ -58,7 +58,7 @@ class Plan:
         return {
             BASELINE: recipes.grpo(self.groups, self.n),
             "dapo": recipes.dapo(self.groups, self.n, three),
-            "dapo, carried": recipes.dapo(self.groups, self.n, three, surplus="carry"),
+            "dapo (carried)": recipes.dapo(self.groups, self.n, three, surplus="carry"),
             "pilot_commit": recipes.pilot_commit(self.groups, self.n_pilot, self.n - self.n_pilot, three, p_solve=2.0),
         }
 
@@ -194,9 +194,11 @@ def _price(
     for currency in (0, 1):
         ratio = point[BASELINE][currency] / point[name][currency]
         pairs = np.array([(prices[BASELINE][currency], prices[name][currency]) for prices in spread])
-        # A resample without any signal has no price; with one of them the spread is not known.
-        known = bool(np.isfinite(pairs).all())
-        half = scale * float(np.std(np.diff(np.log(pairs)), ddof=1)) if known else np.inf
+        # A resample without any signal has no price, and the spread is not known.
+        if not np.isfinite(pairs).all():
+            ratios.append(Share(ratio, (0.0, np.inf)))
+            continue
+        half = scale * float(np.std(np.diff(np.log(pairs)), ddof=1))
         ratios.append(Share(ratio, (ratio * float(np.exp(-half)), ratio * float(np.exp(half)))))
     return Price(*point[name], *ratios)
 
