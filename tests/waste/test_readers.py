@@ -1,8 +1,9 @@
 """Readers: each on a sample of its format, and what they say of files that are none.
 
 The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches of a tiny model, each logged twice; 2 reward
-functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts; `prime-rl` by
-`Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's file monitor does, with made-up episodes.
+functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts;
+`prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's file monitor does, with made-up episodes;
+`rollalloc` by a Pilot-Commit run of its own trainer.
 """
 
 from __future__ import annotations
@@ -251,6 +252,14 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     log = read_log(lines(tmp_path / "rollouts.jsonl", rows))
     assert rewards(log) == [[1, 0, 1], [None]]
     assert [(group.first, group.truncated, group.step) for group in log.groups] == [(2, 0, 2), (1, 1, 2)]
+
+
+def test_ours_rollouts_and_accounts_of_a_run_agree():
+    log = read_log(SAMPLES / "rollalloc")
+    taught = shares_of(log.groups).rollouts
+    assert sum(log.accounts.values()) == sum(taught.values())
+    assert (taught["taught"], taught["unscored"]) == (log.accounts["trained"], log.accounts["failed"])
+    assert {group.rewards_G.size for group in log.groups} == {2, 4}  # pilots that were dropped, and those with commits
 
 
 def test_ours_sums_the_accounts_of_runs(tmp_path):
