@@ -57,8 +57,7 @@ def spied(trainer):
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer._release(actions)
-        trainer.allocator.tell(trainer._roll_out(actions))
+        trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
@@ -319,7 +318,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
             scored.append(len(samples))
             return score(samples)
 
-    trainer.scorer = Counting()
+    trainer.roller.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -339,7 +338,7 @@ def test_payloads_are_released(trainer_of, name):
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer._release(trainer.allocator.ask())
+    trainer.roller._release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
     assert set(trainer._payloads) == held != set()
 
