@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,6 @@ _REASONS = 20  # told apart in the metrics: an exception may quote the completio
 _OTHER_REASONS = "other reasons"
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What the driver keeps of a rollout until the core releases it."""
-
-    prompt: int
-    generation: Generation
-
-
 class Roller:
     """Generates and scores what an allocator orders.
 
@@ -42,13 +34,13 @@ class Roller:
         seed: of the run.
 
     Attributes:
-        payloads: by rollout, those that have a score and are not released.
+        generations: by rollout, those that have a score and are not released.
         unscored: rollouts without a score by reason, since the run began.
     """
 
     def __init__(self, policy: Policy, prompts: EncodedPrompts, scorer: Scorer, sampling: Sampling, seed: int) -> None:
         self.policy, self.prompts, self.scorer, self.sampling, self.seed = policy, prompts, scorer, sampling, seed
-        self.payloads: dict[int, Payload] = {}
+        self.generations: dict[int, Generation] = {}
         self.unscored: dict[str, int] = {}
         self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
 
@@ -102,11 +94,8 @@ class Roller:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
-        held = list(self.payloads.values())
-        described, tensors = checkpoint.pack_generations([payload.generation for payload in held])
-        prompts = [payload.prompt for payload in held]
-        plain = {"payloads": described, "prompts": prompts, "waves": self._waves, "unscored": dict(self.unscored)}
-        return plain, tensors
+        described, tensors = checkpoint.pack_generations(list(self.generations.values()))
+        return {"generations": described, "waves": self._waves, "unscored": dict(self.unscored)}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave.
@@ -114,18 +103,16 @@ class Roller:
         Raises:
             ValueError: keys missing or unknown.
         """
-        exact_keys(state, ("payloads", "prompts", "waves", "unscored"), "rollouts")
-        generations = checkpoint.unpack_generations(state["payloads"], tensors)
-        self.payloads.clear()
-        for prompt, made in zip(state["prompts"], generations, strict=True):
-            self.payloads[made.rollout] = Payload(prompt, made)
+        exact_keys(state, ("generations", "waves", "unscored"), "rollouts")
+        held = checkpoint.unpack_generations(state["generations"], tensors)
+        self.generations = {made.rollout: made for made in held}
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
     # --------------------------------------------------------------------------------------------------------- scoring
 
     def _release(self, actions: Actions) -> None:
         for rollout in actions.release:
-            self.payloads.pop(rollout, None)  # a rollout without a score has none
+            self.generations.pop(rollout, None)  # a rollout without a score has none
 
     def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int], version: int) -> list[Event]:
         """Score what was generated, keep what has a score, and say what happened to each."""
@@ -137,7 +124,7 @@ class Roller:
         for made, outcome in zip(ended, outcomes, strict=True):
             tokens = len(made.tokens)
             if isinstance(outcome, Scored):
-                self.payloads[made.rollout] = Payload(prompt_of[made.rollout], made)
+                self.generations[made.rollout] = made
                 self._waves.append((outcome.reward, outcome.metric, made.truncated))
                 done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
                 events.append(done)
