@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any, Protocol, Self
 
 from rollalloc.rewards._crew import Crew, Job, Limits
 from rollalloc.rewards.cache import OutcomeCache
-from rollalloc.rewards.function import Outcome, RewardFunction, Sample, score_sample
+from rollalloc.rewards.function import Outcome, RewardFunction, Sample, load_reward, score_sample
 from rollalloc.rewards.tally import Tally
 
 
@@ -122,6 +123,17 @@ class WorkerScorer(Scorer):
         self._cache = OutcomeCache(cached)
         self._lock = Lock()
         self._crew: Crew | None = None
+
+    @property
+    def function(self) -> RewardFunction:
+        """The reward function, loaded into this process."""
+        return load_reward(self._limits.reward)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the same settings and processes of its own."""
+        limits = self._limits
+        keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars, "cached": self._cache.entries}
+        return partial(WorkerScorer, **keywords), (limits.reward, limits.workers, limits.limit_s)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One outcome a sample, in order.
