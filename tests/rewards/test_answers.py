@@ -1,5 +1,6 @@
 """Finding answers in completions, and comparing them as text, as numbers and as mathematics."""
 
+import sys
 from fractions import Fraction
 from threading import Thread
 
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 from rollalloc.rewards.answers import ExactMatch, Numeric, exact, numeric
 from rollalloc.rewards.extract import Pattern, after_hashes, boxed, final
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
-from rollalloc.rewards.math import MathVerify, compute_score
+
+
+@pytest.fixture
+def math():
+    return pytest.importorskip("rollalloc.rewards.math", exc_type=ImportError)
+
 
 RIGHT, WRONG = Scored(1.0, 1.0), Scored(0.0, 0.0)
 
@@ -153,32 +159,36 @@ def test_a_ground_truth_without_a_number_is_no_wrong_answer():
         ("4 \0 \ud800", "4", RIGHT),
     ],
 )
-def test_mathematics(completion, ground_truth, outcome):
-    pytest.importorskip("math_verify")
-    assert ask(compute_score, completion, ground_truth) == outcome
+def test_mathematics(math, completion, ground_truth, outcome):
+    assert ask(math.compute_score, completion, ground_truth) == outcome
 
 
-def test_a_comparison_that_takes_too_long_is_unscored_not_wrong():
-    pytest.importorskip("math_verify")
-    assert ask(MathVerify(timeout_s=1), r"\boxed{9^{9^{9^{9}}}}", "4") == Unscored(
+def test_a_comparison_that_takes_too_long_is_unscored_not_wrong(math):
+    assert ask(math.MathVerify(timeout_s=1), r"\boxed{9^{9^{9^{9}}}}", "4") == Unscored(
         "TimeoutError: math-verify took more than 1 s"
     )
 
 
-def test_a_ground_truth_that_is_no_mathematics_is_unscored():
-    pytest.importorskip("math_verify")
-    outcome = ask(compute_score, r"\boxed{4}", "")
+def test_a_ground_truth_that_is_no_mathematics_is_unscored(math):
+    outcome = ask(math.compute_score, r"\boxed{4}", "")
     assert outcome == Unscored("ValueError: ground truth '' is nothing that math-verify can parse")
 
 
-def test_outside_the_main_thread_mathematics_is_refused():
+def test_outside_the_main_thread_mathematics_is_refused(math):
     outcomes = []
-    thread = Thread(target=lambda: outcomes.append(ask(compute_score, r"\boxed{4}", "4")))
+    thread = Thread(target=lambda: outcomes.append(ask(math.compute_score, r"\boxed{4}", "4")))
     thread.start()
     thread.join()
     assert "main thread only; score with WorkerScorer" in outcomes[0].reason
 
 
-@pytest.mark.parametrize("path", ["answers:exact", "answers:numeric", "math:compute_score"])
+@pytest.mark.parametrize("path", ["answers:exact", "answers:numeric"])
 def test_each_is_found_by_its_path(path):
     assert callable(load_reward(f"rollalloc.rewards.{path}"))
+
+
+def test_without_math_verify_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    monkeypatch.delitem(sys.modules, "rollalloc.rewards.math", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'rollalloc\[rewards\]'"):
+        load_reward("rollalloc.rewards.math:compute_score")

@@ -12,6 +12,12 @@ from typing import Any
 
 from rollalloc.rewards.extract import boxed
 
+try:
+    from math_verify import parse, verify
+    from math_verify.errors import TimeoutException
+except ImportError as error:
+    raise ImportError("mathematical rewards need math-verify; pip install 'rollalloc[rewards]'") from error
+
 _GOLDS = 1024  # ground truths whose parsing is kept
 
 
@@ -46,8 +52,6 @@ class MathVerify:
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
         """Whether any pair is equal; raises where none is but one took too long."""
-        from math_verify import verify
-
         late: TimeoutError | None = None
         for gold, answer in product(golds, answers):
             try:
@@ -66,15 +70,11 @@ def _parse_gold(text: str, timeout_s: int) -> list[Any]:
 
 
 def _parse(text: str, timeout_s: int) -> list[Any]:
-    from math_verify import parse
-
     return _within(timeout_s, partial(parse, text, parsing_timeout=timeout_s)) or []
 
 
 def _within(timeout_s: int, call: Callable[..., Any]) -> Any:
     """math-verify's result; None where it failed, TimeoutError where it took too long, which it does not tell apart."""
-    from math_verify.errors import TimeoutException
-
     try:
         return call(raise_on_error=True)
     except TimeoutException:
