@@ -95,6 +95,7 @@ class Crew:
         self._ended = False
         self._process_id = os.getpid()
         self._bell, self._bell_button = socket.socketpair()
+        self._bell_button.setblocking(False)
         self._thread = Thread(target=self._run, name="rollalloc reward workers", daemon=True)
         self._thread.start()
 
@@ -118,7 +119,8 @@ class Crew:
             self._thread.join()
 
     def _ring(self) -> None:
-        self._bell_button.send(b"!")
+        with suppress(BlockingIOError):  # so many rings are not to be missed
+            self._bell_button.send(b"!")
 
     def _run(self) -> None:
         error: BaseException | None = None

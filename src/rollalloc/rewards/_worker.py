@@ -6,10 +6,12 @@ import json
 import math
 import os
 import pickle
+import re
 import resource
 import signal
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
 from traceback import format_exception_only
 from typing import Any
@@ -30,16 +32,16 @@ def serve(descriptor: int, parent_id: int, reward: str, limit_s: float, memory_b
         parent_id: the parent's process id.
         reward: path of the function, as `load_reward` takes it.
         limit_s: seconds a sample may take.
-        memory_bytes: what this process may allocate.
+        memory_bytes: what samples may make this process allocate.
     """
     Thread(target=_end_with, args=(parent_id,), daemon=True).start()
-    _lower_limit(resource.RLIMIT_DATA, memory_bytes)
     with Connection(descriptor) as parent:
         try:
             function = load_reward(reward)
         except (Exception, SystemExit) as error:
             _send(parent, "".join(format_exception_only(error)).strip()[:_ERROR_LENGTH])
             return
+        _limit_memory(memory_bytes)
         _send(parent, None)
         try:
             while True:
@@ -84,6 +86,17 @@ def _die_if_orphaned(limit_s: float) -> None:
     and the margin.
     """
     _lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + (limit_s + 10) * (os.cpu_count() or 1)))
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Lets this process allocate so much more than it has, where the kernel tells and limits it: on Linux.
+
+    What it has depends on the machine, since numerical libraries allocate for every core.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        (kilobytes,) = re.findall(r"^VmData:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
+        _lower_limit(resource.RLIMIT_DATA, int(kilobytes) * 1024 + more_bytes)
 
 
 def _lower_limit(kind: int, soft: int) -> None:

@@ -55,6 +55,9 @@ class InlineScorer(Scorer):
     function: RewardFunction
     _tally: Tally = field(default_factory=Tally, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InlineScorer, (self.function,)
+
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         return [self._score(sample) for sample in samples]
 
@@ -89,7 +92,7 @@ class WorkerScorer(Scorer):
         reward: path of the function, as `load_reward` takes it.
         workers: most processes at a time, at least 1.
         limit_s: seconds a sample may take, positive; importing the function's module does not count.
-        memory_gb: GiB a process may allocate, the function's module included, positive.
+        memory_gb: GiB a sample may make a process allocate, beyond what importing the module took; positive.
         max_chars: a longer completion is unscored, at least 1.
         cached: most scores to remember, so that an identical sample is not scored again; 0 where the function may
             answer the same sample differently.
