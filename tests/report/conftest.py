@@ -60,7 +60,9 @@ def write_run_to(
         if evaluated and batch % 5 == 0:
             lines.append(_eval(batch * 100, speed, evaluated, old))
     if why is not None:
-        lines.append({"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)})
+        lines.append(
+            {"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)}
+        )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

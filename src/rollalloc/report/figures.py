@@ -73,6 +73,7 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
     """
     with look():
         figure, axes = _figure(3.5)
+        evaluated = False
         for at, (label, runs) in enumerate(methods.items()):
             colour = METHODS[at % len(METHODS)].light
             for run in runs:
@@ -80,9 +81,10 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
             middle = series.accuracy_over_seeds(runs, cost)
             if middle is None:
                 continue
+            evaluated = True
             axes.plot(middle.x_X, middle.middle_X, color=colour, linewidth=2.2, label=one_line(label, 24))
             axes.fill_between(middle.x_X, middle.low_X, middle.high_X, color=colour, alpha=0.15, linewidth=0)
-        if not axes.lines or not any(len(line.get_xydata()) for line in axes.lines):
+        if not evaluated:
             return None
         if target is not None:
             axes.axhline(target, color=MUTED.light, linestyle=(0, (4, 3)), linewidth=1)
@@ -105,7 +107,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
         figure, axes = _figure(1.5 + 0.46 * len(paid))
-        for row, (label, accounts) in enumerate(paid.items()):
+        for row, accounts in enumerate(paid.values()):
             left, total = 0.0, sum(accounts.values())
             for name in causes:
                 count = accounts.get(name, 0)

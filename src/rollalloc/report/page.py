@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,11 +17,13 @@ from matplotlib.figure import Figure
 import rollalloc
 from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries
 from rollalloc.report import figures, style
-from rollalloc.report.recorded import RecordedRun, by_label, comparisons, read_run
+from rollalloc.report.recorded import RecordedRun, by_label, comparisons, read_run, remaining, state
 from rollalloc.report.samples import Example, examples
 from rollalloc.report.svg import inline_svg
 from rollalloc.report.text import one_line, shortened, visible
 from rollalloc.report.wording import caveats, findings, story
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence about a method, in the colour that its curves have."""
+    """A sentence about a method, what matters most of it first, in the colour that its curves have."""
 
-    sentence: str
+    lead: str
+    rest: str
     colour: str
 
 
@@ -99,7 +103,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     out = folder / "report.html" if out is None else out
     made = sections(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render("report.html.j2", title=_title(made), sections=made), encoding="utf-8", errors="replace")
+    out.write_text(render("report.html.j2", title=title_of(made), sections=made), encoding="utf-8", errors="replace")
     for section in made:
         for chart in section.charts:
             figures.save(chart.figure, out.parent / f"{chart.name}.png")
@@ -131,8 +135,18 @@ def _runs_of(summary: Summary) -> list[RecordedRun]:
 
 def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
     """A page of this package's templates, everything escaped; with `refresh`, loaded anew after so many seconds."""
-    return _environment().get_template(template).render(
-        colours=style.COLOURS, causes=style.CAUSES, states=style.STATES, version=rollalloc.__version__, refresh=refresh, **values
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=POLICY,
+            colours=style.COLOURS,
+            causes=style.CAUSES,
+            states=style.STATES,
+            version=rollalloc.__version__,
+            refresh=refresh,
+            **values,
+        )
     )
 
 
@@ -141,7 +155,14 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("rollalloc.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"visible": visible, "one_line": one_line, "cause": style.cause}
+    environment.filters |= {
+        "visible": visible,
+        "one_line": one_line,
+        "cause": style.cause,
+        "state": state,
+        "remaining": remaining,
+        "clock": lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "",
+    }
     return environment
 
 
@@ -161,12 +182,12 @@ def _section(
     """
     methods = by_label(runs)
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
-    compared = summary is not None and summary.recipes
-    said = findings(summary) if compared else {label: story(of_label[0]) for label, of_label in methods.items()}
+    said = {} if summary is None else findings(summary)
+    said = said or {label: story(of_label[0]) for label, of_label in methods.items()}
     return Section(
         name=name,
         task=(summary and summary.task) or _task(runs),
-        findings=[Finding(sentence, colours[label].name) for label, sentence in said.items()],
+        findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
         caveats=([why] if why else []) + caveats(runs),
         charts=list(_charts(methods, runs[0].target, f"{name.replace('/', '-')}-" if several else "")),
         summary=summary,
@@ -207,8 +228,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "states",
             "What the model could do, over time",
-            f"Prompts by the outcome of their last visit{over}. The dashed line is the share evicted: not to be drawn again "
-            "unless probed anew.",
+            f"Prompts by the outcome of their last visit{over}. Dashed: those evicted, not drawn again unless probed anew.",
             figures.states_over_time,
         ),
         (
@@ -220,7 +240,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "staleness",
             "Staleness",
-            "How many updates had happened since the weights that a rollout was begun with, when it was trained on; 0 is fresh.",
+            "Updates of the weights between a rollout's first token and its use in training; 0 is fresh.",
             figures.staleness,
         ),
     ):
@@ -256,7 +276,8 @@ def _plain(value: Any) -> str:
     return visible(shortened(value if isinstance(value, str) else json.dumps(value), 300))
 
 
-def _title(made: Sequence[Section]) -> str:
+def title_of(made: Sequence[Section]) -> str:
+    """What the page is called."""
     return f"What the rollouts bought: {', '.join(one_line(section.task, 60) for section in made)}"
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,24 @@ def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) ->
 
 
 def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:
-    """Whether every run has ended; a comparison has only when it also wrote its results, for some runs may not have begun."""
+    """Whether all has ended. Of a comparison some runs may not have begun: it is over when it wrote its results."""
     alone = len(runs) == 1 and runs[0].folder == folder
     return all(run.why for run in runs) and (alone or any(folder.glob("**/results.json")))
+
+
+def remaining(run: RecordedRun) -> timedelta | None:
+    """How long until the budget is spent at the pace so far; None where either is not known."""
+    budget, last = run.description.get("max_rollouts"), run.last
+    if run.why or budget is None or last is None or not last["rollouts_paid"]:
+        return None
+    return timedelta(seconds=round(last["seconds"] * max(0, budget - run.paid) / run.paid))
+
+
+def state(run: RecordedRun) -> str:
+    """What the run is at, in a word or two."""
+    if run.why:
+        return "target reached" if run.reached else "ended"
+    return "starting" if not run.metrics else "not ended"
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:

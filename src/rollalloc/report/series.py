@@ -62,7 +62,9 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
     if not curves:
         return None
     short = [x[-1] for x, _, reached in curves if not reached]
-    x_X = np.linspace(max(x[0] for x, _, _ in curves), min(short) if short else max(x[-1] for x, _, _ in curves), _POINTS)
+    x_X = np.linspace(
+        max(x[0] for x, _, _ in curves), min(short) if short else max(x[-1] for x, _, _ in curves), _POINTS
+    )
     accuracy_RX = np.array([np.interp(x_X, x, y) for x, y, _ in curves])
     middles = [interval(accuracy_R) for accuracy_R in accuracy_RX.T]
     point_X, low_X, high_X = (
@@ -91,9 +93,11 @@ def evicted_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Share of prompts evicted, as "evicted"."""
     return _over_time(
         runs,
-        lambda line: {"evicted": line["evicted"] / max(1, sum(line["prompts"].values()))}
-        if line.get("evicted") is not None and line.get("prompts")
-        else None,
+        lambda line: (
+            {"evicted": line["evicted"] / max(1, sum(line["prompts"].values()))}
+            if line.get("evicted") is not None and line.get("prompts")
+            else None
+        ),
     )
 
 
@@ -149,7 +153,8 @@ def _over_time(
     names = dict.fromkeys(name for lines in known for _, said in lines for name in said)
     values = {
         name: np.mean(
-            [np.interp(x_X, [at for at, _ in lines], [said.get(name, 0) for _, said in lines]) for lines in known], axis=0
+            [np.interp(x_X, [at for at, _ in lines], [said.get(name, 0) for _, said in lines]) for lines in known],
+            axis=0,
         )
         for name in names
     }

@@ -25,7 +25,7 @@ GROUND = Colour("ground", "#ffffff", "#14171b")
 INK = Colour("ink", "#1b1f24", "#e8eaed")
 MUTED = Colour("muted", "#5b636d", "#a3abb5")
 RULE = Colour("rule", "#d9dde2", "#353b43")
-# Okabe and Ito's hues, told apart by colour-blind readers and in grey; lighter on a dark ground where they would sink into it.
+# Okabe and Ito's hues, told apart by colour-blind readers and in grey; lighter on a dark ground.
 GREEN = Colour("green", "#009e73", "#1cc195")
 ORANGE = Colour("orange", "#e69f00", "#e8a61a")
 BLUE = Colour("blue", "#0072b2", "#4a9fe0")
@@ -57,7 +57,9 @@ class Kind:
 
 CAUSES: Mapping[str, Kind] = {
     "trained": Kind("taught", "trained on, in a group whose rewards differed", GREEN),
-    "zero_variance": Kind("all alike", "every rollout of the group had the same reward, so there was nothing to learn", ORANGE),
+    "zero_variance": Kind(
+        "all alike", "every rollout of the group had the same reward, so there was nothing to learn", ORANGE
+    ),
     "out_of_band": Kind("too easy or too hard", "a few first rollouts showed that more would teach little", YELLOW),
     "unselected": Kind("not selected", "scored, but the method trains on a part of each group only", PURPLE),
     "surplus": Kind("surplus", "generated beyond what the batch needed, and thrown away", RED),

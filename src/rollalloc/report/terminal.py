@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.report.recorded import RecordedRun
+from rollalloc.report.recorded import RecordedRun, remaining, state
 from rollalloc.report.style import CAUSES, STATES, Kind, cause, state_of
 from rollalloc.report.text import one_line, visible
 
@@ -30,21 +30,6 @@ def sparkline(values: Sequence[float], width: int = _BAR) -> str:
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)
-
-
-def remaining(run: RecordedRun) -> timedelta | None:
-    """How long until the budget is spent at the pace so far; None where either is not known."""
-    budget, last = run.description.get("max_rollouts"), run.last
-    if run.why or budget is None or last is None or not last["rollouts_paid"]:
-        return None
-    return timedelta(seconds=round(last["seconds"] * max(0, budget - run.paid) / run.paid))
-
-
-def state(run: RecordedRun) -> str:
-    """What the run is at, in a word or two."""
-    if run.why:
-        return "target reached" if run.reached else "ended"
-    return "starting" if not run.metrics else "not ended"
 
 
 def _run(run: RecordedRun) -> RenderableType:
@@ -77,11 +62,16 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     if prompts := batch.get("prompts") or last.get("prompts"):
         yield "prompts", _states(prompts)
         if any(batch.get(name) for name in ("evicted", "revived", "quarantined")):
-            yield "", Text(" · ".join(f"{name} {batch.get(name) or 0:,}" for name in ("evicted", "revived", "quarantined")))
+            yield (
+                "",
+                Text(" · ".join(f"{name} {batch.get(name) or 0:,}" for name in ("evicted", "revived", "quarantined"))),
+            )
     if lengths := batch.get("lengths"):
         least, p10, _, median, _, p90, most = lengths["quantiles"]
         cut = lengths["truncated"] / max(1, lengths["count"])
-        said = f"{median:,.0f} tokens, four fifths {p10:,.0f}–{p90:,.0f}, all {least:,.0f}–{most:,.0f}; {cut:.0%} cut off"
+        said = (
+            f"{median:,.0f} tokens, four fifths {p10:,.0f}–{p90:,.0f}, all {least:,.0f}–{most:,.0f}; {cut:.0%} cut off"
+        )
         yield "length", Text(said)
     if batch.get("staleness_mean") is not None:
         yield "staleness", Text(f"{batch['staleness_mean']:.2f} updates, at most {batch['staleness_max']}")
@@ -137,7 +127,9 @@ def _last_heard(run: RecordedRun) -> str:
 def _table(runs: Sequence[RecordedRun]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("run", "seed", "rollouts", "accuracy", "", "taught", "wasted most on", "left", "state"):
-        table.add_column(heading, justify="right" if heading in ("seed", "rollouts", "taught", "left") else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if heading in ("seed", "rollouts", "taught", "left") else "left", no_wrap=True
+        )
     for run in runs:
         accuracy, left = run.curve.accuracy, remaining(run)
         waste = {name: count for name, count in run.accounts.items() if name != "trained" and count}
@@ -149,7 +141,9 @@ def _table(runs: Sequence[RecordedRun]) -> Table:
             Text(sparkline(accuracy, 16), style="bright_blue"),
             f"{accuracy[-1]:.3f}" if accuracy else "",
             f"{run.accounts.get('trained', 0) / run.paid:.0%}" if run.paid else "",
-            "" if worst is None else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),
+            ""
+            if worst is None
+            else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),
             "" if left is None else str(left),
             Text(state(run), style="green" if run.reached else ""),
         )

@@ -8,31 +8,35 @@ from rollalloc.bench.summary import Interval, RecipeSummary, Summary
 from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.text import one_line, visible
 
+Sentence = tuple[str, str]  # what matters most of it, and the rest
 
-def findings(summary: Summary) -> dict[str, str]:
+
+def findings(summary: Summary) -> dict[str, Sentence]:
     """A sentence for each method, by its label, the baseline's first."""
     return {each.label: _finding(each, summary.recipes[0], summary.target) for each in summary.recipes}
 
 
-def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None) -> str:
+def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None) -> Sentence:
     name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
     taught = f"{_share(method)} of its rollouts taught something"
-    if target is None or method.costs["rollouts"] is None:
+    cost, ratio, accuracy = method.costs["rollouts"], method.ratios["rollouts"], f"held-out accuracy {target}"
+    if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
-        return f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run; {taught}. {why}, so costs are not compared."
-    cost, ratio, accuracy = method.costs["rollouts"], method.ratios["rollouts"], f"held-out accuracy {target:g}"
+        paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
+        return paid, f"; {taught}. {why}, so costs are not compared."
     if method.reached < seeds:
-        return (
-            f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}, within {cost.point:,.0f} rollouts a "
-            f"run{_bound(ratio, first)}; {taught}."
-        )
+        within = f" within {cost.point:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
+        return f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}", within
+    needed = f"{name} needed {cost.point:,.0f} rollouts"
     if method is baseline or ratio is None:
-        role = ", the baseline," if method is baseline else ""
-        return f"{name}{role} needed {cost.point:,.0f} rollouts{_between(cost)} for {accuracy}; {taught}."
+        return needed, f"{_between(cost)} for {accuracy}; {taught}."
     taught = f"{taught}, {first}'s {_share(baseline)}"
     if ratio.bound:
-        return f"{name} needed {cost.point:,.0f} rollouts{_between(cost)} for {accuracy}{_bound(ratio, first)}; {taught}."
-    return f"{name} needed {_more(1 / ratio.point)} rollouts than {first} for {accuracy} ({_certainty(ratio)}); {taught}."
+        return needed, f"{_between(cost)} for {accuracy}{_bound(ratio, first)}; {taught}."
+    return (
+        f"{name} needed {_more(1 / ratio.point)} rollouts than {first}",
+        f" for {accuracy} ({_certainty(ratio)}); {taught}.",
+    )
 
 
 def _more(times: float) -> str:
@@ -71,17 +75,14 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def story(run: RecordedRun) -> str:
+def story(run: RecordedRun) -> Sentence:
     """A run by itself in a sentence or two."""
-    accuracy, paid = run.curve.accuracy, run.paid
-    name = one_line(run.label)
+    accuracy, paid, name = run.curve.accuracy, run.paid, one_line(run.label)
     if not paid:
-        return f"{name} has not paid a rollout yet."
-    taught = run.accounts.get("trained", 0) / paid
-    said = f"{name} {'paid' if run.why else 'has so far paid'} {paid:,} rollouts, and {taught:.0%} of them taught something."
-    if accuracy:
-        said += f" Its held-out accuracy went from {accuracy[0]:.3f} to {accuracy[-1]:.3f}."
-    return said
+        return f"{name} has not paid a rollout yet", "."
+    taught = f"{run.accounts.get('trained', 0) / paid:.0%} of them taught something"
+    learned = f" Its held-out accuracy went from {accuracy[0]:.3f} to {accuracy[-1]:.3f}." if accuracy else ""
+    return f"{name} {'paid' if run.why else 'has so far paid'} {paid:,} rollouts", f", and {taught}.{learned}"
 
 
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
@@ -94,7 +95,9 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
         if not run.metrics:
             said.append(f"{name} has written no metrics: it is about to start, or it failed.")
         elif run.why is None:
-            said.append(f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here.")
+            said.append(
+                f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
+            )
         elif not run.curve.accuracy:
             said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
         if run.last and (unscored := sum(run.last.get("unscored", {}).values())):
@@ -103,7 +106,9 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
                 + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.last["unscored"].items())
             )
         if run.batches and (quarantined := run.batches[-1].get("quarantined")):
-            said.append(f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored.")
+            said.append(
+                f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored."
+            )
     return said
 
 
