@@ -1,10 +1,12 @@
-"""The live board: all runs of a folder on a page of this machine, read-only, made anew when their files change."""
+"""The live board: all runs of a folder on a page of this machine, read-only; reports are redrawn when files change."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,7 +31,7 @@ class Entry:
 
 
 class Board:
-    """The pages of the board, each kept until a run's files change.
+    """The pages of the board.
 
     Args:
         folder: of runs, at any depth that `comparisons` knows; it may not be there yet.
@@ -38,8 +40,8 @@ class Board:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reader = Reader()
-        self._made: dict[str, tuple[object, str]] = {}
-        self._lock = threading.Lock()  # matplotlib's style is global
+        self._reports: dict[Path, _Report] = {}
+        self._lock = threading.Lock()
 
     def page(self, address: str) -> str | None:
         """The page at an address; None where there is none. The address chooses among what was found, it is no path."""
@@ -48,16 +50,15 @@ class Board:
                 found = comparisons(self.folder, self._reader)
             except FileNotFoundError:
                 found = {}
-            addresses = {f"/{number}": place for number, place in enumerate(found, start=1)}
-            if address != "/" and address not in addresses:
+            places = {_address(place): place for place in found}
+            if address == "/":
+                return self._overview({at: found[place] for at, place in places.items()})
+            if address not in places:
                 return None
-            state = [(run.folder, run.changed) for runs in found.values() for run in runs]
-            known = self._made.get(address)
-            if known is None or known[0] != state:
-                runs = {at: found[place] for at, place in addresses.items()}
-                made = self._overview(runs) if address == "/" else self._report(addresses[address], runs[address])
-                known = self._made[address] = (state, made)
-            return known[1]
+            place = places[address]
+            if place not in self._reports:
+                self._reports[place] = _Report(place)
+            return self._reports[place].page(found[place])
 
     def _overview(self, runs: dict[str, list[RecordedRun]]) -> str:
         entries = [Entry(address, _name(self.folder, of_one), of_one) for address, of_one in runs.items()]
@@ -65,11 +66,38 @@ class Board:
         title = f"rollalloc: runs in {self.folder}"
         return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries)
 
-    def _report(self, place: Path, runs: Sequence[RecordedRun]) -> str:
-        live = any(run.why is None for run in runs)
-        made = sections(place)
-        refresh = _REFRESH_REPORT_S if live else None
-        return render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
+
+class _Report:
+    """A report that is drawn beside the requests for it, for that takes seconds; meanwhile the one before is shown."""
+
+    _one_at_a_time = threading.Lock()  # matplotlib's style is global
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._page = render("drawing.html.j2", refresh=1, title="drawing the report")
+        self._shows: object = None  # the state of the files that is, or is being, drawn
+        self._drawing: threading.Thread | None = None
+
+    def page(self, runs: Sequence[RecordedRun]) -> str:
+        """The newest page there is."""
+        state = [(run.folder, run.changed) for run in runs]
+        if state != self._shows and not (self._drawing and self._drawing.is_alive()):
+            self._shows = state
+            live = any(run.why is None for run in runs)
+            self._drawing = threading.Thread(
+                target=self._draw, args=(_REFRESH_REPORT_S if live else None,), daemon=True
+            )
+            self._drawing.start()
+        return self._page
+
+    def _draw(self, refresh: int | None) -> None:
+        with self._one_at_a_time:
+            try:
+                made = sections(self._place)
+                self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
+            except Exception as error:  # whatever a file holds: the board goes on and says it
+                why = f"{type(error).__name__}: {error}"
+                self._page = render("drawing.html.j2", refresh=_REFRESH_REPORT_S, title="no report", why=why)
 
 
 def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
@@ -129,10 +157,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # the reader has gone on to another page
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the terminal shows the address."""
+
+
+def _address(place: Path) -> str:
+    """Stays the same when other runs begin, and says nothing of the file system."""
+    return f"/{sha256(str(place).encode(errors='surrogateescape')).hexdigest()[:12]}"
 
 
 def _name(folder: Path, runs: Sequence[RecordedRun]) -> str:
