@@ -56,8 +56,9 @@ class RecordedRun:
 
     @property
     def last(self) -> Line | None:
-        """The newest line of the metrics."""
-        return self.metrics[-1] if self.metrics else None
+        """The newest line of the metrics that says what is paid by now: an evaluation's may be of weights before."""
+        known = (line for line in reversed(self.metrics) if line["kind"] != "eval")
+        return next(known, self.metrics[-1] if self.metrics else None)
 
     @property
     def why(self) -> str | None:

@@ -25,26 +25,25 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
         paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
         return paid, f"; {taught}. {why}, so costs are not compared."
     if method.reached < seeds:
-        within = f" within {cost.point:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
-        return f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}", within
+        paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
+        return f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}", paid
     needed = f"{name} needed {cost.point:,.0f} rollouts"
     if method is baseline or ratio is None:
         return needed, f"{_between(cost)} for {accuracy}; {taught}."
     taught = f"{taught}, {first}'s {_share(baseline)}"
     if ratio.bound:
         return needed, f"{_between(cost)} for {accuracy}{_bound(ratio, first)}; {taught}."
-    return (
-        f"{name} needed {_more(1 / ratio.point)} rollouts than {first}",
-        f" for {accuracy} ({_certainty(ratio)}); {taught}.",
-    )
+    times = 1 / ratio.point
+    than = "than" if _more(times).endswith(("more", "fewer")) else "as"
+    return f"{name} needed {_more(times)} rollouts {than} {first}", f" for {accuracy} ({_certainty(ratio)}); {taught}."
 
 
 def _more(times: float) -> str:
     """1.05 times as "5% more"; twice and above as a multiple."""
+    percent = round(100 * (times - 1))
     if times >= 2:
         return f"{times:.1f} times as many"
-    percent = round(100 * (times - 1))
-    return f"{abs(percent)}% {'fewer' if percent < 0 else 'more'}"
+    return f"{abs(percent)}% {'fewer' if percent < 0 else 'more'}" if percent else "as many"
 
 
 def _certainty(ratio: Interval) -> str:
