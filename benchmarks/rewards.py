@@ -26,13 +26,15 @@ from rollalloc.rewards.math import MathVerify
 from rollalloc.rewards.scorers import WorkerScorer
 
 _verify = MathVerify(timeout_s=2)
-KILL = "\x07kill the worker"
+KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
 
 
 def reward(**sample: Any) -> float:
-    """math-verify under a short limit, in a process that some answers kill."""
+    """math-verify under a short limit, in a process that some answers kill or hold up for ever."""
     if KILL in sample["solution_str"]:
         os.kill(os.getpid(), signal.SIGKILL)
+    if SPIN in sample["solution_str"]:
+        return 9**9**9**9
     return _verify(**sample)
 
 
@@ -86,7 +88,7 @@ def hostile() -> list[Sample]:
         "deep fractions": [r"\boxed{" + r"\frac{1}{" * 3_000 + "1" + "}" * 3_000 + "}"],
         "null bytes": ["\0" * 1000 + r"\boxed{\0}", "\0"],
         "broken UTF-8": [b"\xff\xfe\\boxed{\xed\xa0\x80".decode("utf-8", "surrogateescape") + "}", "\ud800\udfff"],
-        "killed worker": [KILL],
+        "lost worker": [KILL, SPIN],
     }
     return [
         Sample("math", texts[index % len(texts)], "4", {"index": index}, name=f"{kind}/{index}")
