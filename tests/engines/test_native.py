@@ -41,25 +41,24 @@ def constant(value):
 
 def spied(trainer):
     """The rows of each optimizer step, as lists of a batch, filled while the trainer runs."""
-    batches, train_on, step = [], trainer._train_on, trainer._step
+    batches, train_on, step = [], trainer._train_on, trainer.updater._step
 
     def training_on(batch):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(rows, proximal):
+    def stepping(rows, *given):
         batches[-1][1].append(rows)
-        return step(rows, proximal)
+        return step(rows, *given)
 
-    trainer._train_on, trainer._step = training_on, stepping
+    trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
 
 
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer._release(actions)
-        trainer.allocator.tell(trainer._roll_out(actions))
+        trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
@@ -86,8 +85,8 @@ def weights(trainer):
 def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
     lines = []
     trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
-    taken, take = [], trainer.optimizer.step
-    trainer.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
+    taken, take = [], trainer.updater.optimizer.step
+    trainer.updater.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
     assert trainer.run().startswith("max_batches")
     assert Counter(taken) == dict.fromkeys(range(4), steps)
     assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
@@ -139,7 +138,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9)
     batch = next_batch(trainer)
     rows = list(batch.rows)
-    length = {row.rollout: len(trainer._payloads[row.rollout].generation.tokens) for row in rows}
+    length = {row.rollout: len(trainer.roller.generations[row.rollout].tokens) for row in rows}
     silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
     assert 0 < silent < sum(length.values())
 
@@ -147,14 +146,15 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     logprobs_BT, _ = completion_logprobs(
         trainer.policy.model,
         [trainer.train.tokens[row.prompt] for row in rows],
-        [trainer._payloads[row.rollout].generation.tokens for row in rows],
+        [trainer.roller.generations[row.rollout].tokens for row in rows],
         pad_id=PAD_ID,
     )
     advantage_B = torch.tensor([row.advantage for row in rows])
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    figures = trainer._step(rows, trainer._proximal(batch))
+    held = trainer.roller.generations
+    figures = trainer.updater._step(rows, held, trainer.updater._proximal(batch, held))
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
@@ -195,17 +195,17 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=temperature))
     batch = next_batch(trainer)
-    assert {row.rollout for row in batch.rows} == set(trainer._payloads)
-    payloads = [trainer._payloads[row.rollout] for row in batch.rows]
+    assert {row.rollout for row in batch.rows} == set(trainer.roller.generations)
+    made = [trainer.roller.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
         logprobs_BT, mask_BT = completion_logprobs(
             trainer.policy.model,
-            [trainer.train.tokens[payload.prompt] for payload in payloads],
-            [payload.generation.tokens for payload in payloads],
+            [trainer.train.tokens[row.prompt] for row in batch.rows],
+            [each.tokens for each in made],
             pad_id=PAD_ID,
             temperature=temperature,
         )
-    kept = np.concatenate([payload.generation.logprobs for payload in payloads])
+    kept = np.concatenate([each.logprobs for each in made])
     np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
 
 
@@ -215,7 +215,7 @@ def stale_batch(trainer_of, learning_rate=0.03):
     for _ in range(20):
         batch = next_batch(trainer)
         if any(row.version < batch.version for row in batch.rows):
-            return trainer, batch, trainer._proximal(batch)
+            return trainer, batch, trainer.updater._proximal(batch, trainer.roller.generations)
         trainer._train_on(batch)
     raise AssertionError("no batch had stale rows")
 
@@ -228,9 +228,9 @@ def test_stale_rows_get_truncated_importance_weights(trainer_of):
     for row in batch.rows:
         if not row.advantage:
             continue
-        kept_T = trainer._payloads[row.rollout].generation.logprobs.astype(np.float64)
-        now_T = trainer._logprobs([row])[0][0].detach().double().numpy()
-        loss, outside = trainer._loss([row], proximal)
+        kept_T = trainer.roller.generations[row.rollout].logprobs.astype(np.float64)
+        now_T = trainer.updater._logprobs([row], trainer.roller.generations)[0][0].detach().double().numpy()
+        loss, outside = trainer.updater._loss([row], trainer.roller.generations, proximal)
         if row.version < batch.version:
             factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
             factors += factor_T.tolist()
@@ -250,11 +250,11 @@ def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(train
     for row in batch.rows:
         if row.version == batch.version or not row.advantage:
             continue
-        before = trainer._loss([row], proximal)[0].item()
-        payload = trainer._payloads[row.rollout]
-        wrong = replace(payload.generation, logprobs=payload.generation.logprobs + np.float32(shift))
-        trainer._payloads[row.rollout] = replace(payload, generation=wrong)
-        assert trainer._loss([row], proximal)[0].item() == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        before = trainer.updater._loss([row], trainer.roller.generations, proximal)[0].item()
+        made = trainer.roller.generations[row.rollout]
+        trainer.roller.generations[row.rollout] = replace(made, logprobs=made.logprobs + np.float32(shift))
+        after = trainer.updater._loss([row], trainer.roller.generations, proximal)[0].item()
+        assert after == pytest.approx(before * math.exp(-shift), rel=1e-3)
         changed += 1
     assert changed
 
@@ -272,7 +272,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         before = weights(trainer)
         assert trainer.run().startswith("budget")
         assert not torch.equal(weights(trainer), before)
-        assert trainer._payloads == {}
+        assert trainer.roller.generations == {}
         assert lines[-1]["version"] > 5
         ended[name] = [line for line in lines if line["kind"] != "eval"]
     for name, lines in ended.items():
@@ -307,7 +307,7 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
     trained = [batch for batch, _ in batches]
     assert all(trained.count(batch) == 1 for batch in early)
     assert len(trained) == trainer.allocator.version
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert trainer.allocator.accounts()["open"] == 0
 
 
@@ -320,7 +320,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
             scored.append(len(samples))
             return score(samples)
 
-    trainer.scorer = Counting()
+    trainer.roller.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -331,18 +331,18 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 @every_recipe
 def test_payloads_are_released(trainer_of, name):
     held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer._payloads)))
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
     assert trainer.run().startswith("budget")
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer._release(trainer.allocator.ask())
+    trainer.roller._release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
-    assert set(trainer._payloads) == held != set()
+    assert set(trainer.roller.generations) == held != set()
 
 
 # Metrics
@@ -496,7 +496,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit"])

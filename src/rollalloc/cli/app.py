@@ -12,6 +12,7 @@ from rich.logging import RichHandler
 
 from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
+from rollalloc.cli.data import data
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (train, compare, report, watch, board, verify_resume, recipes):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import isfinite
@@ -21,34 +21,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.events import Batch, Updated
 from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.loss import Clip, token_losses
+from rollalloc.engines.loss import Clip
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
-from rollalloc.rewards.function import Outcome, Sample, Scored
+from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
-_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
-_OTHER_REASONS = "other reasons"
 
 SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_COUNTERS = ("batches", "steps", "seconds", "waves", "unscored", "next_at", "made", "accuracies", "barren_groups")
+_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "metrics_bytes")
+_COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
@@ -119,14 +115,6 @@ class Settings:
             raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    """What the driver keeps of a rollout until the core releases it."""
-
-    prompt: int
-    generation: Generation
-
-
 class Trainer:
     """Trains a policy under a recipe.
 
@@ -157,17 +145,10 @@ class Trainer:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
         self.heldout, self.folder, self.listener = heldout, folder, listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
-        self._payloads: dict[int, _Payload] = {}
-        self._batches = self._steps = 0
+        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed)
+        self.updater = Updater(policy, train.tokens, settings)
+        self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
-        self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
-        self._unscored: dict[str, int] = {}
         self._next_at = 0  # the next grid point, in rollouts paid
         self._evaluated: tuple[int, Evaluation] | None = None  # the last, with the version of its weights
         self._accuracies: list[tuple[int, float]] = []  # of versions evaluated on the grid, where they have one
@@ -195,9 +176,7 @@ class Trainer:
             while why is None:
                 started = time.perf_counter()
                 actions = self.allocator.ask()
-                self._release(actions)
-                if actions.generate or actions.cancel:
-                    self.allocator.tell(self._roll_out(actions))
+                self.roller.carry_out(actions, self.allocator)
                 # A batch may have been returned while rollouts still ran.
                 batch = actions.batch or self.allocator.outstanding().batch
                 self._seconds += time.perf_counter() - started
@@ -238,10 +217,6 @@ class Trainer:
             )
         return None
 
-    def _release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self._payloads.pop(rollout, None)  # a rollout without a score has none
-
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def resume(self, *, accept_recipe: bool = False) -> int:
@@ -264,7 +239,7 @@ class Trainer:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         saved = checkpoint.load_newest(self.folder)
         state = saved.state
-        exact_keys(state, ("identity", "allocator", "counters", "payloads", "prompts", "metrics_bytes"), "checkpoint")
+        exact_keys(state, _STATE, "checkpoint")
         exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
         others = list(differences(state["identity"], self._identity, "run"))
         if others:
@@ -279,13 +254,11 @@ class Trainer:
             log.warning("going on under another recipe: %s", "; ".join(others))
         checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
         checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
-        checkpoint.load_moments(self.policy.model, self.optimizer, saved.tensors["optimizer"])
-        generations = checkpoint.unpack_generations(state["payloads"], saved.tensors["payloads"])
-        self._payloads = {
-            made.rollout: _Payload(prompt, made) for prompt, made in zip(state["prompts"], generations, strict=True)
-        }
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
+        self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
         for name in _COUNTERS:
             setattr(self, f"_{name}", state["counters"][name])
+        self.updater.steps = state["optimizer_steps"]
         self._saved_at = saved.batches
         return saved.batches
 
@@ -302,20 +275,19 @@ class Trainer:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
         if self.folder is None or self._saved_at == self._batches:
             return
-        held = list(self._payloads.values())
-        described, payloads = checkpoint.pack_generations([payload.generation for payload in held])
+        rollouts, payloads = self.roller.state()
         state = {
             "identity": self._identity,
             "allocator": self.allocator.state_dict(),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
-            "payloads": described,
-            "prompts": [payload.prompt for payload in held],
+            "optimizer_steps": self.updater.steps,
+            "rollouts": rollouts,
             "metrics_bytes": checkpoint.metrics_written(self.folder),
         }
         model = self.policy.model
         tensors = {
             "weights": checkpoint.weights(model),
-            "optimizer": checkpoint.moments(model, self.optimizer),
+            "optimizer": checkpoint.moments(model, self.updater.optimizer),
             "payloads": payloads,
         }
         checkpoint.save(self.folder, self._batches, state, tensors, keep=self.settings.keep_checkpoints)
@@ -339,97 +311,12 @@ class Trainer:
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
         }
 
-    # -------------------------------------------------------------------------------------------------------- rollouts
-
-    def _roll_out(self, actions: Actions) -> list[Event]:
-        """Generate and score everything ordered.
-
-        Where a stage has a stop rule, what ended is told and the core is asked what to stop while the rest is generated; a
-        batch that it returns then stays `outstanding`.
-
-        Returns:
-            What happened and is not told yet.
-        """
-        orders = list(_joined(actions.generate))
-        prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
-        requests = [Request(order.prompt, self.train.tokens[order.prompt], order.rollouts) for order in orders]
-        events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        if all(self.allocator.recipe.stages[order.stage].stop is None for order in orders):
-            made = self._generate(requests, self.settings.sampling, self.settings.seed)
-            return events + self._scored(made, prompt_of)
-        self.allocator.tell(events)
-        running = len(prompt_of)
-
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
-            nonlocal running
-            running -= len(ended)
-            self.allocator.tell(self._scored(ended, prompt_of))
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = self.allocator.ask(capacity=0)
-            self._release(meanwhile)
-            return meanwhile.cancel
-
-        policy, settings = self.policy, self.settings
-        stream(
-            policy.model,
-            requests,
-            settings.sampling,
-            on_finished,
-            eos_ids=policy.eos_ids,
-            pad_id=policy.pad_id,
-            seed=settings.seed,
-        )
-        return []
-
-    def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int]) -> list[Event]:
-        """Score what was generated, keep what has a score, and say what happened to each."""
-        version = self.allocator.version
-        events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
-        ended = [made for made in generations if not made.cancelled]
-        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in ended])
-        for made, outcome in zip(ended, outcomes, strict=True):
-            tokens = len(made.tokens)
-            if isinstance(outcome, Scored):
-                self._payloads[made.rollout] = _Payload(prompt_of[made.rollout], made)
-                self._waves.append((outcome.reward, outcome.metric, made.truncated))
-                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
-                events.append(done)
-            else:
-                self._count_unscored(outcome.reason)
-                events.append(Failed(made.rollout, outcome.reason, tokens))
-        return events
-
-    def _count_unscored(self, reason: str) -> None:
-        if reason not in self._unscored and len(self._unscored) >= _REASONS:
-            reason = _OTHER_REASONS
-        self._unscored[reason] = self._unscored.get(reason, 0) + 1
-
-    def _generate(self, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
-        policy = self.policy
-        return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-
-    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
-        given = prompts.prompt_set
-        return self.scorer.score(
-            [
-                Sample(
-                    data_source=given.sources[prompt],
-                    completion=self.policy.text(generation.tokens),
-                    ground_truth=given.ground_truths[prompt],
-                    extra_info=given.extra_infos[prompt],
-                )
-                for prompt, generation in made
-            ]
-        )
-
     # -------------------------------------------------------------------------------------------------------- updates
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        proximal = self._proximal(batch)
-        figures = [self._step(rows, proximal) for rows in self._mini_batches(batch)]
+        figures = self.updater.update(batch, self.roller.generations)
         self._batches += 1
         groups = len({row.group for row in batch.rows})
         self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
@@ -443,99 +330,16 @@ class Trainer:
                 "kind": "batch",
                 "batch": self._batches,
                 **self._made,
-                **self._wave_figures(),
+                **self.roller.figures(),
                 "rows": len(batch.rows),
                 "groups": groups,
                 "short_because": batch.short_because,
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
-                "loss": float(np.mean([step["loss"] for step in figures])),
-                "grad_norm": float(np.mean([step["grad_norm"] for step in figures])),
-                "clip_fraction": float(np.mean([step["clip_fraction"] for step in figures])),
-                "steps_in_batch": len(figures),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                **figures,
                 "update_seconds": round(seconds, 4),
             }
         )
-
-    def _mini_batches(self, batch: Batch) -> Iterator[list[Row]]:
-        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
-        parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Row]] = {}
-        for row in batch.rows:
-            by_group.setdefault(row.group, []).append(row)
-        units = list(by_group.values()) if len(by_group) >= parts else [[row] for row in batch.rows]
-        if len(units) < parts:
-            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", batch.version).permutation(len(units))
-        for part in np.array_split(order, min(parts, len(units))):
-            yield [row for unit in part.tolist() for row in units[unit]]
-
-    def _proximal(self, batch: Batch) -> dict[int, Tensor]:
-        """Log-probabilities of stale rows under the weights before the first step; fresh rows keep their sampler's."""
-        stale = [row for row in batch.rows if row.version < batch.version and row.advantage]
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for rows in _chunks(stale, self.settings.rows_per_forward):
-                logprobs_BT, mask_BT = self._logprobs(rows)
-                found |= {row.rollout: l_T[m_T] for row, l_T, m_T in zip(rows, logprobs_BT, mask_BT, strict=True)}
-        return found
-
-    def _step(self, rows: list[Row], proximal: dict[int, Tensor]) -> dict[str, float]:
-        """One optimizer step on the mean loss over the tokens of a mini-batch.
-
-        A row without advantage has no gradient: its tokens count in the mean, but it needs no forward pass.
-        """
-        tokens = sum(len(self._payloads[row.rollout].generation.tokens) for row in rows)
-        self.optimizer.zero_grad(set_to_none=False)
-        loss_sum, clipped = 0.0, 0
-        for chunk in _chunks([row for row in rows if row.advantage], self.settings.rows_per_forward):
-            loss, outside = self._loss(chunk, proximal)
-            (loss / tokens).backward()
-            loss_sum += loss.item()
-            clipped += outside
-        parameters = list(self.policy.model.parameters())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-        if not isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient's norm is {norm} in optimizer step {self._steps + 1}: the training diverged; "
-                "try a smaller learning rate"
-            )
-        self._warm_up()
-        self.optimizer.step()
-        self._steps += 1
-        return {"loss": loss_sum / tokens, "grad_norm": norm, "clip_fraction": clipped / tokens}
-
-    def _loss(self, rows: list[Row], proximal: dict[int, Tensor]) -> tuple[Tensor, int]:
-        """Summed loss of some rows, and how many of their tokens are outside the clip range."""
-        logprobs_BT, mask_BT = self._logprobs(rows)
-        behaviour_BT, proximal_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(logprobs_BT)
-        for at, row in enumerate(rows):
-            sampled_T = torch.from_numpy(self._payloads[row.rollout].generation.logprobs).to(logprobs_BT)
-            behaviour_BT[at, : len(sampled_T)] = sampled_T
-            proximal_BT[at, : len(sampled_T)] = proximal.get(row.rollout, sampled_T)
-        column = [
-            torch.tensor([getattr(row, name) for row in rows]).to(logprobs_BT) for name in ("advantage", "weight")
-        ]
-        clip = self.settings.clip
-        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, column[0], column[1], clip)
-        ratio_BT = (logprobs_BT.detach() - proximal_BT).exp()
-        outside_BT = (ratio_BT < 1 - clip.low) | (ratio_BT > 1 + clip.high)
-        return (losses_BT * mask_BT).sum(), int((outside_BT & mask_BT).sum())
-
-    def _logprobs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        return completion_logprobs(
-            self.policy.model,
-            [self.train.tokens[row.prompt] for row in rows],
-            [self._payloads[row.rollout].generation.tokens for row in rows],
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
-        )
-
-    def _warm_up(self) -> None:
-        share = min(1.0, (self._steps + 1) / max(1, self.settings.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * share
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -575,7 +379,7 @@ class Trainer:
         found = evaluate(
             self.policy,
             heldout,
-            self._score,
+            self.scorer,
             sampling=settings.sampling,
             samples=settings.eval_samples,
             seed=settings.seed,
@@ -584,8 +388,8 @@ class Trainer:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
         elif not isfinite(found.accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {found.accuracy} after {self._steps} optimizer steps: the weights diverged; "
-                "try a smaller learning rate"
+                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the weights "
+                "diverged; try a smaller learning rate"
             )
         return found
 
@@ -595,21 +399,13 @@ class Trainer:
         return {
             "rollouts_paid": self.allocator.paid,
             "tokens_paid": self.allocator.tokens_paid,
-            "optimizer_steps": self._steps,
+            "optimizer_steps": self.updater.steps,
             "version": self.allocator.version,
             "epoch": self.allocator.epoch,
             "seconds": round(self._seconds, 3),
             "accounts": self.allocator.accounts(),
-            "unscored": dict(self._unscored),
+            "unscored": dict(self.roller.unscored),
         }
-
-    def _wave_figures(self) -> dict[str, float | None]:
-        """Means over everything generated since the last batch, trained on or not: a filtered mean would mislead."""
-        waves, self._waves = self._waves, []
-        if not waves:
-            return {"reward_mean": None, "metric_mean": None, "truncated": None}
-        means = np.mean(np.array(waves, np.float64), axis=0).tolist()
-        return dict(zip(("reward_mean", "metric_mean", "truncated"), means, strict=True))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
@@ -617,15 +413,6 @@ class Trainer:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
-
-
-def _joined(orders: Sequence[Order]) -> Iterator[Order]:
-    """Orders of the same prompt as one, so that they share a prefill."""
-    by_group: dict[int, Order] = {}
-    for order in orders:
-        before = by_group.get(order.group)
-        by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
-    yield from by_group.values()
 
 
 @contextmanager
@@ -648,8 +435,3 @@ def _digest(prompts: EncodedPrompts) -> str:
 
 def _sha(value: Any) -> str:
     return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]
-
-
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    for start in range(0, len(rows), size):
-        yield list(rows[start : start + size])
