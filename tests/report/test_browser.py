@@ -70,19 +70,20 @@ def visit(browser):
         context.close()
 
 
-@pytest.fixture
-def report(write_run, tmp_path):
+@pytest.fixture(scope="module")
+def report(run_into, tmp_path_factory):
     """The address of a report on two methods with hostile rollouts, labels and reasons."""
+    compare = tmp_path_factory.mktemp("compare")
     for seed in range(2):
-        folder = write_run("grpo", seed, unscored={HOSTILE[0]: 3, HOSTILE[5]: 1})
-        write_run(f"ours {HOSTILE[1]}", seed, speed=1.2)
+        folder = run_into(compare / f"grpo-{seed}", "grpo", seed, unscored={HOSTILE[0]: 3, HOSTILE[5]: 1})
+        run_into(compare / f"ours-{seed}", f"ours {HOSTILE[1]}", seed, speed=1.2)
         lines = [
             {"rollout": at, "group": at, "reward": at % 2, "tokens": 9, "truncated": at == 3, "text": text}
             for at, text in enumerate(HOSTILE)
         ]
         lines += [{"rollout": 90 + at, "group": 90, "reward": at, "tokens": 9, "text": HOSTILE[at]} for at in range(2)]
         (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return write_page(tmp_path / "compare").as_uri()
+    return write_page(compare).as_uri()
 
 
 def test_hostile_text_is_text_and_nothing_is_asked_for(visit, report):
@@ -125,9 +126,12 @@ def test_the_page_never_scrolls_sideways(visit, report, width):
 def test_figures_letters_can_be_read_on_a_phone(visit, report):
     page, _ = visit(report, width=375)
     heights = page.locator("figure svg text").evaluate_all(
-        "texts => texts.map((text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"
+        """texts => texts.map((text) => {
+            const { a, b } = text.getScreenCTM();
+            return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b);
+        })"""
     )
-    assert min(heights) >= 8.5
+    assert min(heights) >= 9.5  # CSS pixels
 
 
 def test_the_board_renders_and_leads_to_the_report(visit, write_run, tmp_path):
