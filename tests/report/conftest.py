@@ -16,12 +16,18 @@ PROMPTS = 400
 RunWriter = Callable[..., Path]
 
 
+@pytest.fixture(scope="session")
+def run_into() -> RunWriter:
+    """(folder, label, seed, ...) → that folder, with a run in it; see `write_run_to`."""
+    return write_run_to
+
+
 @pytest.fixture
 def write_run(tmp_path: Path) -> RunWriter:
-    """(label, seed, ...) → the folder of a run, `tmp_path/compare/label-seed` where nothing else is said."""
+    """(label, seed, ...) → `tmp_path/compare/label-seed`, with a run in it."""
 
-    def write(label: str = "grpo", seed: int = 0, *, within: Path | None = None, **made: Any) -> Path:
-        folder = (within or tmp_path / "compare") / f"{label[:40].replace('/', '_')}-{seed}"
+    def write(label: str = "grpo", seed: int = 0, **made: Any) -> Path:
+        folder = tmp_path / "compare" / f"{label[:40].replace('/', '_')}-{seed}"
         return write_run_to(folder, label, seed, **made)
 
     return write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,13 +11,14 @@ from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rollalloc.report.page import POLICY, render, sections, title_of
 from rollalloc.report.recorded import Reader, RecordedRun, comparisons
 
 HOST = "127.0.0.1"
-_NAMES = (HOST, "localhost")  # by which it may be asked for: a page elsewhere must not reach it by a name of its own
+_NAMES = re.compile(
+    r"(127\.0\.0\.1|localhost)(:\d+)?"
+)  # a page elsewhere must not reach the board by a name of its own
 _REFRESH_S = 3  # of the overview while a run trains
 _REFRESH_REPORT_S = 15  # of a report: its figures take seconds to draw
 
@@ -125,11 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # a connection that says nothing does not keep its thread
 
     def do_GET(self) -> None:
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        if host not in _NAMES:
+        if not _NAMES.fullmatch(self.headers.get("Host", "")):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {HOST}, not for another name of it")
             return
-        page = self.pages.page(urlsplit(self.path).path)
+        page = self.pages.page(self.path.partition("?")[0])
         if page is None:
             self._answer(HTTPStatus.NOT_FOUND, "there is no such page; the board is at /")
         else:

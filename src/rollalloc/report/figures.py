@@ -19,7 +19,7 @@ from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, ST
 from rollalloc.report.text import one_line
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
-_WIDTH = 5.2  # inches; small, so that the letters are still read when the page is a phone's
+_WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
 _NARROW = 0.06  # a part of a bar below this has no room for its figure
 _LOOK = {
     "font.size": 10,

@@ -13,6 +13,7 @@ from typing import Any
 from rollalloc.bench.cost import Curve, curve_of, read_metrics
 
 Line = dict[str, Any]
+_IN_EVERY_LINE = ("kind", "rollouts_paid", "tokens_paid", "seconds", "accounts")
 _DEEPEST = ("run.json", "*/run.json", "*/*/run.json", "*/*/*/run.json")  # a folder of comparisons of several tasks
 
 
@@ -53,6 +54,11 @@ class RecordedRun:
     def target(self) -> float | None:
         """Held-out accuracy at which the run ends."""
         return self.settings.get("target")
+
+    @property
+    def budget(self) -> int | None:
+        """Rollouts that the run may pay; None: no limit, or none known."""
+        return self.description.get("max_rollouts")
 
     @property
     def last(self) -> Line | None:
@@ -97,15 +103,26 @@ def read_run(folder: Path) -> RecordedRun:
     description: Mapping[str, Any] = {}
     metrics: Sequence[Line] = ()
     try:
-        description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        description = _object(json.loads((folder / "run.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         problems.append(f"run.json: {error}")
     try:
         if (folder / "metrics.jsonl").exists():
-            metrics = [_on_grid(line) for line in read_metrics(folder / "metrics.jsonl")]
+            metrics = [_on_grid(_object(line, *_IN_EVERY_LINE)) for line in read_metrics(folder / "metrics.jsonl")]
     except (OSError, ValueError) as error:
-        problems.append(str(error))
+        problems.append(f"metrics.jsonl: {error}")
     return RecordedRun(folder, description, metrics, "; ".join(problems) or None, max(_stamps(folder)) / 1e9)
+
+
+def _object(parsed: Any, *names: str) -> dict[str, Any]:
+    """A JSON object that has these names.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(parsed, dict) or not set(names) <= parsed.keys():
+        raise ValueError(f"expected an object{' with ' * bool(names)}{', '.join(names)}, got {str(parsed)[:80]}")
+    return parsed
 
 
 def _on_grid(line: Line) -> Line:
@@ -168,7 +185,7 @@ def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:
 
 def remaining(run: RecordedRun) -> timedelta | None:
     """How long until the budget is spent at the pace so far; None where either is not known."""
-    budget, last = run.description.get("max_rollouts"), run.last
+    budget, last = run.budget, run.last
     if run.why or budget is None or last is None or not last["rollouts_paid"]:
         return None
     return timedelta(seconds=round(last["seconds"] * max(0, budget - run.paid) / run.paid))

@@ -82,7 +82,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _progress(run: RecordedRun) -> RenderableType:
-    budget, left = run.description.get("max_rollouts"), remaining(run)
+    budget, left = run.budget, remaining(run)
     if budget is None:
         return Text("no limit was set", style="dim")
     row = Table.grid(padding=(0, 1))
