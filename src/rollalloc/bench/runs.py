@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from errno import ENOENT
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -20,10 +20,8 @@ from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.loss import Clip
 from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
@@ -104,18 +102,24 @@ class Run:
         path = folder / "run.json"
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
-        saved = json.loads(path.read_text())
         try:
-            source, settings = saved.pop("source"), saved.pop("settings")
-            settings |= {
-                "sampling": Sampling(**settings["sampling"]),
-                "clip": Clip(**settings["clip"]),
-                "betas": tuple(settings["betas"]),
-            }
-            source["prompts"] = tuple(source["prompts"])
-            return Run(source=Source(**source), settings=Settings(**settings), **saved)
-        except (KeyError, TypeError) as error:
+            return _revived(Run, json.loads(path.read_text()))
+        except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: it has not those fields.
+    """
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, value in saved.items():
+        nested = is_dataclass(hints.get(name))
+        given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
+    return kind(**given)
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
