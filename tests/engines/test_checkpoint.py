@@ -21,8 +21,9 @@ import torch
 from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
+from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import HeldOut, Stopped
+from rollalloc.engines.native import Stopped
 from rollalloc.engines.schedule import Schedule
 
 RECIPES = {

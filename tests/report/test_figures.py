@@ -11,7 +11,8 @@ from rollalloc.report.figures import accuracy_against_rollouts, median_curve
 
 def curve(rollouts, accuracy):
     rollouts = tuple(map(float, rollouts))
-    return Curve(rollouts, rollouts, rollouts, tuple(accuracy))
+    exact = (0.0,) * len(rollouts)
+    return Curve(rollouts, rollouts, rollouts, rollouts, tuple(range(len(rollouts))), tuple(accuracy), exact)
 
 
 def test_the_median_is_over_runs_and_only_where_each_run_is():

@@ -20,7 +20,8 @@ from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
+from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
@@ -70,6 +71,7 @@ class Run:
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
+        task: the built-in task that it trains on; "" for a model and prompts of the user's own.
     """
 
     source: Source
@@ -78,6 +80,7 @@ class Run:
     settings: Settings
     max_rollouts: int | None = None
     label: str = ""
+    task: str = ""
 
     @property
     def name(self) -> str:
@@ -164,7 +167,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
 
 def folder_of(run: Run, folder: Path) -> Path:
     """Where a run stands among others."""
-    return folder / f"{run.name}-{run.settings.seed}"
+    return folder / run.task.replace("/", "-") / f"{run.name}-{run.settings.seed}"
 
 
 def execute(

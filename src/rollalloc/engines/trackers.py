@@ -100,9 +100,7 @@ def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
     except ImportError as error:
         raise ImportError(f"--track wandb needs its library, pip install wandb ({error})") from error
     folder.mkdir(parents=True, exist_ok=True)
-    run = wandb.init(
-        project="rollalloc", name=folder.name, group=folder.name, dir=str(folder), config=dict(described)
-    )
+    run = wandb.init(project="rollalloc", name=folder.name, group=folder.name, dir=str(folder), config=dict(described))
     run.define_metric("*", step_metric=_PAID)
     ended = False
     try:
