@@ -23,6 +23,7 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.trackers import tracked
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
@@ -71,6 +72,7 @@ class Run:
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
+        track: names of trackers (see `rollalloc.engines.trackers`) that its metrics go to as well; they change nothing.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
     """
 
@@ -81,6 +83,7 @@ class Run:
     max_rollouts: int | None = None
     label: str = ""
     task: str = ""
+    track: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,6 +95,7 @@ class Run:
         described = asdict(self)
         for name in SAVING:
             del described["settings"][name]
+        del described["track"]
         return json.loads(json.dumps(described))
 
     @staticmethod
@@ -183,6 +187,7 @@ def execute(
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+        ImportError: a tracker's library is not installed.
     """
     resume = resume and checkpoint.newest(folder) is not None
     if resume:
@@ -191,16 +196,15 @@ def execute(
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    policy = Policy.load(source.model, device=source.device)
-    train = _encoded(source, policy, run.settings, *source.prompts)
-    heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-    if not resume:
-        # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-        checkpoint.start_afresh(folder)
-    with _scorer(source) as scorer:
-        trainer = Trainer(
-            policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
-        )
+    # What needs no model comes first, so that it fails at once.
+    with tracked(run.track, folder, run.description(), listener) as listen, _scorer(source) as scorer:
+        policy = Policy.load(source.model, device=source.device)
+        train = _encoded(source, policy, run.settings, *source.prompts)
+        heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
+        if not resume:
+            # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+            checkpoint.start_afresh(folder)
+        trainer = Trainer(policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen)
         if resume:
             trainer.resume(accept_recipe=accept_recipe)
         checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Listener = Callable[[dict[str, Any]], None]
+if TYPE_CHECKING:
+    from rollalloc.engines.native import Listener
+
 _QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")  # of the metrics' `lengths`
 _PAID = "rollalloc/rollouts_paid"
 
 
 @contextmanager
-def tracked(names: Sequence[str], folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
+def tracked(
+    names: Sequence[str], folder: Path, described: Mapping[str, Any], listener: Listener | None = None
+) -> Iterator[Listener]:
     """A listener that gives each line of the metrics to every tracker named.
 
     All are drawn against the rollouts paid, so that recipes can be compared at an equal price.
@@ -23,6 +27,7 @@ def tracked(names: Sequence[str], folder: Path, described: Mapping[str, Any]) ->
         names: of `TRACKERS`.
         folder: of the run.
         described: the run as plain data, for trackers that show it.
+        listener: gets each line too.
 
     Raises:
         ValueError: an unknown name.
@@ -32,11 +37,12 @@ def tracked(names: Sequence[str], folder: Path, described: Mapping[str, Any]) ->
     if unknown:
         raise ValueError(f"unknown tracker {', '.join(unknown)}; there are {', '.join(TRACKERS)}")
     with ExitStack() as stack:
-        listeners = [stack.enter_context(TRACKERS[name](folder, described)) for name in dict.fromkeys(names)]
+        listeners = [] if listener is None else [listener]
+        listeners += [stack.enter_context(TRACKERS[name](folder, described)) for name in dict.fromkeys(names)]
 
         def listen(line: dict[str, Any]) -> None:
-            for listener in listeners:
-                listener(line)
+            for each in listeners:
+                each(line)
 
         yield listen
 
