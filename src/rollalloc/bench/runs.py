@@ -72,8 +72,8 @@ class Run:
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
-        track: names of trackers (see `rollalloc.engines.trackers`) that its metrics go to as well; they change nothing.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
     """
 
     source: Source
@@ -196,19 +196,21 @@ def execute(
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    # What needs no model comes first, so that it fails at once.
-    with tracked(run.track, folder, run.description(), listener) as listen, _scorer(source) as scorer:
+    with tracked(run.track, folder, run.description(), listener) as listen:
         policy = Policy.load(source.model, device=source.device)
         train = _encoded(source, policy, run.settings, *source.prompts)
         heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
         if not resume:
             # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
             checkpoint.start_afresh(folder)
-        trainer = Trainer(policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen)
-        if resume:
-            trainer.resume(accept_recipe=accept_recipe)
-        checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
-        return trainer.run()
+        with _scorer(source) as scorer:
+            trainer = Trainer(
+                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
+            )
+            if resume:
+                trainer.resume(accept_recipe=accept_recipe)
+            checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
+            return trainer.run()
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:
