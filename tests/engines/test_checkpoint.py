@@ -131,13 +131,13 @@ def test_a_run_may_go_on_with_less_memory(run_of, broken):
 def test_held_pilots_are_in_the_checkpoint(run_of, tmp_path):
     trainer = run_of(tmp_path, max_batches=3, checkpoint_every=1)
     trainer.run()
-    held = {rollout: payload.generation for rollout, payload in trainer._payloads.items()}
+    held = dict(trainer.roller.generations)
     assert held  # of pilots that wait for their commits
     resumed = run_of(tmp_path, max_batches=4)
     resumed.resume()
-    assert list(resumed._payloads) == list(held)
+    assert list(resumed.roller.generations) == list(held)
     for rollout, made in held.items():
-        again = resumed._payloads[rollout].generation
+        again = resumed.roller.generations[rollout]
         assert (again.rollout, again.tokens, again.truncated) == (made.rollout, made.tokens, made.truncated)
         assert again.logprobs.dtype == made.logprobs.dtype
         assert (again.logprobs == made.logprobs).all()

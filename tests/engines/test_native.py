@@ -59,14 +59,12 @@ def spied(trainer):
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer._release(actions)
-        trainer.allocator.tell(trainer._roll_out(actions))
+        trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
 def examples_of(trainer, batch):
-    generations = {row.rollout: trainer._payloads[row.rollout].generation for row in batch.rows}
-    return trainer.updater._examples(batch, generations)
+    return trainer.updater._examples(batch, trainer.roller.generations)
 
 
 def lines_of(folder):
@@ -145,7 +143,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9)
     batch = next_batch(trainer)
     rows = list(batch.rows)
-    length = {row.rollout: len(trainer._payloads[row.rollout].generation.tokens) for row in rows}
+    length = {row.rollout: len(trainer.roller.generations[row.rollout].tokens) for row in rows}
     silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
     assert 0 < silent < sum(length.values())
 
@@ -153,7 +151,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     logprobs_BT, _ = completion_logprobs(
         trainer.policy.model,
         [trainer.train.tokens[row.prompt] for row in rows],
-        [trainer._payloads[row.rollout].generation.tokens for row in rows],
+        [trainer.roller.generations[row.rollout].tokens for row in rows],
         pad_id=PAD_ID,
     )
     advantage_B = torch.tensor([row.advantage for row in rows])
@@ -201,17 +199,17 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=temperature))
     batch = next_batch(trainer)
-    assert {row.rollout for row in batch.rows} == set(trainer._payloads)
-    payloads = [trainer._payloads[row.rollout] for row in batch.rows]
+    assert {row.rollout for row in batch.rows} == set(trainer.roller.generations)
+    made = [trainer.roller.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
         logprobs_BT, mask_BT = completion_logprobs(
             trainer.policy.model,
-            [trainer.train.tokens[payload.prompt] for payload in payloads],
-            [payload.generation.tokens for payload in payloads],
+            [trainer.train.tokens[row.prompt] for row in batch.rows],
+            [each.tokens for each in made],
             pad_id=PAD_ID,
             temperature=temperature,
         )
-    kept = np.concatenate([payload.generation.logprobs for payload in payloads])
+    kept = np.concatenate([each.logprobs for each in made])
     np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
 
 
@@ -285,7 +283,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         before = weights(trainer)
         assert trainer.run().startswith("budget")
         assert not torch.equal(weights(trainer), before)
-        assert trainer._payloads == {}
+        assert trainer.roller.generations == {}
         assert lines[-1]["version"] > 5
         ended[name] = [line for line in lines if line["kind"] != "eval"]
     for name, lines in ended.items():
@@ -320,7 +318,7 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
     trained = [batch for batch, _ in batches]
     assert all(trained.count(batch) == 1 for batch in early)
     assert len(trained) == trainer.allocator.version
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert trainer.allocator.accounts()["open"] == 0
 
 
@@ -333,7 +331,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
             scored.append(len(samples))
             return score(samples)
 
-    trainer.scorer = Counting()
+    trainer.roller.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -344,18 +342,18 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 @every_recipe
 def test_payloads_are_released(trainer_of, name):
     held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer._payloads)))
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
     assert trainer.run().startswith("budget")
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer._release(trainer.allocator.ask())
+    trainer.roller._release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
-    assert set(trainer._payloads) == held != set()
+    assert set(trainer.roller.generations) == held != set()
 
 
 # Metrics
@@ -509,7 +507,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit"])

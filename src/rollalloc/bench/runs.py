@@ -25,13 +25,19 @@ from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.trackers import tracked
 from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
 RECIPES = {
     function.__name__: function
     for function in (recipes.grpo, recipes.dapo, recipes.pilot_commit, recipes.pods, recipes.darts, recipes.racing)
 }
-_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")  # of a source: a resumed run may have others
+_WHERE_IT_RUNS = (
+    "reward_workers",
+    "reward_limit_s",
+    "reward_cache",
+    "device",
+)  # of a source: a resumed run may have others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,8 @@ class Source:
         drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
         reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
         reward_limit_s: seconds a sample may take, in a process of its own.
+        reward_cache: scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
         device: e.g. "cpu"; None: a GPU where there is one.
     """
 
@@ -58,6 +66,8 @@ class Source:
     drop_overlong: bool = False
     reward_workers: int = 1
     reward_limit_s: float = 10.0
+    reward_cache: int = 10_000
+    overlong_buffer: int | None = None
     device: str | None = None
 
 
@@ -203,7 +213,7 @@ def execute(
         if not resume:
             # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
             checkpoint.start_afresh(folder)
-        with _scorer(source) as scorer:
+        with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
             trainer = Trainer(
                 policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
             )
@@ -232,11 +242,13 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def _scorer(source: Source) -> Scorer:
-    if source.reward_workers == 0:
-        return InlineScorer(load_reward(source.reward))
-    load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
-    return WorkerScorer(source.reward, workers=source.reward_workers, limit_s=source.reward_limit_s)
+def _scorer(source: Source, max_tokens: int) -> Scorer:
+    function = load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
+    scorer: Scorer = InlineScorer(function)
+    if source.reward_workers > 0:
+        workers, limit_s = source.reward_workers, source.reward_limit_s
+        scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
+    return scorer if source.overlong_buffer is None else OverlongScorer(scorer, max_tokens, source.overlong_buffer)
 
 
 def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) -> EncodedPrompts:

@@ -61,6 +61,12 @@ class Given:
     eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
     reward_workers: Annotated[int, _option("Processes that score; 0: in this one, if trusted.", _HOW)] = 1
     reward_limit: Annotated[float, _option("Seconds in which a sample must be scored.", _HOW)] = 10.0
+    reward_cache: Annotated[int, _option("Scores to remember; 0 for a reward that is not deterministic.", _HOW)] = (
+        10_000
+    )
+    overlong_buffer: Annotated[
+        int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
+    ] = None
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
     track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
     tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE)] = Path("runs/tasks")

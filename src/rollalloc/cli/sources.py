@@ -28,7 +28,7 @@ _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong"),
-    *("max_new_tokens", "temperature", "reward_workers", "reward_limit", "device"),
+    *("max_new_tokens", "temperature", "reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device"),
 )
 
 
@@ -73,6 +73,8 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         drop_overlong=given.drop_overlong,
         reward_workers=given.reward_workers,
         reward_limit_s=given.reward_limit,
+        reward_cache=given.reward_cache,
+        overlong_buffer=given.overlong_buffer,
         device=given.device,
     )
     settings = Settings(
