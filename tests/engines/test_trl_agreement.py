@@ -77,7 +77,7 @@ def gradients(model):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def trls(case, folder, *, accumulated=1, correction=None, **settings):
+def trls(case, folder, *, accumulated=1, corrected=False, **settings):
     """What TRL adds up over an accumulation window of that many forward passes."""
     policy, prompts, batch, generations, reference = case
     policy.save(folder / "model")  # with a beta TRL loads a reference of its own from there; ours is put in its place
@@ -115,6 +115,13 @@ def trls(case, folder, *, accumulated=1, correction=None, **settings):
         old_BT[at, : len(made.tokens)] = torch.from_numpy(made.logprobs)
     for example, logprobs_T in judged(reference, prompts, batch, generations):
         reference_BT[example.row.rollout, : len(logprobs_T)] = logprobs_T
+    importance_BT = torch.ones(completion_ids.shape)
+    if corrected:  # TRL's name for what the weights of our stale rows are: of a sampler that is not the trainer
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+        sampled_BT, old_BT = old_BT, torch.zeros(completion_ids.shape)
+        for example, logprobs_T in judged(policy, prompts, batch, generations):
+            old_BT[example.row.rollout, : len(logprobs_T)] = logprobs_T
+        importance_BT = (old_BT - sampled_BT).exp().clamp(max=CLIP.stale)
     inputs = {
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_mask.long(),
@@ -123,6 +130,7 @@ def trls(case, folder, *, accumulated=1, correction=None, **settings):
         "advantages": torch.tensor([row.advantage for row in rows]),
         "old_per_token_logps": old_BT,
         "ref_per_token_logps": reference_BT,
+        "importance_sampling_ratio": importance_BT,
     }
     total = 0.0
     for start in range(0, ROWS, per_pass):
@@ -166,3 +174,11 @@ def test_bnpo_is_another_mean_where_it_accumulates(case, tmp_path):
     figures, _ = ours(case, Loss(clip=CLIP))
     loss, _ = trls(case, tmp_path, accumulated=4, loss_type="bnpo")
     assert abs(figures["loss"] - loss) > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_stale_rows_are_corrected_as_trl_corrects_for_another_sampler(case, tmp_path, loss_type):
+    policy, prompts, batch, generations, reference = case
+    case = policy, prompts, replace(batch, version=batch.version + 1), generations, reference
+    loss = Loss(clip=CLIP, aggregation="token_mean" if loss_type == "dapo" else "sequence_mean")
+    assert_equal(ours(case, loss), trls(case, tmp_path, corrected=True, loss_type=loss_type))
