@@ -201,11 +201,11 @@ class Updater:
         return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
 
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
-        """Log-probabilities of each row under a model, without gradient."""
+        """Log-probabilities of each row under a model, without gradient; kept on the CPU, as the sampler's are."""
         for part in passes(examples, self.settings.tokens_per_forward):
             with torch.no_grad():
                 logprobs_BT, mask_BT = self._logprobs(model, part)
-            yield from ((each, l_T[m_T]) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
+            yield from ((each, l_T[m_T].cpu()) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         with computing(model.device, self.settings.precision):
