@@ -21,7 +21,8 @@ import torch
 from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
-from rollalloc.engines.native import HeldOut, Stopped
+from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.native import Stopped
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),

@@ -14,8 +14,9 @@ import torch
 
 from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import HeldOut, Settings
+from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
@@ -365,10 +366,63 @@ def test_every_line_accounts_for_every_rollout_paid(trainer_of, prompts_of, tmp_
     assert [line["kind"] for line in lines[-2:]] == ["eval", "end"]
     assert lines[-1]["why"] == why
     assert lines[-1]["accounts"]["open"] == 0
-    evaluated = [line["rollouts_paid"] for line in lines if line["kind"] == "eval"]
-    assert len(set(evaluated)) == len(evaluated) >= 4
-    # One evaluation in each hundred that was paid, besides the first and the last.
-    assert len({paid // 100 for paid in evaluated[:-1]}) == len(evaluated[:-1])
+    evaluated = [line["at"] for line in lines if line["kind"] == "eval"]
+    assert evaluated == [*range(0, lines[-1]["rollouts_paid"] + 1, 100), None]
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_an_evaluation_is_of_the_newest_weights_within_its_grid_point(trainer_of, prompts_of, name):
+    lines, weights_of = [], {}
+
+    def listen(line):
+        lines.append(line)
+        if line["kind"] != "end":
+            weights_of.setdefault(line["version"], []).append(weights(trainer))
+
+    trainer = trainer_of(RECIPES[name], 400, heldout=HeldOut(prompts_of(4)), eval_every=30, listener=listen)
+    trainer.run()
+    made = [lines[0], *(line for line in lines if line["kind"] == "batch")]  # a line for each version
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    assert [line["at"] for line in evaluations] == [*range(0, lines[-1]["rollouts_paid"] + 1, 30), None]
+    for line in evaluations:
+        at = math.inf if line["at"] is None else line["at"]
+        newest = [one for one in made if one["rollouts_paid"] <= at][-1]
+        for column in ("version", "rollouts_paid", "tokens_paid", "optimizer_steps", "seconds", "accounts"):
+            assert line[column] == newest[column]
+    for same in weights_of.values():  # nothing was trained between the line of a version and its evaluations
+        assert all(torch.equal(one, same[0]) for one in same)
+    by_version = {}
+    for line in evaluations:
+        by_version.setdefault(line["version"], set()).add(line["accuracy"])
+    assert len(by_version) > 3
+    assert {len(found) for found in by_version.values()} == {1}
+
+
+def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, prompts_of):
+    lines = []
+    heldout = HeldOut(prompts_of(4))
+    trainer_of(recipes.grpo(8, 8), 128, heldout=heldout, eval_every=32, listener=lines.append).run()
+    evaluations = [(line["at"], line["rollouts_paid"]) for line in lines if line["kind"] == "eval"]
+    # 64 rollouts a batch: the weights of the first are there at 64, those of the second at 128.
+    assert evaluations == [(0, 0), (32, 0), (64, 64), (96, 64), (128, 128), (None, 128)]
+
+
+def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
+    """A clock that goes only while the model is evaluated."""
+    now = [0.0]
+    monkeypatch.setattr("rollalloc.engines.native.time.perf_counter", lambda: now[0])
+    lines = []
+    heldout = HeldOut(prompts_of(4))
+    trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)
+
+    def slow(_):
+        now[0] += 5
+        return Evaluation(0.5, 0.0)
+
+    trainer._measure = slow
+    trainer.run()
+    assert {line["seconds"] for line in lines} == {0}
+    assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
 
 
 def test_figures_are_means_over_everything_generated(trainer_of):
@@ -528,26 +582,38 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer._exact = lambda _: (next(left), 0.0, 0)
+    trainer._measure = lambda _: Evaluation(next(left), 0.0)
     return trainer
 
 
-def test_the_target_must_hold_at_two_evaluations_in_a_row(trainer_of, prompts_of):
+def test_the_target_must_hold_at_two_grid_points_in_a_row(trainer_of, prompts_of):
     lines = []
     heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
     trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.8, eval_every=32, listener=lines.append)
-    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85]).run()
+    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85, 0.2]).run()
     assert why == "target: held-out accuracy 0.8500 reaches 0.8"
-    assert [line["accuracy"] for line in lines if line["kind"] == "eval"] == [0.5, 0.9, 0.79, 0.8, 0.85]
-    assert lines[-1]["rollouts_paid"] == 4 * 32
+    found = [(line["at"], line["accuracy"]) for line in lines if line["kind"] == "eval"]
+    # The batch that went beyond the last point is paid, so it is trained on; the last evaluation is of its weights.
+    assert found == [(0, 0.5), (32, 0.9), (64, 0.79), (96, 0.8), (128, 0.85), (None, 0.2)]
+    assert lines[-1]["rollouts_paid"] == 4 * 32 + 16
+    assert lines[-1]["accounts"]["open"] == 0
+
+
+def test_weights_do_not_confirm_themselves(trainer_of, prompts_of):
+    """A batch of four grid points: the same weights are at the target at four points in a row."""
+    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
+    lines = []
+    trainer = trainer_of(recipes.grpo(8, 8), 5000, heldout=heldout, target=0.8, eval_every=16, listener=lines.append)
+    assert with_accuracies(trainer, [0.5, 0.9, 0.7, 0.9, 0.9, 0.9]).run().startswith("target")
+    assert lines[-1]["version"] == 5
 
 
 def test_a_target_that_holds_from_the_start_is_confirmed_once(trainer_of, prompts_of):
     lines = []
     heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
     trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.5, eval_every=32, listener=lines.append)
-    assert with_accuracies(trainer, [0.9, 0.9]).run().startswith("target")
-    assert lines[-1]["rollouts_paid"] == 32
+    assert with_accuracies(trainer, [0.9, 0.9, 0.9]).run().startswith("target")
+    assert lines[-1]["rollouts_paid"] == 32 + 16
 
 
 def test_a_gradient_that_diverges_is_an_error(trainer_of):
@@ -632,8 +698,8 @@ def test_an_evaluation_without_any_score_is_not_an_accuracy(trainer_of, prompts_
     )
     assert trainer.run().startswith("budget")
     evaluations = [line for line in lines if line["kind"] == "eval"]
-    # At the start, at each hundred and at the end: an evaluation that failed is not repeated after every batch.
-    assert [line["rollouts_paid"] for line in evaluations] == [0, 112, 208, 304, 320]
+    # An evaluation that failed is not repeated after every batch.
+    assert [line["at"] for line in evaluations] == [0, 100, 200, 300, None]
     assert {line["accuracy"] for line in evaluations} == {line["standard_error"] for line in evaluations} == {None}
     assert {line["eval_unscored"] for line in evaluations} == {24}
     assert lines[-1]["unscored"] == {}  # of the rollouts paid

@@ -20,8 +20,9 @@ from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
+from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.loss import Clip
-from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
+from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.function import load_reward

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,14 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Updated
 from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.loss import Clip
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.rollouts import Roller, sample, score
-from rollalloc.engines.sampler import Request, Sampling
+from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.update import Updater
-from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import Scorer
 
 log = logging.getLogger(__name__)
@@ -46,7 +44,7 @@ _PATIENCE = 256  # groups, at least, without variance before a run is given up
 SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "metrics_bytes")
-_COUNTERS = ("batches", "seconds", "evaluated_at", "accuracies", "barren_groups")
+_COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
@@ -68,11 +66,11 @@ class Settings:
         clip: limits of the loss.
         max_grad_norm: gradients are clipped to this norm.
         rows_per_forward: rows of one forward and backward pass; bounds memory, changes nothing else.
-        eval_every: rollouts paid between two evaluations.
+        eval_every: rollouts paid between two points of the grid of evaluations.
         eval_samples: rollouts a held-out prompt, where it has not one single right answer.
         max_batches: batches after which the run ends; None: no limit.
         stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
-        target: held-out accuracy at which the run ends, once two evaluations in a row reach it; None: none.
+        target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: none.
         checkpoint_every: batches between two checkpoints; None: only at the end, and on SIGTERM.
         keep_checkpoints: newest checkpoints to keep, at least 1.
 
@@ -117,19 +115,6 @@ class Settings:
             raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Prompts for evaluation. With `answers`, accuracy is exact by teacher forcing; else it is sampled.
-
-    Attributes:
-        prompts: never trained on.
-        answers: the single right answer of each prompt as token ids, end of sequence included; None: sample and score.
-    """
-
-    prompts: EncodedPrompts
-    answers: tuple[tuple[int, ...], ...] | None = None
-
-
 class Trainer:
     """Trains a policy under a recipe.
 
@@ -164,11 +149,13 @@ class Trainer:
         self.updater = Updater(policy, train.tokens, settings)
         self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
-        self._evaluated_at: int | None = None  # rollouts paid at the last evaluation
-        self._accuracies: list[float] = []  # of the evaluations that have one
+        self._next_at = 0  # the next grid point, in rollouts paid
+        self._evaluated: tuple[int, Evaluation] | None = None  # the last, with the version of its weights
+        self._accuracies: list[tuple[int, float]] = []  # of versions evaluated on the grid, where they have one
         self._barren_groups = 0  # groups trained since one had an advantage
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
         self._asked_to_stop = False
+        self._made = self._spent()  # when the weights were made
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -184,7 +171,7 @@ class Trainer:
             if self._saved_at is None:
                 if self.folder is not None:
                     checkpoint.start_afresh(self.folder)
-                self._evaluate()
+                self._evaluate_until(0)
             why = self._why_stop()
             while why is None:
                 started = time.perf_counter()
@@ -192,12 +179,13 @@ class Trainer:
                 self.roller.carry_out(actions, self.allocator)
                 # A batch may have been returned while rollouts still ran.
                 batch = actions.batch or self.allocator.outstanding().batch
-                if batch:
-                    self._train_on(batch)
                 self._seconds += time.perf_counter() - started
+                if batch:
+                    # The batch's own weights come too late for the points that its rollouts went beyond.
+                    self._evaluate_until(self.allocator.paid - 1)
+                    self._train_on(batch)
                 why = actions.finished
                 if batch and why is None:
-                    self._evaluate_if_due()
                     why = self._why_stop()
                     if why is None:
                         self._save_if_due()
@@ -207,6 +195,7 @@ class Trainer:
     def _finish(self, why: str) -> None:
         """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
         self._save()
+        self._evaluate_until(self.allocator.paid)
         self._evaluate()
         if self.folder is not None:
             self.policy.save(self.folder / "model")
@@ -215,7 +204,7 @@ class Trainer:
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
-        target, latest = self.settings.target, self._accuracies[-2:]
+        target, latest = self.settings.target, [accuracy for _, accuracy in self._accuracies[-2:]]
         if target is not None and len(latest) == 2 and min(latest) >= target:
             return f"target: held-out accuracy {latest[-1]:.4f} reaches {target}"
         if self.settings.max_batches is not None and self._batches >= self.settings.max_batches:
@@ -332,12 +321,15 @@ class Trainer:
         groups = len({row.group for row in batch.rows})
         self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
         self.allocator.tell([Updated(batch.version + 1)])
+        seconds = time.perf_counter() - started
+        self._seconds += seconds
+        self._made = self._spent()
         ages = [batch.version - row.version for row in batch.rows]
         self._write(
             {
                 "kind": "batch",
                 "batch": self._batches,
-                **self._spent(),
+                **self._made,
                 **self.roller.figures(),
                 "rows": len(batch.rows),
                 "groups": groups,
@@ -345,76 +337,61 @@ class Trainer:
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
                 **figures,
-                "update_seconds": round(time.perf_counter() - started, 4),
+                "update_seconds": round(seconds, 4),
             }
         )
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
-    def _evaluate_if_due(self) -> None:
-        """Evaluate at the first batch after each multiple of `eval_every` rollouts paid."""
-        last = self._evaluated_at or 0
-        if self.allocator.paid // self.settings.eval_every > last // self.settings.eval_every:
-            self._evaluate()
+    def _evaluate_until(self, rollouts: int) -> None:
+        """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""
+        while self.heldout is not None and self._next_at <= rollouts:
+            self._evaluate(self._next_at)
+            self._next_at += self.settings.eval_every
 
-    def _evaluate(self) -> None:
-        """Held-out accuracy: exact where each prompt has a single right answer, else the mean metric of samples."""
-        if self.heldout is None or self._evaluated_at == self.allocator.paid:
+    def _evaluate(self, at: int | None = None) -> None:
+        """Write the held-out accuracy of the weights, beside what was paid when they were made.
+
+        Args:
+            at: the grid point; None: the last evaluation of the run.
+        """
+        if self.heldout is None:
             return
-        self._evaluated_at = self.allocator.paid
-        started = time.perf_counter()
-        exact = self.heldout.answers is not None
-        accuracy, error, unscored = self._exact(self.heldout) if exact else self._sampled(self.heldout)
-        if accuracy is None:
-            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", unscored)
-        else:
-            self._accuracies.append(accuracy)
+        started, version = time.perf_counter(), self.allocator.version
+        if self._evaluated is None or self._evaluated[0] != version:
+            self._evaluated = version, self._measure(self.heldout)
+        found = self._evaluated[1]
+        if at is not None and found.accuracy is not None and [version] != [known for known, _ in self._accuracies[-1:]]:
+            self._accuracies.append((version, found.accuracy))
         line = {
             "kind": "eval",
-            **self._spent(),
-            "accuracy": accuracy,
-            "standard_error": error,
-            "eval_unscored": unscored,
+            **self._made,
+            "at": at,
+            "accuracy": found.accuracy,
+            "standard_error": found.standard_error,
+            "eval_unscored": found.unscored,
         }
         self._write(line | {"eval_seconds": round(time.perf_counter() - started, 4)})
 
-    def _exact(self, heldout: HeldOut) -> tuple[float, float, int]:
-        p_N = exact_success(
-            self.policy.model,
-            heldout.prompts.tokens,
-            heldout.answers or (),
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
+    def _measure(self, heldout: HeldOut) -> Evaluation:
+        """Evaluate the weights as they are."""
+        settings = self.settings
+        found = evaluate(
+            self.policy,
+            heldout,
+            self.roller.score,
+            sampling=settings.sampling,
+            samples=settings.eval_samples,
+            seed=settings.seed,
         )
-        accuracy = float(p_N.mean())
-        if not isfinite(accuracy):
+        if found.accuracy is None:
+            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
+        elif not isfinite(found.accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {accuracy} after {self.updater.steps} optimizer steps: the weights diverged; "
-                "try a smaller learning rate"
+                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the "
+                "weights diverged; try a smaller learning rate"
             )
-        return accuracy, 0.0, 0
-
-    def _sampled(self, heldout: HeldOut) -> tuple[float | None, float | None, int]:
-        """Mean over prompts of their mean metric, its standard error over prompts, and the samples without a score."""
-        prompts, each = heldout.prompts, self.settings.eval_samples
-        requests = [
-            Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
-            for prompt, tokens in enumerate(prompts.tokens)
-        ]
-        # A seed of its own, the same at every evaluation: differences between evaluations are the model's.
-        seed = int(rng(self.settings.seed, "evaluation").integers(2**31))
-        made = sample(self.policy, requests, self.settings.sampling, seed)
-        completions = [(generation.rollout // each, generation.tokens) for generation in made]
-        outcomes = score(self.scorer, self.policy, prompts, completions)
-        metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
-        metrics_NE = np.array(metrics).reshape(-1, each)
-        unscored = int(np.isnan(metrics_NE).sum())
-        scored_N = ~np.isnan(metrics_NE).all(axis=1)
-        mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
-        if not mean_N.size:
-            return None, None, unscored
-        error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
-        return float(mean_N.mean()), error, unscored
+        return found
 
     # --------------------------------------------------------------------------------------------------------- figures
 

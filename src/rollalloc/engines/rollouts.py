@@ -56,7 +56,14 @@ class Roller:
         prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
         requests = [Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts) for order in orders]
         if all(allocator.recipe.stages[order.stage].stop is None for order in orders):
-            made = sample(self.policy, requests, self.sampling, self.seed)
+            made = generate(
+                self.policy.model,
+                requests,
+                self.sampling,
+                eos_ids=self.policy.eos_ids,
+                pad_id=self.policy.pad_id,
+                seed=self.seed,
+            )
             allocator.tell(events + self._scored(made, prompt_of, allocator.version))
             return
         allocator.tell(events)
@@ -80,6 +87,21 @@ class Roller:
             eos_ids=self.policy.eos_ids,
             pad_id=self.policy.pad_id,
             seed=self.seed,
+        )
+
+    def score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
+        """The outcome of each generation, given beside the index of its prompt."""
+        given = prompts.prompt_set
+        return self.scorer.score(
+            [
+                Sample(
+                    data_source=given.sources[prompt],
+                    completion=self.policy.text(generation.tokens),
+                    ground_truth=given.ground_truths[prompt],
+                    extra_info=given.extra_infos[prompt],
+                )
+                for prompt, generation in made
+            ]
         )
 
     def figures(self) -> dict[str, float | None]:
@@ -118,9 +140,7 @@ class Roller:
         """Score what was generated, keep what has a score, and say what happened to each."""
         events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
         ended = [made for made in generations if not made.cancelled]
-        outcomes = score(
-            self.scorer, self.policy, self.prompts, [(prompt_of[made.rollout], made.tokens) for made in ended]
-        )
+        outcomes = self.score(self.prompts, [(prompt_of[made.rollout], made) for made in ended])
         for made, outcome in zip(ended, outcomes, strict=True):
             tokens = len(made.tokens)
             if isinstance(outcome, Scored):
@@ -137,29 +157,6 @@ class Roller:
         if reason not in self.unscored and len(self.unscored) >= _REASONS:
             reason = _OTHER_REASONS
         self.unscored[reason] = self.unscored.get(reason, 0) + 1
-
-
-def sample(policy: Policy, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
-    """Sample every requested rollout of a policy to its end, in the order requested."""
-    return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-
-
-def score(
-    scorer: Scorer, policy: Policy, prompts: EncodedPrompts, completions: Sequence[tuple[int, Sequence[int]]]
-) -> list[Outcome]:
-    """The outcome of each completion, given as (prompt, its tokens)."""
-    given = prompts.prompt_set
-    return scorer.score(
-        [
-            Sample(
-                data_source=given.sources[prompt],
-                completion=policy.text(tokens),
-                ground_truth=given.ground_truths[prompt],
-                extra_info=given.extra_infos[prompt],
-            )
-            for prompt, tokens in completions
-        ]
-    )
 
 
 def _joined(orders: Sequence[Order]) -> Iterator[Order]:
