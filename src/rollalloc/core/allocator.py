@@ -168,7 +168,7 @@ class Allocator:
         rule = self.recipe.prompts
         if not isinstance(rule, OfferedPromptRule) or rule.ended(self._memory):
             return 0
-        if self._blocked() or self._finished or self._opening_halt():
+        if self._blocked() or self._finished or self._opening_halt() or self._roster.exhausted():
             return 0
         groups = self._at_most_candidates(self.recipe.intake(self._view(), self._memory))
         return max(0, groups - len(self._drawn) - rule.waiting(self._memory))
@@ -418,7 +418,10 @@ class Allocator:
         if event.epoch > self._roster.epoch:
             self._roster.begin(event.epoch)
         self._changed()
-        rule.offer(self._memory, event.prompts)
+        # What may never be drawn must not pass for what waits to be: the driver would be told that it has offered enough.
+        useful = [prompt for prompt in event.prompts if not self._roster.is_barred(prompt)]
+        if useful or not event.prompts:
+            rule.offer(self._memory, useful)
 
     # ----------------------------------------------------------------------------------------------- a group's way
 

@@ -47,6 +47,7 @@ class Roster:
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
         self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # sent away for longer than an epoch
+        self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits to a prompt that had been evicted
         self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
         self._by_version: list[tuple[int, int]] = []
@@ -79,6 +80,11 @@ class Roster:
     def bar(self, prompt: int) -> None:
         """The prompt may never be drawn again."""
         self.due_N[prompt] = _NEVER
+        self.barred += 1
+
+    def is_barred(self, prompt: int) -> bool:
+        """Whether the prompt may never be drawn again."""
+        return bool(self.due_N[prompt] == _NEVER)
 
     def on_version(self, version: int) -> None:
         """Free the prompts that waited for this version of the weights."""
@@ -109,7 +115,7 @@ class Roster:
 
     def exhausted(self) -> bool:
         """Whether no prompt may ever be drawn again."""
-        return bool((self.due_N == _NEVER).all())
+        return self.barred == len(self.due_N)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -126,6 +132,7 @@ class Roster:
         """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
         exact_keys(state, ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version"), "roster")
         moved(self.due_N, unpack(state["due_N"]), source_N)
+        self.barred = int(np.count_nonzero(self.due_N == _NEVER))
         moved(self.evicted_N, unpack(state["evicted_N"]), source_N)
         self.revived = int(state["revived"])
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
