@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from rollalloc.bench.cost import cost_to_target, curve_of, read_metrics
+from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
 from rollalloc.bench.runs import Run, execute, folder_of, one_thread
 
 Watcher = Callable[[Sequence[tuple[Run, dict[str, Any] | None]]], None]
@@ -66,12 +66,14 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a finished run paid, from its metrics; the accounts sum to `rollouts_paid`."""
     curve, end = curve_of(metrics), metrics[-1]
     target = run.settings.target
-    cost = None if target is None else cost_to_target(curve.rollouts, curve.accuracy, target)
+    cost = None if target is None else cost_to_target(curve, target)
+    reached = cost is not None and not cost.censored
     return {
+        "task": run.task,
         "recipe": run.name,
         "seed": run.settings.seed,
-        "reached": cost is not None,
-        "rollouts_to_target": None if cost is None else round(cost),
+        "reached": reached,
+        **{f"{name}_to_target": round(cost.paid[name], 3) if cost and reached else None for name in COSTS},
         "rollouts_paid": end["rollouts_paid"],
         "accounts": end["accounts"],
         "tokens_paid": end["tokens_paid"],
@@ -81,6 +83,7 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "parameters": dict(run.parameters),
         "target": target,
         "accuracy": curve.accuracy[-1] if curve.accuracy else None,
+        "standard_error": curve.standard_error[-1] if curve.accuracy else None,
         "why": end["why"],
     }
 

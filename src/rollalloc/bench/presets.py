@@ -125,4 +125,5 @@ def task_run(
         parameters=dict(chosen.parameters),
         settings=Settings(seed=seed, sampling=Sampling(tokens), **settings | changes),
         max_rollouts=preset.max_rollouts,
+        task=name,
     )
