@@ -41,17 +41,17 @@ def constant(value):
 
 def spied(trainer):
     """The rows of each optimizer step, as lists of a batch, filled while the trainer runs."""
-    batches, train_on, step = [], trainer._train_on, trainer._step
+    batches, train_on, step = [], trainer._train_on, trainer.updater._step
 
     def training_on(batch):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(rows, proximal):
+    def stepping(rows, *given):
         batches[-1][1].append(rows)
-        return step(rows, proximal)
+        return step(rows, *given)
 
-    trainer._train_on, trainer._step = training_on, stepping
+    trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
 
 
@@ -61,6 +61,10 @@ def next_batch(trainer):
         trainer._release(actions)
         trainer.allocator.tell(trainer._roll_out(actions))
     return actions.batch
+
+
+def generations(trainer):
+    return {rollout: payload.generation for rollout, payload in trainer._payloads.items()}
 
 
 def lines_of(folder):
@@ -86,8 +90,8 @@ def weights(trainer):
 def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
     lines = []
     trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
-    taken, take = [], trainer.optimizer.step
-    trainer.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
+    taken, take = [], trainer.updater.optimizer.step
+    trainer.updater.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
     assert trainer.run().startswith("max_batches")
     assert Counter(taken) == dict.fromkeys(range(4), steps)
     assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
@@ -154,7 +158,8 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    figures = trainer._step(rows, trainer._proximal(batch))
+    held = generations(trainer)
+    figures = trainer.updater._step(rows, held, trainer.updater._proximal(batch, held))
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
@@ -215,7 +220,7 @@ def stale_batch(trainer_of, learning_rate=0.03):
     for _ in range(20):
         batch = next_batch(trainer)
         if any(row.version < batch.version for row in batch.rows):
-            return trainer, batch, trainer._proximal(batch)
+            return trainer, batch, trainer.updater._proximal(batch, generations(trainer))
         trainer._train_on(batch)
     raise AssertionError("no batch had stale rows")
 
@@ -229,8 +234,8 @@ def test_stale_rows_get_truncated_importance_weights(trainer_of):
         if not row.advantage:
             continue
         kept_T = trainer._payloads[row.rollout].generation.logprobs.astype(np.float64)
-        now_T = trainer._logprobs([row])[0][0].detach().double().numpy()
-        loss, outside = trainer._loss([row], proximal)
+        now_T = trainer.updater._logprobs([row], generations(trainer))[0][0].detach().double().numpy()
+        loss, outside = trainer.updater._loss([row], generations(trainer), proximal)
         if row.version < batch.version:
             factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
             factors += factor_T.tolist()
@@ -250,11 +255,12 @@ def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(train
     for row in batch.rows:
         if row.version == batch.version or not row.advantage:
             continue
-        before = trainer._loss([row], proximal)[0].item()
+        before = trainer.updater._loss([row], generations(trainer), proximal)[0].item()
         payload = trainer._payloads[row.rollout]
         wrong = replace(payload.generation, logprobs=payload.generation.logprobs + np.float32(shift))
         trainer._payloads[row.rollout] = replace(payload, generation=wrong)
-        assert trainer._loss([row], proximal)[0].item() == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        after = trainer.updater._loss([row], generations(trainer), proximal)[0].item()
+        assert after == pytest.approx(before * math.exp(-shift), rel=1e-3)
         changed += 1
     assert changed
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rollalloc.cli.compare import compare
+from rollalloc.cli.data import data
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (train, compare, verify_resume, recipes):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

@@ -21,21 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Updated
 from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.loss import Clip, token_losses
+from rollalloc.engines.loss import Clip
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
+from rollalloc.engines.update import Updater
 from rollalloc.rewards.function import Outcome, Sample, Scored
 from rollalloc.rewards.scorers import Scorer
 
@@ -48,7 +45,8 @@ _OTHER_REASONS = "other reasons"
 
 SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_COUNTERS = ("batches", "steps", "seconds", "waves", "unscored", "next_at", "made", "accuracies", "barren_groups")
+_STATE = ("identity", "allocator", "counters", "optimizer_steps", "payloads", "prompts", "metrics_bytes")
+_COUNTERS = ("batches", "seconds", "waves", "unscored", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
@@ -157,14 +155,9 @@ class Trainer:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
         self.heldout, self.folder, self.listener = heldout, folder, listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self.updater = Updater(policy, train.tokens, settings)
         self._payloads: dict[int, _Payload] = {}
-        self._batches = self._steps = 0
+        self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
         self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
         self._unscored: dict[str, int] = {}
@@ -264,7 +257,7 @@ class Trainer:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         saved = checkpoint.load_newest(self.folder)
         state = saved.state
-        exact_keys(state, ("identity", "allocator", "counters", "payloads", "prompts", "metrics_bytes"), "checkpoint")
+        exact_keys(state, _STATE, "checkpoint")
         exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
         others = list(differences(state["identity"], self._identity, "run"))
         if others:
@@ -279,13 +272,14 @@ class Trainer:
             log.warning("going on under another recipe: %s", "; ".join(others))
         checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
         checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
-        checkpoint.load_moments(self.policy.model, self.optimizer, saved.tensors["optimizer"])
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
         generations = checkpoint.unpack_generations(state["payloads"], saved.tensors["payloads"])
         self._payloads = {
             made.rollout: _Payload(prompt, made) for prompt, made in zip(state["prompts"], generations, strict=True)
         }
         for name in _COUNTERS:
             setattr(self, f"_{name}", state["counters"][name])
+        self.updater.steps = state["optimizer_steps"]
         self._saved_at = saved.batches
         return saved.batches
 
@@ -308,6 +302,7 @@ class Trainer:
             "identity": self._identity,
             "allocator": self.allocator.state_dict(),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
+            "optimizer_steps": self.updater.steps,
             "payloads": described,
             "prompts": [payload.prompt for payload in held],
             "metrics_bytes": checkpoint.metrics_written(self.folder),
@@ -315,7 +310,7 @@ class Trainer:
         model = self.policy.model
         tensors = {
             "weights": checkpoint.weights(model),
-            "optimizer": checkpoint.moments(model, self.optimizer),
+            "optimizer": checkpoint.moments(model, self.updater.optimizer),
             "payloads": payloads,
         }
         checkpoint.save(self.folder, self._batches, state, tensors, keep=self.settings.keep_checkpoints)
@@ -428,8 +423,8 @@ class Trainer:
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        proximal = self._proximal(batch)
-        figures = [self._step(rows, proximal) for rows in self._mini_batches(batch)]
+        generations = {row.rollout: self._payloads[row.rollout].generation for row in batch.rows}
+        figures = self.updater.update(batch, generations)
         self._batches += 1
         groups = len({row.group for row in batch.rows})
         self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
@@ -449,93 +444,10 @@ class Trainer:
                 "short_because": batch.short_because,
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
-                "loss": float(np.mean([step["loss"] for step in figures])),
-                "grad_norm": float(np.mean([step["grad_norm"] for step in figures])),
-                "clip_fraction": float(np.mean([step["clip_fraction"] for step in figures])),
-                "steps_in_batch": len(figures),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                **figures,
                 "update_seconds": round(seconds, 4),
             }
         )
-
-    def _mini_batches(self, batch: Batch) -> Iterator[list[Row]]:
-        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
-        parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Row]] = {}
-        for row in batch.rows:
-            by_group.setdefault(row.group, []).append(row)
-        units = list(by_group.values()) if len(by_group) >= parts else [[row] for row in batch.rows]
-        if len(units) < parts:
-            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", batch.version).permutation(len(units))
-        for part in np.array_split(order, min(parts, len(units))):
-            yield [row for unit in part.tolist() for row in units[unit]]
-
-    def _proximal(self, batch: Batch) -> dict[int, Tensor]:
-        """Log-probabilities of stale rows under the weights before the first step; fresh rows keep their sampler's."""
-        stale = [row for row in batch.rows if row.version < batch.version and row.advantage]
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for rows in _chunks(stale, self.settings.rows_per_forward):
-                logprobs_BT, mask_BT = self._logprobs(rows)
-                found |= {row.rollout: l_T[m_T] for row, l_T, m_T in zip(rows, logprobs_BT, mask_BT, strict=True)}
-        return found
-
-    def _step(self, rows: list[Row], proximal: dict[int, Tensor]) -> dict[str, float]:
-        """One optimizer step on the mean loss over the tokens of a mini-batch.
-
-        A row without advantage has no gradient: its tokens count in the mean, but it needs no forward pass.
-        """
-        tokens = sum(len(self._payloads[row.rollout].generation.tokens) for row in rows)
-        self.optimizer.zero_grad(set_to_none=False)
-        loss_sum, clipped = 0.0, 0
-        for chunk in _chunks([row for row in rows if row.advantage], self.settings.rows_per_forward):
-            loss, outside = self._loss(chunk, proximal)
-            (loss / tokens).backward()
-            loss_sum += loss.item()
-            clipped += outside
-        parameters = list(self.policy.model.parameters())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-        if not isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient's norm is {norm} in optimizer step {self._steps + 1}: the training diverged; "
-                "try a smaller learning rate"
-            )
-        self._warm_up()
-        self.optimizer.step()
-        self._steps += 1
-        return {"loss": loss_sum / tokens, "grad_norm": norm, "clip_fraction": clipped / tokens}
-
-    def _loss(self, rows: list[Row], proximal: dict[int, Tensor]) -> tuple[Tensor, int]:
-        """Summed loss of some rows, and how many of their tokens are outside the clip range."""
-        logprobs_BT, mask_BT = self._logprobs(rows)
-        behaviour_BT, proximal_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(logprobs_BT)
-        for at, row in enumerate(rows):
-            sampled_T = torch.from_numpy(self._payloads[row.rollout].generation.logprobs).to(logprobs_BT)
-            behaviour_BT[at, : len(sampled_T)] = sampled_T
-            proximal_BT[at, : len(sampled_T)] = proximal.get(row.rollout, sampled_T)
-        column = [
-            torch.tensor([getattr(row, name) for row in rows]).to(logprobs_BT) for name in ("advantage", "weight")
-        ]
-        clip = self.settings.clip
-        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, column[0], column[1], clip)
-        ratio_BT = (logprobs_BT.detach() - proximal_BT).exp()
-        outside_BT = (ratio_BT < 1 - clip.low) | (ratio_BT > 1 + clip.high)
-        return (losses_BT * mask_BT).sum(), int((outside_BT & mask_BT).sum())
-
-    def _logprobs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        return completion_logprobs(
-            self.policy.model,
-            [self.train.tokens[row.prompt] for row in rows],
-            [self._payloads[row.rollout].generation.tokens for row in rows],
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
-        )
-
-    def _warm_up(self) -> None:
-        share = min(1.0, (self._steps + 1) / max(1, self.settings.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * share
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -584,8 +496,8 @@ class Trainer:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
         elif not isfinite(found.accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {found.accuracy} after {self._steps} optimizer steps: the weights diverged; "
-                "try a smaller learning rate"
+                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the weights "
+                "diverged; try a smaller learning rate"
             )
         return found
 
@@ -595,7 +507,7 @@ class Trainer:
         return {
             "rollouts_paid": self.allocator.paid,
             "tokens_paid": self.allocator.tokens_paid,
-            "optimizer_steps": self._steps,
+            "optimizer_steps": self.updater.steps,
             "version": self.allocator.version,
             "epoch": self.allocator.epoch,
             "seconds": round(self._seconds, 3),
@@ -648,8 +560,3 @@ def _digest(prompts: EncodedPrompts) -> str:
 
 def _sha(value: Any) -> str:
     return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]
-
-
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    for start in range(0, len(rows), size):
-        yield list(rows[start : start + size])

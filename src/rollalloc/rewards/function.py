@@ -39,12 +39,16 @@ class Sample:
         completion: the generated text, whatever characters it holds.
         ground_truth: what the prompt set holds for the prompt.
         extra_info: likewise.
+        tokens: length of the completion, where it is known; for `Shaped`, the function does not see it.
+        name: what a report calls the sample, as "gsm8k/17#3"; the function does not see it.
     """
 
     data_source: str
     completion: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    tokens: int | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from threading import RLock
@@ -18,6 +19,7 @@ from time import monotonic
 from typing import Any, Protocol, Self
 
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Unscored, score_sample
+from rollalloc.rewards.tally import Tally
 
 _START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
 _EXIT_GRACE_S = 1.0  # between a dying process's last breath on the pipe and its exit code
@@ -29,6 +31,19 @@ class Scorer(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One outcome a sample, in order."""
+        ...
+
+    def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
+        """The same, while the caller goes on."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What has been scored so far, as plain JSON data.
+
+        `scored`: their number, of which `cached` were known already; `unscored`: number by reason; `slowest` and
+        `lost`: at most 20 samples each, slowest first, with `name`, `seconds` and, if unscored, `reason`; the lost ones
+        are those whose worker had to be killed or died.
+        """
         ...
 
     def close(self) -> None:
@@ -47,12 +62,27 @@ class InlineScorer(Scorer):
     """Calls a trusted function in this process: no limit, no isolation. Not for use within a running event loop."""
 
     function: RewardFunction
+    _tally: Tally = field(default_factory=Tally, init=False, repr=False, compare=False)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        return [score_sample(self.function, sample) for sample in samples]
+        return [self._score(sample) for sample in samples]
+
+    def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
+        future: Future[list[Outcome]] = Future()
+        future.set_result(self.score(samples))
+        return future
+
+    def report(self) -> dict[str, Any]:
+        return self._tally.report()
 
     def close(self) -> None:
         pass
+
+    def _score(self, sample: Sample) -> Outcome:
+        start = monotonic()
+        outcome = score_sample(self.function, sample)
+        self._tally.add(sample, outcome, monotonic() - start)
+        return outcome
 
 
 class WorkerScorer(Scorer):
@@ -83,6 +113,8 @@ class WorkerScorer(Scorer):
         self.limit_s = limit_s
         self._workers: list[_Worker] = []
         self._turn = RLock()
+        self._tally = Tally()
+        self._background = ThreadPoolExecutor(1)
         weakref.finalize(self, _stop_all, self._workers)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
@@ -97,6 +129,13 @@ class WorkerScorer(Scorer):
             except BaseException:
                 self.close()  # what the workers still answer would be taken for the next call's
                 raise
+
+    def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
+        """Scores in the background; the future's error is `score`'s."""
+        return self._background.submit(self.score, list(samples))
+
+    def report(self) -> dict[str, Any]:
+        return self._tally.report()
 
     def close(self) -> None:
         """Ends the processes; a later `score` starts new ones."""
