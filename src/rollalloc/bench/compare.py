@@ -143,7 +143,7 @@ def standing(run: Run, folder: Path) -> Standing:
     return Standing(
         rollouts=line["rollouts_paid"],
         accounts=line["accounts"],
-        accuracy=evaluation and evaluation["accuracy"],
+        accuracy=None if evaluation is None else evaluation["accuracy"],
         share=1.0 if ended else min(1.0, line["rollouts_paid"] / run.max_rollouts) if run.max_rollouts else None,
         ended=ended,
     )

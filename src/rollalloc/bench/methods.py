@@ -56,8 +56,9 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters where every recipe is to have the same groups a batch and rollouts a group.
 
-    A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS chooses half
-    of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three batches' worth at a time.
+    A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
+    chooses half of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three
+    batches' worth at a time.
 
     Args:
         recipe: a key of `RECIPES`.

@@ -1,8 +1,8 @@
 """Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
 
-The settings stand in `tuned/TASK.json`, as `rollalloc.bench.sweep` wrote them: every recipe, GRPO included, got a grid of the
-same size over learning rate and shape of a batch, the same budget and the same tuning seeds. The seeds of a comparison are
-others. A task that was not swept borrows those of another, and says so.
+The settings stand in `tuned/TASK.json`, as `rollalloc.bench.sweep` wrote them: every recipe, GRPO included, got a grid
+of the same size over learning rate and shape of a batch, the same budget and the same tuning seeds. The seeds of a
+comparison are others. A task that was not swept borrows those of another, and says so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
     if name.startswith(gym.PREFIX):
         return name, PRESETS.get(name, _ANY_GYM)
     if name not in PRESETS:
-        raise ValueError(f"unknown task {name!r}; there are {', '.join(PRESETS)}, and rg/NAME for those of reasoning-gym")
+        raise ValueError(
+            f"unknown task {name!r}; there are {', '.join(PRESETS)}, and rg/NAME for those of reasoning-gym"
+        )
     return name, PRESETS[name]
 
 

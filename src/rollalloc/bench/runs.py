@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from errno import ENOENT
-from functools import lru_cache
+from functools import cache
 from hashlib import file_digest
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -224,7 +224,7 @@ def digests_of(source: Source) -> dict[str, str]:
     return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _digest(file: Path, changed_ns: int) -> str:
     with file.open("rb") as opened:
         return file_digest(opened, "sha256").hexdigest()
