@@ -18,6 +18,7 @@ from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 
@@ -47,9 +48,9 @@ def spied(trainer):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(rows, *given):
-        batches[-1][1].append(rows)
-        return step(rows, *given)
+    def stepping(examples):
+        batches[-1][1].append([example.row for example in examples])
+        return step(examples)
 
     trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
@@ -58,13 +59,12 @@ def spied(trainer):
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer._release(actions)
-        trainer.allocator.tell(trainer._roll_out(actions))
+        trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
-def generations(trainer):
-    return {rollout: payload.generation for rollout, payload in trainer._payloads.items()}
+def examples_of(trainer, batch):
+    return trainer.updater._examples(batch, trainer.roller.generations)
 
 
 def lines_of(folder):
@@ -143,7 +143,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9)
     batch = next_batch(trainer)
     rows = list(batch.rows)
-    length = {row.rollout: len(trainer._payloads[row.rollout].generation.tokens) for row in rows}
+    length = {row.rollout: len(trainer.roller.generations[row.rollout].tokens) for row in rows}
     silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
     assert 0 < silent < sum(length.values())
 
@@ -151,26 +151,25 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     logprobs_BT, _ = completion_logprobs(
         trainer.policy.model,
         [trainer.train.tokens[row.prompt] for row in rows],
-        [trainer._payloads[row.rollout].generation.tokens for row in rows],
+        [trainer.roller.generations[row.rollout].tokens for row in rows],
         pad_id=PAD_ID,
     )
     advantage_B = torch.tensor([row.advantage for row in rows])
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    held = generations(trainer)
-    figures = trainer.updater._step(rows, held, trainer.updater._proximal(batch, held))
+    figures = trainer.updater._step(examples_of(trainer, batch))
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_rows_per_forward_changes_nothing_but_memory(trainer_of):
+def test_tokens_per_forward_change_nothing_but_memory(trainer_of):
     ended = []
-    for rows_per_forward in (1, 5, 512):
+    for tokens_per_forward in (1, 40, 8192):
         trainer = trainer_of(
-            RECIPES["pilot_commit"], max_batches=3, rows_per_forward=rows_per_forward, optimizer_steps_per_batch=2
+            RECIPES["pilot_commit"], max_batches=3, tokens_per_forward=tokens_per_forward, optimizer_steps_per_batch=2
         )
         trainer.run()
         ended.append(weights(trainer))
@@ -184,7 +183,7 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
     trainer_of(
         RECIPES["grpo"],
         max_batches=4,
-        warmup_steps=6,
+        schedule=Schedule(warmup=6),
         optimizer_steps_per_batch=2,
         learning_rate=6e-3,
         listener=lines.append,
@@ -200,67 +199,73 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=temperature))
     batch = next_batch(trainer)
-    assert {row.rollout for row in batch.rows} == set(trainer._payloads)
-    payloads = [trainer._payloads[row.rollout] for row in batch.rows]
+    assert {row.rollout for row in batch.rows} == set(trainer.roller.generations)
+    made = [trainer.roller.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
         logprobs_BT, mask_BT = completion_logprobs(
             trainer.policy.model,
-            [trainer.train.tokens[payload.prompt] for payload in payloads],
-            [payload.generation.tokens for payload in payloads],
+            [trainer.train.tokens[row.prompt] for row in batch.rows],
+            [each.tokens for each in made],
             pad_id=PAD_ID,
             temperature=temperature,
         )
-    kept = np.concatenate([payload.generation.logprobs for payload in payloads])
+    kept = np.concatenate([each.logprobs for each in made])
     np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
 
 
 def stale_batch(trainer_of, learning_rate=0.03):
-    """A trainer, a batch of it that holds stale rows with and fresh rows without a correction, and its proximal."""
+    """A trainer, and a batch of it that holds stale rows with and fresh rows without a correction."""
     trainer = trainer_of(RECIPES["pilot_commit"], learning_rate=learning_rate)
     for _ in range(20):
         batch = next_batch(trainer)
         if any(row.version < batch.version for row in batch.rows):
-            return trainer, batch, trainer.updater._proximal(batch, generations(trainer))
+            return trainer, batch
         trainer._train_on(batch)
     raise AssertionError("no batch had stale rows")
 
 
+def summed_loss(trainer, example):
+    """Of a row's tokens, and how many of them are outside the clip range."""
+    example.share = 1.0
+    loss, sums = trainer.updater._loss([example])
+    return loss.item(), sums["clip_fraction"]
+
+
 def test_stale_rows_get_truncated_importance_weights(trainer_of):
-    trainer, batch, proximal = stale_batch(trainer_of)
-    stale = [row for row in batch.rows if row.version < batch.version]
-    assert proximal.keys() == {row.rollout for row in stale if row.advantage}
+    trainer, batch = stale_batch(trainer_of)
     factors = []
-    for row in batch.rows:
+    for example in examples_of(trainer, batch):
+        row, kept_T = example.row, example.behaviour_T.double()
+        is_corrected = row.version < batch.version and row.advantage != 0
+        assert is_corrected == (example.proximal_T is not example.behaviour_T)
         if not row.advantage:
             continue
-        kept_T = trainer._payloads[row.rollout].generation.logprobs.astype(np.float64)
-        now_T = trainer.updater._logprobs([row], generations(trainer))[0][0].detach().double().numpy()
-        loss, outside = trainer.updater._loss([row], generations(trainer), proximal)
-        if row.version < batch.version:
-            factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
+        now_T = trainer.updater._logprobs(trainer.policy.model, [example])[0][0].detach().double()
+        if is_corrected:
+            factor_T = (now_T - kept_T).exp().clamp(max=2.0)
             factors += factor_T.tolist()
         else:
-            factor_T = np.ones(len(kept_T))
+            factor_T = torch.ones(len(kept_T))
             np.testing.assert_allclose(kept_T, now_T, atol=1e-4)
-        assert loss.item() == pytest.approx(-row.advantage * row.weight * factor_T.sum(), rel=1e-3)
-        assert outside == 0  # the ratio starts at 1 from the proximal policy, however old the row
+        # No token is outside: the ratio starts at 1 from the proximal policy, however old the row.
+        assert summed_loss(trainer, example) == (
+            pytest.approx(-row.advantage * row.weight * factor_T.sum().item(), rel=1e-3),
+            0,
+        )
     assert max(abs(np.array(factors) - 1)) > 0.05  # the weights moved, so that the correction is one
 
 
 @pytest.mark.parametrize("shift", [0.7, -0.3])
 def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(trainer_of, shift):
     """Sampled from a policy that liked the tokens better than we know: they count less, and the other way round."""
-    trainer, batch, proximal = stale_batch(trainer_of, learning_rate=1e-3)
+    trainer, batch = stale_batch(trainer_of, learning_rate=1e-3)
     changed = 0
-    for row in batch.rows:
-        if row.version == batch.version or not row.advantage:
+    for example in examples_of(trainer, batch):
+        if example.row.version == batch.version or not example.row.advantage:
             continue
-        before = trainer.updater._loss([row], generations(trainer), proximal)[0].item()
-        payload = trainer._payloads[row.rollout]
-        wrong = replace(payload.generation, logprobs=payload.generation.logprobs + np.float32(shift))
-        trainer._payloads[row.rollout] = replace(payload, generation=wrong)
-        after = trainer.updater._loss([row], generations(trainer), proximal)[0].item()
-        assert after == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        before, _ = summed_loss(trainer, example)
+        example.behaviour_T = example.behaviour_T + shift
+        assert summed_loss(trainer, example)[0] == pytest.approx(before * math.exp(-shift), rel=1e-3)
         changed += 1
     assert changed
 
@@ -278,7 +283,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         before = weights(trainer)
         assert trainer.run().startswith("budget")
         assert not torch.equal(weights(trainer), before)
-        assert trainer._payloads == {}
+        assert trainer.roller.generations == {}
         assert lines[-1]["version"] > 5
         ended[name] = [line for line in lines if line["kind"] != "eval"]
     for name, lines in ended.items():
@@ -313,7 +318,7 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
     trained = [batch for batch, _ in batches]
     assert all(trained.count(batch) == 1 for batch in early)
     assert len(trained) == trainer.allocator.version
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert trainer.allocator.accounts()["open"] == 0
 
 
@@ -326,7 +331,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
             scored.append(len(samples))
             return score(samples)
 
-    trainer.scorer = Counting()
+    trainer.roller.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -337,18 +342,18 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 @every_recipe
 def test_payloads_are_released(trainer_of, name):
     held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer._payloads)))
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
     assert trainer.run().startswith("budget")
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer._release(trainer.allocator.ask())
+    trainer.roller._release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
-    assert set(trainer._payloads) == held != set()
+    assert set(trainer.roller.generations) == held != set()
 
 
 # Metrics
@@ -502,7 +507,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit"])
@@ -750,13 +755,13 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
     ("setting", "value"),
     [
         ("optimizer_steps_per_batch", 0),
-        ("rows_per_forward", 0),
+        ("tokens_per_forward", 0),
         ("eval_every", 0),
         ("eval_samples", 0),
         ("learning_rate", 0.0),
         ("learning_rate", math.nan),
         ("max_grad_norm", 0.0),
-        ("warmup_steps", -1),
+        ("precision", "fp16"),
         ("sampling", Sampling(3, top_p=0.9)),
         ("sampling", Sampling(3, top_k=5)),
     ],

@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from errno import ENOENT
 from functools import cache
@@ -14,7 +14,7 @@ from hashlib import file_digest
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -25,14 +25,19 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.loss import Clip
 from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.trackers import tracked
 from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
-_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")  # of a source: a resumed run may have others
+_WHERE_IT_RUNS = (
+    "reward_workers",
+    "reward_limit_s",
+    "reward_cache",
+    "device",
+)  # of a source: a resumed run may have others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,8 @@ class Source:
         drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
         reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
         reward_limit_s: seconds a sample may take, in a process of its own.
+        reward_cache: scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
         device: e.g. "cpu"; None: a GPU where there is one.
     """
 
@@ -59,6 +66,8 @@ class Source:
     drop_overlong: bool = False
     reward_workers: int = 1
     reward_limit_s: float = 10.0
+    reward_cache: int = 10_000
+    overlong_buffer: int | None = None
     device: str | None = None
 
 
@@ -74,6 +83,7 @@ class Run:
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
     """
 
     source: Source
@@ -83,6 +93,7 @@ class Run:
     max_rollouts: int | None = None
     label: str = ""
     task: str = ""
+    track: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,6 +105,7 @@ class Run:
         described = asdict(self)
         for name in SAVING:
             del described["settings"][name]
+        del described["track"]
         return json.loads(json.dumps(described))
 
     def is_in(self, folder: Path) -> bool:
@@ -118,19 +130,26 @@ class Run:
         path = folder / "run.json"
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
-        saved = json.loads(path.read_text())
         try:
-            source, settings = saved.pop("source"), saved.pop("settings")
-            settings |= {
-                "sampling": Sampling(**settings["sampling"]),
-                "clip": Clip(**settings["clip"]),
-                "betas": tuple(settings["betas"]),
-            }
-            source["prompts"] = tuple(source["prompts"])
-            saved.pop("digests", None)
-            return Run(source=Source(**source), settings=Settings(**settings), **saved)
-        except (KeyError, TypeError) as error:
+            saved = json.loads(path.read_text())
+            saved.pop("digests", None)  # of the files, which are not the run's
+            return _revived(Run, saved)
+        except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: it has not those fields.
+    """
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, value in saved.items():
+        nested = is_dataclass(hints.get(name))
+        given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
+    return kind(**given)
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -191,6 +210,7 @@ def execute(
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+        ImportError: a tracker's library is not installed.
     """
     resume = resume and checkpoint.newest(folder) is not None
     if resume:
@@ -199,21 +219,23 @@ def execute(
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    policy = Policy.load(source.model, device=source.device)
-    train = _encoded(source, policy, run.settings, *source.prompts)
-    heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-    if not resume:
-        # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-        checkpoint.start_afresh(folder)
-    with _scorer(source) as scorer:
-        trainer = Trainer(
-            policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
-        )
-        if resume:
-            trainer.resume(accept_recipe=accept_recipe)
-        described = run.description() | {"digests": digests_of(source)}
-        checkpoint.write_whole(folder / "run.json", json.dumps(described, indent=2))
-        return trainer.run()
+    with tracked(run.track, folder, run.description(), listener) as listen:
+        policy = Policy.load(source.model, device=source.device)
+        train = _encoded(source, policy, run.settings, *source.prompts)
+        heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
+        if not resume:
+            # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+            checkpoint.start_afresh(folder)
+        with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
+            trainer = Trainer(
+                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
+            )
+            if resume:
+                trainer.resume(accept_recipe=accept_recipe)
+            checkpoint.write_whole(
+                folder / "run.json", json.dumps(run.description() | {"digests": digests_of(source)}, indent=2)
+            )
+            return trainer.run()
 
 
 def digests_of(source: Source) -> dict[str, str]:
@@ -263,11 +285,13 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def _scorer(source: Source) -> Scorer:
-    if source.reward_workers == 0:
-        return InlineScorer(load_reward(source.reward))
-    load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
-    return WorkerScorer(source.reward, workers=source.reward_workers, limit_s=source.reward_limit_s)
+def _scorer(source: Source, max_tokens: int) -> Scorer:
+    function = load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
+    scorer: Scorer = InlineScorer(function)
+    if source.reward_workers > 0:
+        workers, limit_s = source.reward_workers, source.reward_limit_s
+        scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
+    return scorer if source.overlong_buffer is None else OverlongScorer(scorer, max_tokens, source.overlong_buffer)
 
 
 def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) -> EncodedPrompts:

@@ -11,42 +11,42 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Updated
+from rollalloc.core.events import Batch, Updated
 from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
-from rollalloc.engines.loss import Clip
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
+from rollalloc.engines.loss import Loss
+from rollalloc.engines.policy import Policy, Precision
+from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.update import Updater
-from rollalloc.rewards.function import Outcome, Sample, Scored
 from rollalloc.rewards.scorers import Scorer
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
-_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
-_OTHER_REASONS = "other reasons"
 
 SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_STATE = ("identity", "allocator", "counters", "optimizer_steps", "payloads", "prompts", "metrics_bytes")
-_COUNTERS = ("batches", "seconds", "waves", "unscored", "next_at", "made", "accuracies", "barren_groups")
+_MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
+_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "metrics_bytes")
+_COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
@@ -63,11 +63,14 @@ class Settings:
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's.
-        warmup_steps: optimizer steps over which the learning rate rises linearly to its value.
+        schedule: of the learning rate, over optimizer steps.
         optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
-        clip: limits of the loss.
+        loss: its clipping, its aggregation over tokens, its KL term.
         max_grad_norm: gradients are clipped to this norm.
-        rows_per_forward: rows of one forward and backward pass; bounds memory, changes nothing else.
+        tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
+            of its own. Bounds memory, changes nothing else.
+        precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
+            gradients, optimizer and log-probabilities are in fp32 whatever it is.
         eval_every: rollouts paid between two points of the grid of evaluations.
         eval_samples: rollouts a held-out prompt, where it has not one single right answer.
         max_batches: batches after which the run ends; None: no limit.
@@ -85,11 +88,12 @@ class Settings:
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    warmup_steps: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
     optimizer_steps_per_batch: int = 1
-    clip: Clip = field(default_factory=Clip)
+    loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
-    rows_per_forward: int = 512
+    tokens_per_forward: int = 8192
+    precision: Precision = "auto"
     eval_every: int = 2000
     eval_samples: int = 4
     max_batches: int | None = None
@@ -104,7 +108,13 @@ class Settings:
                 "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
                 f"policy's; got {self.sampling}"
             )
-        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples", "keep_checkpoints"):
+        for name in (
+            "optimizer_steps_per_batch",
+            "tokens_per_forward",
+            "eval_every",
+            "eval_samples",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_batches", "checkpoint_every"):
@@ -113,16 +123,10 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, or None, got {given}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
-            raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    """What the driver keeps of a rollout until the core releases it."""
-
-    prompt: int
-    generation: Generation
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        if not (self.learning_rate > 0 and self.max_grad_norm > 0):
+            raise ValueError(f"learning_rate and max_grad_norm must be above 0, got {self}")
 
 
 class Trainer:
@@ -155,12 +159,10 @@ class Trainer:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
         self.heldout, self.folder, self.listener = heldout, folder, listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
+        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed)
         self.updater = Updater(policy, train.tokens, settings)
-        self._payloads: dict[int, _Payload] = {}
         self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
-        self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
-        self._unscored: dict[str, int] = {}
         self._next_at = 0  # the next grid point, in rollouts paid
         self._evaluated: tuple[int, Evaluation] | None = None  # the last, with the version of its weights
         self._accuracies: list[tuple[int, float]] = []  # of versions evaluated on the grid, where they have one
@@ -188,9 +190,7 @@ class Trainer:
             while why is None:
                 started = time.perf_counter()
                 actions = self.allocator.ask()
-                self._release(actions)
-                if actions.generate or actions.cancel:
-                    self.allocator.tell(self._roll_out(actions))
+                self.roller.carry_out(actions, self.allocator)
                 # A batch may have been returned while rollouts still ran.
                 batch = actions.batch or self.allocator.outstanding().batch
                 self._seconds += time.perf_counter() - started
@@ -231,10 +231,6 @@ class Trainer:
             )
         return None
 
-    def _release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self._payloads.pop(rollout, None)  # a rollout without a score has none
-
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def resume(self, *, accept_recipe: bool = False) -> int:
@@ -273,10 +269,7 @@ class Trainer:
         checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
         checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
         checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
-        generations = checkpoint.unpack_generations(state["payloads"], saved.tensors["payloads"])
-        self._payloads = {
-            made.rollout: _Payload(prompt, made) for prompt, made in zip(state["prompts"], generations, strict=True)
-        }
+        self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
         for name in _COUNTERS:
             setattr(self, f"_{name}", state["counters"][name])
         self.updater.steps = state["optimizer_steps"]
@@ -296,15 +289,13 @@ class Trainer:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
         if self.folder is None or self._saved_at == self._batches:
             return
-        held = list(self._payloads.values())
-        described, payloads = checkpoint.pack_generations([payload.generation for payload in held])
+        rollouts, payloads = self.roller.state()
         state = {
             "identity": self._identity,
             "allocator": self.allocator.state_dict(),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
             "optimizer_steps": self.updater.steps,
-            "payloads": described,
-            "prompts": [payload.prompt for payload in held],
+            "rollouts": rollouts,
             "metrics_bytes": checkpoint.metrics_written(self.folder),
         }
         model = self.policy.model
@@ -322,7 +313,8 @@ class Trainer:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
-        settings = {name: value for name, value in describe(self.settings).items() if name not in (*SAVING, *_ENDING)}
+        may_differ = (*SAVING, *_ENDING, *_MEMORY)
+        settings = {name: value for name, value in describe(self.settings).items() if name not in may_differ}
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         return {
@@ -332,99 +324,15 @@ class Trainer:
             if heldout is None
             else {"prompts": _digest(heldout.prompts), "answers": _sha(heldout.answers)},
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
+            "reference": self.updater.reference_digest(),
         }
-
-    # -------------------------------------------------------------------------------------------------------- rollouts
-
-    def _roll_out(self, actions: Actions) -> list[Event]:
-        """Generate and score everything ordered.
-
-        Where a stage has a stop rule, what ended is told and the core is asked what to stop while the rest is generated; a
-        batch that it returns then stays `outstanding`.
-
-        Returns:
-            What happened and is not told yet.
-        """
-        orders = list(_joined(actions.generate))
-        prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
-        requests = [Request(order.prompt, self.train.tokens[order.prompt], order.rollouts) for order in orders]
-        events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        if all(self.allocator.recipe.stages[order.stage].stop is None for order in orders):
-            made = self._generate(requests, self.settings.sampling, self.settings.seed)
-            return events + self._scored(made, prompt_of)
-        self.allocator.tell(events)
-        running = len(prompt_of)
-
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
-            nonlocal running
-            running -= len(ended)
-            self.allocator.tell(self._scored(ended, prompt_of))
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = self.allocator.ask(capacity=0)
-            self._release(meanwhile)
-            return meanwhile.cancel
-
-        policy, settings = self.policy, self.settings
-        stream(
-            policy.model,
-            requests,
-            settings.sampling,
-            on_finished,
-            eos_ids=policy.eos_ids,
-            pad_id=policy.pad_id,
-            seed=settings.seed,
-        )
-        return []
-
-    def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int]) -> list[Event]:
-        """Score what was generated, keep what has a score, and say what happened to each."""
-        version = self.allocator.version
-        events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
-        ended = [made for made in generations if not made.cancelled]
-        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in ended])
-        for made, outcome in zip(ended, outcomes, strict=True):
-            tokens = len(made.tokens)
-            if isinstance(outcome, Scored):
-                self._payloads[made.rollout] = _Payload(prompt_of[made.rollout], made)
-                self._waves.append((outcome.reward, outcome.metric, made.truncated))
-                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
-                events.append(done)
-            else:
-                self._count_unscored(outcome.reason)
-                events.append(Failed(made.rollout, outcome.reason, tokens))
-        return events
-
-    def _count_unscored(self, reason: str) -> None:
-        if reason not in self._unscored and len(self._unscored) >= _REASONS:
-            reason = _OTHER_REASONS
-        self._unscored[reason] = self._unscored.get(reason, 0) + 1
-
-    def _generate(self, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
-        policy = self.policy
-        return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-
-    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
-        given = prompts.prompt_set
-        return self.scorer.score(
-            [
-                Sample(
-                    data_source=given.sources[prompt],
-                    completion=self.policy.text(generation.tokens),
-                    ground_truth=given.ground_truths[prompt],
-                    extra_info=given.extra_infos[prompt],
-                )
-                for prompt, generation in made
-            ]
-        )
 
     # -------------------------------------------------------------------------------------------------------- updates
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        generations = {row.rollout: self._payloads[row.rollout].generation for row in batch.rows}
-        figures = self.updater.update(batch, generations)
+        figures = self.updater.update(batch, self.roller.generations)
         self._batches += 1
         groups = len({row.group for row in batch.rows})
         self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
@@ -438,7 +346,7 @@ class Trainer:
                 "kind": "batch",
                 "batch": self._batches,
                 **self._made,
-                **self._wave_figures(),
+                **self.roller.figures(),
                 "rows": len(batch.rows),
                 "groups": groups,
                 "short_because": batch.short_because,
@@ -487,7 +395,7 @@ class Trainer:
         found = evaluate(
             self.policy,
             heldout,
-            self._score,
+            self.scorer,
             sampling=settings.sampling,
             samples=settings.eval_samples,
             seed=settings.seed,
@@ -512,16 +420,8 @@ class Trainer:
             "epoch": self.allocator.epoch,
             "seconds": round(self._seconds, 3),
             "accounts": self.allocator.accounts(),
-            "unscored": dict(self._unscored),
+            "unscored": dict(self.roller.unscored),
         }
-
-    def _wave_figures(self) -> dict[str, float | None]:
-        """Means over everything generated since the last batch, trained on or not: a filtered mean would mislead."""
-        waves, self._waves = self._waves, []
-        if not waves:
-            return {"reward_mean": None, "metric_mean": None, "truncated": None}
-        means = np.mean(np.array(waves, np.float64), axis=0).tolist()
-        return dict(zip(("reward_mean", "metric_mean", "truncated"), means, strict=True))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
@@ -529,15 +429,6 @@ class Trainer:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
-
-
-def _joined(orders: Sequence[Order]) -> Iterator[Order]:
-    """Orders of the same prompt as one, so that they share a prefill."""
-    by_group: dict[int, Order] = {}
-    for order in orders:
-        before = by_group.get(order.group)
-        by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
-    yield from by_group.values()
 
 
 @contextmanager
