@@ -1,7 +1,8 @@
 """Rewards: what their safety costs against a bare loop over math-verify, and what 50 hostile answers among 1,000 do.
 
 The first part times the same checks twice in one run: math-verify in this process's main thread, as its documentation
-calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts.
+calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts; its limits
+are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from typing import Any
 from math_verify import parse, verify
 
 from rollalloc.rewards.function import Sample, Scored
-from rollalloc.rewards.math import compute_score
+from rollalloc.rewards.math import MathVerify
 from rollalloc.rewards.scorers import WorkerScorer
 
-KILL = "\x07kill the worker"
+_verify = MathVerify(timeout_s=2)
+KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
 
 
 def reward(**sample: Any) -> float:
-    """`compute_score`, in a process that some answers kill."""
+    """math-verify under a short limit, in a process that some answers kill or hold up for ever."""
     if KILL in sample["solution_str"]:
         os.kill(os.getpid(), signal.SIGKILL)
-    return compute_score(**sample)
+    if SPIN in sample["solution_str"]:
+        return 9**9**9**9
+    return _verify(**sample)
 
 
 def _integer(draw: random.Random) -> tuple[str, str, str]:
@@ -84,7 +88,7 @@ def hostile() -> list[Sample]:
         "deep fractions": [r"\boxed{" + r"\frac{1}{" * 3_000 + "1" + "}" * 3_000 + "}"],
         "null bytes": ["\0" * 1000 + r"\boxed{\0}", "\0"],
         "broken UTF-8": [b"\xff\xfe\\boxed{\xed\xa0\x80".decode("utf-8", "surrogateescape") + "}", "\ud800\udfff"],
-        "killed worker": [KILL],
+        "lost worker": [KILL, SPIN],
     }
     return [
         Sample("math", texts[index % len(texts)], "4", {"index": index}, name=f"{kind}/{index}")
@@ -129,7 +133,7 @@ def measure_hostile(workers: int) -> None:
     samples = [sample for sample, _ in checks] + hostile()
     random.Random(2).shuffle(samples)
     start = time.perf_counter()
-    with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, cached=0) as scorer:
+    with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, limit_s=5, cached=0) as scorer:
         outcomes = scorer.score(samples)
         report = scorer.report()
     seconds = time.perf_counter() - start

@@ -11,10 +11,12 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import RECIPES, execute, folder_of, make_recipe
+from rollalloc.bench.runs import RECIPES, Run, execute, folder_of, make_recipe
 from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.loss import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 
 # Recipes by name
 
@@ -115,6 +117,30 @@ def test_a_description_is_plain_and_tells_runs_apart(run_of):
         run_of(reward="other:function"),
     ]
     assert all(other.description() != run.description() for other in others)
+    assert run_of(track=("tensorboard",)).description() == run.description()
+
+
+def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
+    run = run_of()
+    loss = Loss(clip=Clip(low=0.1, dual=10.0), aggregation="dr_grpo", kl=0.01)
+    schedule = Schedule(warmup=2, shape="cosine", steps=9, floor=0.5)
+    run = replace(run, settings=replace(run.settings, loss=loss, schedule=schedule, precision="bf16", max_batches=2))
+    execute(run, tmp_path)
+    assert Run.described_in(tmp_path) == run
+
+
+def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
+    pytest.importorskip("tensorboard")
+    execute(run_of(track=("tensorboard",)), tmp_path)
+    assert [path.name[:6] for path in (tmp_path / "tensorboard").iterdir()] == ["events"]
+
+
+def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, tmp_path):
+    run = run_of()
+    execute(run, tmp_path)
+    with pytest.raises(ValueError, match="unknown tracker mlflow"):
+        execute(run_of(seed=1, track=("mlflow",)), tmp_path)
+    assert is_finished(run, tmp_path)
 
 
 def test_a_runs_name_is_its_label_or_its_recipe(run_of, tmp_path):

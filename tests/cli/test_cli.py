@@ -9,12 +9,17 @@ import sys
 
 import pytest
 
+from rollalloc.bench import presets
 from rollalloc.bench.cost import read_metrics
+from rollalloc.bench.runs import Source
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.native import Settings
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.schedule import Schedule
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")
@@ -50,6 +55,23 @@ def test_train_says_that_without_heldout_there_is_no_accuracy(call, tmp_path):
     assert code == 0, output
     assert "no --heldout prompts" in output
     assert {line["kind"] for line in read_metrics(tmp_path / "metrics.jsonl")} == {"batch", "end"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_overlong_penalty_shapes_the_reward_alone(call, tmp_path, workers):
+    arguments = ("train", *OWN, *SHORT, *GRPO, "--reward-workers", workers, "--overlong-buffer", 4, "--out", tmp_path)
+    code, output = call(*arguments)
+    assert code == 0, output
+    batches = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "batch"]
+    assert batches
+    for line in batches:  # every rollout has between one and four tokens, so that each loses something
+        assert line["metric_mean"] - 1 <= line["reward_mean"] <= line["metric_mean"] - 0.25
+
+
+def test_an_overlong_buffer_longer_than_a_rollout_is_refused(call, tmp_path):
+    code, output = call("train", *OWN, *SHORT, *GRPO, "--overlong-buffer", 5, "--out", tmp_path)
+    assert code == 2
+    assert "buffer must be in [1, max_tokens], got buffer 5 and max_tokens 4" in said(output)
 
 
 def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path):
@@ -121,6 +143,14 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN, "--temperature", "0"), "temperature must be above 0"),
         ((*OWN, "--optimizer-steps", "0"), "optimizer_steps_per_batch must be at least 1, got 0"),
         ((*OWN, "--seed", "-1"), "seed must be 0 or more"),
+        ((*OWN, "--aggregation", "mean"), "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
+        ((*OWN, "--dual-clip", "1"), "expected dual above 1"),
+        ((*OWN, "--kl", "-1"), "kl must be 0 or more"),
+        ((*OWN, "--schedule", "linear"), "a constant rate has no steps and a falling one needs them"),
+        ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be at least 1, got 0"),
+        ((*OWN, "--precision", "fp16"), "precision must be one of auto, fp32, bf16, got 'fp16'"),
+        ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
+        (("--model", "./none", *OWN[2:]), "there is no such folder; give that of a model"),
         ((*OWN, "--max-rollouts", "0"), "run_rollouts"),
         ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups a batch but there are only 24 prompts"),
         ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
@@ -283,6 +313,41 @@ def test_values_are_json_where_they_can_be():
         "p": 0.5,
     }
     assert parameters_of(None) == {}
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "pilot_commit"])
+@pytest.mark.parametrize("task", [None, "sort"])
+def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(own, monkeypatch, recipe, task):
+    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
+    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+    what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
+    given = Given(
+        **({"task": task} if task else what),
+        optimizer_steps=2,
+        warmup_steps=3,
+        schedule="cosine",
+        schedule_steps=50,
+        schedule_floor=0.2,
+        aggregation="dr_grpo",
+        dual_clip=10.0,
+        kl=0.01,
+        tokens_per_forward=500,
+        precision="bf16",
+        track=["tensorboard", "wandb"],
+    )
+    run = run_of(given, recipe, {}, 0)
+    settings = run.settings
+    assert settings.schedule == Schedule(warmup=3, shape="cosine", steps=50, floor=0.2)
+    assert settings.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
+    assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
+    assert run.track == ("tensorboard", "wandb")
+
+
+def test_the_updates_options_default_to_those_of_the_trainer(own):
+    run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
+    plain = Settings(sampling=run.settings.sampling)
+    for name in ("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"):
+        assert getattr(run.settings, name) == getattr(plain, name)
 
 
 @pytest.mark.parametrize("recipe", USUAL)

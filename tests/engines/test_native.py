@@ -18,6 +18,7 @@ from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 
@@ -47,9 +48,9 @@ def spied(trainer):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(rows, *given):
-        batches[-1][1].append(rows)
-        return step(rows, *given)
+    def stepping(examples):
+        batches[-1][1].append([example.row for example in examples])
+        return step(examples)
 
     trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
@@ -60,6 +61,10 @@ def next_batch(trainer):
     while (actions := trainer.allocator.ask()).batch is None:
         trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
+
+
+def examples_of(trainer, batch):
+    return trainer.updater._examples(batch, trainer.roller.generations)
 
 
 def lines_of(folder):
@@ -153,19 +158,18 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    held = trainer.roller.generations
-    figures = trainer.updater._step(rows, held, trainer.updater._proximal(batch, held))
+    figures = trainer.updater._step(examples_of(trainer, batch))
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_rows_per_forward_changes_nothing_but_memory(trainer_of):
+def test_tokens_per_forward_change_nothing_but_memory(trainer_of):
     ended = []
-    for rows_per_forward in (1, 5, 512):
+    for tokens_per_forward in (1, 40, 8192):
         trainer = trainer_of(
-            RECIPES["pilot_commit"], max_batches=3, rows_per_forward=rows_per_forward, optimizer_steps_per_batch=2
+            RECIPES["pilot_commit"], max_batches=3, tokens_per_forward=tokens_per_forward, optimizer_steps_per_batch=2
         )
         trainer.run()
         ended.append(weights(trainer))
@@ -179,7 +183,7 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
     trainer_of(
         RECIPES["grpo"],
         max_batches=4,
-        warmup_steps=6,
+        schedule=Schedule(warmup=6),
         optimizer_steps_per_batch=2,
         learning_rate=6e-3,
         listener=lines.append,
@@ -210,51 +214,58 @@ def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature
 
 
 def stale_batch(trainer_of, learning_rate=0.03):
-    """A trainer, a batch of it that holds stale rows with and fresh rows without a correction, and its proximal."""
+    """A trainer, and a batch of it that holds stale rows with and fresh rows without a correction."""
     trainer = trainer_of(RECIPES["pilot_commit"], learning_rate=learning_rate)
     for _ in range(20):
         batch = next_batch(trainer)
         if any(row.version < batch.version for row in batch.rows):
-            return trainer, batch, trainer.updater._proximal(batch, trainer.roller.generations)
+            return trainer, batch
         trainer._train_on(batch)
     raise AssertionError("no batch had stale rows")
 
 
+def summed_loss(trainer, example):
+    """Of a row's tokens, and how many of them are outside the clip range."""
+    example.share = 1.0
+    loss, sums = trainer.updater._loss([example])
+    return loss.item(), sums["clip_fraction"]
+
+
 def test_stale_rows_get_truncated_importance_weights(trainer_of):
-    trainer, batch, proximal = stale_batch(trainer_of)
-    stale = [row for row in batch.rows if row.version < batch.version]
-    assert proximal.keys() == {row.rollout for row in stale if row.advantage}
+    trainer, batch = stale_batch(trainer_of)
     factors = []
-    for row in batch.rows:
+    for example in examples_of(trainer, batch):
+        row, kept_T = example.row, example.behaviour_T.double()
+        is_corrected = row.version < batch.version and row.advantage != 0
+        assert is_corrected == (example.proximal_T is not example.behaviour_T)
         if not row.advantage:
             continue
-        kept_T = trainer.roller.generations[row.rollout].logprobs.astype(np.float64)
-        now_T = trainer.updater._logprobs([row], trainer.roller.generations)[0][0].detach().double().numpy()
-        loss, outside = trainer.updater._loss([row], trainer.roller.generations, proximal)
-        if row.version < batch.version:
-            factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
+        now_T = trainer.updater._logprobs(trainer.policy.model, [example])[0][0].detach().double()
+        if is_corrected:
+            factor_T = (now_T - kept_T).exp().clamp(max=2.0)
             factors += factor_T.tolist()
         else:
-            factor_T = np.ones(len(kept_T))
+            factor_T = torch.ones(len(kept_T))
             np.testing.assert_allclose(kept_T, now_T, atol=1e-4)
-        assert loss.item() == pytest.approx(-row.advantage * row.weight * factor_T.sum(), rel=1e-3)
-        assert outside == 0  # the ratio starts at 1 from the proximal policy, however old the row
+        # No token is outside: the ratio starts at 1 from the proximal policy, however old the row.
+        assert summed_loss(trainer, example) == (
+            pytest.approx(-row.advantage * row.weight * factor_T.sum().item(), rel=1e-3),
+            0,
+        )
     assert max(abs(np.array(factors) - 1)) > 0.05  # the weights moved, so that the correction is one
 
 
 @pytest.mark.parametrize("shift", [0.7, -0.3])
 def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(trainer_of, shift):
     """Sampled from a policy that liked the tokens better than we know: they count less, and the other way round."""
-    trainer, batch, proximal = stale_batch(trainer_of, learning_rate=1e-3)
+    trainer, batch = stale_batch(trainer_of, learning_rate=1e-3)
     changed = 0
-    for row in batch.rows:
-        if row.version == batch.version or not row.advantage:
+    for example in examples_of(trainer, batch):
+        if example.row.version == batch.version or not example.row.advantage:
             continue
-        before = trainer.updater._loss([row], trainer.roller.generations, proximal)[0].item()
-        made = trainer.roller.generations[row.rollout]
-        trainer.roller.generations[row.rollout] = replace(made, logprobs=made.logprobs + np.float32(shift))
-        after = trainer.updater._loss([row], trainer.roller.generations, proximal)[0].item()
-        assert after == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        before, _ = summed_loss(trainer, example)
+        example.behaviour_T = example.behaviour_T + shift
+        assert summed_loss(trainer, example)[0] == pytest.approx(before * math.exp(-shift), rel=1e-3)
         changed += 1
     assert changed
 
@@ -744,13 +755,13 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
     ("setting", "value"),
     [
         ("optimizer_steps_per_batch", 0),
-        ("rows_per_forward", 0),
+        ("tokens_per_forward", 0),
         ("eval_every", 0),
         ("eval_samples", 0),
         ("learning_rate", 0.0),
         ("learning_rate", math.nan),
         ("max_grad_norm", 0.0),
-        ("warmup_steps", -1),
+        ("precision", "fp16"),
         ("sampling", Sampling(3, top_p=0.9)),
         ("sampling", Sampling(3, top_k=5)),
     ],

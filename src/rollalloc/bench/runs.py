@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from errno import ENOENT
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -21,10 +21,9 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.loss import Clip
 from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.trackers import tracked
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
@@ -84,6 +83,7 @@ class Run:
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
     """
 
     source: Source
@@ -93,6 +93,7 @@ class Run:
     max_rollouts: int | None = None
     label: str = ""
     task: str = ""
+    track: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -104,6 +105,7 @@ class Run:
         described = asdict(self)
         for name in SAVING:
             del described["settings"][name]
+        del described["track"]
         return json.loads(json.dumps(described))
 
     @staticmethod
@@ -117,18 +119,24 @@ class Run:
         path = folder / "run.json"
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
-        saved = json.loads(path.read_text())
         try:
-            source, settings = saved.pop("source"), saved.pop("settings")
-            settings |= {
-                "sampling": Sampling(**settings["sampling"]),
-                "clip": Clip(**settings["clip"]),
-                "betas": tuple(settings["betas"]),
-            }
-            source["prompts"] = tuple(source["prompts"])
-            return Run(source=Source(**source), settings=Settings(**settings), **saved)
-        except (KeyError, TypeError) as error:
+            return _revived(Run, json.loads(path.read_text()))
+        except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: it has not those fields.
+    """
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, value in saved.items():
+        nested = is_dataclass(hints.get(name))
+        given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
+    return kind(**given)
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -189,6 +197,7 @@ def execute(
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+        ImportError: a tracker's library is not installed.
     """
     resume = resume and checkpoint.newest(folder) is not None
     if resume:
@@ -197,20 +206,21 @@ def execute(
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    policy = Policy.load(source.model, device=source.device)
-    train = _encoded(source, policy, run.settings, *source.prompts)
-    heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-    if not resume:
-        # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-        checkpoint.start_afresh(folder)
-    with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
-        trainer = Trainer(
-            policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
-        )
-        if resume:
-            trainer.resume(accept_recipe=accept_recipe)
-        checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
-        return trainer.run()
+    with tracked(run.track, folder, run.description(), listener) as listen:
+        policy = Policy.load(source.model, device=source.device)
+        train = _encoded(source, policy, run.settings, *source.prompts)
+        heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
+        if not resume:
+            # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+            checkpoint.start_afresh(folder)
+        with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
+            trainer = Trainer(
+                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
+            )
+            if resume:
+                trainer.resume(accept_recipe=accept_recipe)
+            checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
+            return trainer.run()
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:

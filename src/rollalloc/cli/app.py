@@ -17,6 +17,7 @@ from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
+from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, report, watch, board, verify_resume, recipes):
+for command in (train, compare, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

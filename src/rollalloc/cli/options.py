@@ -39,6 +39,23 @@ class Given:
     temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
     learning_rate: Annotated[float | None, _option("AdamW's; by default the task's tuned one, or 1e-6.", _HOW)] = None
     optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
+    warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0
+    schedule: Annotated[str, _option("Of the learning rate after that: constant, linear or cosine.", _HOW)] = "constant"
+    schedule_steps: Annotated[
+        int | None, _option("Optimizer steps after which a linear or cosine rate is at its floor.", _HOW)
+    ] = None
+    schedule_floor: Annotated[float, _option("Share of the learning rate that is left then.", _HOW)] = 0.1
+    aggregation: Annotated[str, _option("Of the loss over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
+        "token_mean"
+    )
+    dual_clip: Annotated[
+        float | None, _option("A bad token loses at most this many times its advantage, e.g. 10.", _HOW)
+    ] = None
+    kl: Annotated[float, _option("Weight of the KL divergence to the initial model.", _HOW)] = 0.0
+    tokens_per_forward: Annotated[
+        int, _option("Tokens of one forward and backward pass; less needs less memory.", _HOW)
+    ] = 8192
+    precision: Annotated[str, _option("Of the update: fp32, bf16, or auto, bf16 on a GPU.", _HOW)] = "auto"
     max_rollouts: Annotated[int | None, _option("Rollouts to pay at most.", _HOW)] = None
     target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
     eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
@@ -51,6 +68,7 @@ class Given:
         int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
+    track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
     tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE)] = Path("runs/tasks")
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run, Source, make_recipe
 from rollalloc.cli.options import Given
+from rollalloc.engines.loss import Aggregation, Clip, Loss
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule, Shape
 
 # For a model of the user's own: the field's usual shapes, to begin with. Nobody tuned them for that model.
 USUAL: Mapping[str, dict[str, Any]] = {
@@ -39,6 +41,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     if (given.task is None) == (given.model is None):
         raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
+    run = replace(run, track=tuple(given.track or ()))
     make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
     return run
 
@@ -52,8 +55,8 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     _, preset = preset_of(task, given.pool)
     tuned = preset.tuned.get(recipe) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
-    changes = _said(target=given.target, eval_every=given.eval_every, optimizer_steps_per_batch=given.optimizer_steps)
-    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **changes)
+    changes = _said(target=given.target, eval_every=given.eval_every)
+    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)
     return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
 
 
@@ -78,12 +81,25 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         seed=seed,
         sampling=Sampling(_or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature),
         learning_rate=_or(given.learning_rate, _USUAL_RATE),
-        optimizer_steps_per_batch=given.optimizer_steps,
         target=given.target,
+        **_update(given),
         **_said(eval_every=given.eval_every),
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def _update(given: Given) -> dict[str, Any]:
+    """Settings of the update, the same for every recipe and task."""
+    return {
+        "optimizer_steps_per_batch": given.optimizer_steps,
+        "schedule": Schedule(
+            given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
+        ),
+        "loss": Loss(clip=Clip(dual=given.dual_clip), aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
+        "tokens_per_forward": given.tokens_per_forward,
+        "precision": given.precision,
+    }
 
 
 def _or(given: Any, otherwise: Any) -> Any:

@@ -18,7 +18,7 @@ from functools import cached_property
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
-from rollalloc.engines.loss import Clip
-from rollalloc.engines.policy import Policy
+from rollalloc.engines.loss import Loss
+from rollalloc.engines.policy import Policy, Precision
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 
@@ -43,6 +44,7 @@ _PATIENCE = 256  # groups, at least, without variance before a run is given up
 
 SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
+_MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
 _STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "metrics_bytes")
 _COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
@@ -61,11 +63,14 @@ class Settings:
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's.
-        warmup_steps: optimizer steps over which the learning rate rises linearly to its value.
+        schedule: of the learning rate, over optimizer steps.
         optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
-        clip: limits of the loss.
+        loss: its clipping, its aggregation over tokens, its KL term.
         max_grad_norm: gradients are clipped to this norm.
-        rows_per_forward: rows of one forward and backward pass; bounds memory, changes nothing else.
+        tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
+            of its own. Bounds memory, changes nothing else.
+        precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
+            gradients, optimizer and log-probabilities are in fp32 whatever it is.
         eval_every: rollouts paid between two points of the grid of evaluations.
         eval_samples: rollouts a held-out prompt, where it has not one single right answer.
         max_batches: batches after which the run ends; None: no limit.
@@ -83,11 +88,12 @@ class Settings:
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    warmup_steps: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
     optimizer_steps_per_batch: int = 1
-    clip: Clip = field(default_factory=Clip)
+    loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
-    rows_per_forward: int = 512
+    tokens_per_forward: int = 8192
+    precision: Precision = "auto"
     eval_every: int = 2000
     eval_samples: int = 4
     max_batches: int | None = None
@@ -102,7 +108,13 @@ class Settings:
                 "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
                 f"policy's; got {self.sampling}"
             )
-        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples", "keep_checkpoints"):
+        for name in (
+            "optimizer_steps_per_batch",
+            "tokens_per_forward",
+            "eval_every",
+            "eval_samples",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_batches", "checkpoint_every"):
@@ -111,8 +123,10 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, or None, got {given}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
-            raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        if not (self.learning_rate > 0 and self.max_grad_norm > 0):
+            raise ValueError(f"learning_rate and max_grad_norm must be above 0, got {self}")
 
 
 class Trainer:
@@ -299,7 +313,8 @@ class Trainer:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
-        settings = {name: value for name, value in describe(self.settings).items() if name not in (*SAVING, *_ENDING)}
+        may_differ = (*SAVING, *_ENDING, *_MEMORY)
+        settings = {name: value for name, value in describe(self.settings).items() if name not in may_differ}
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         return {
@@ -309,6 +324,7 @@ class Trainer:
             if heldout is None
             else {"prompts": _digest(heldout.prompts), "answers": _sha(heldout.answers)},
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
+            "reference": self.updater.reference_digest(),
         }
 
     # -------------------------------------------------------------------------------------------------------- updates

@@ -156,6 +156,8 @@ def score(
                 completion=policy.text(tokens),
                 ground_truth=given.ground_truths[prompt],
                 extra_info=given.extra_infos[prompt],
+                tokens=len(tokens),
+                name=given.keys[prompt],
             )
             for prompt, tokens in completions
         ]

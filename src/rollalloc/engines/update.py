@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import sha256
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.loss import token_losses
-from rollalloc.engines.policy import Policy
+from rollalloc.engines.likelihood import Tokens, completion_logprobs
+from rollalloc.engines.loss import divergences, shares, token_losses
+from rollalloc.engines.policy import Policy, computing, in_bf16
 from rollalloc.engines.sampler import Generation
 
 if TYPE_CHECKING:
@@ -23,23 +28,46 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Generations = Mapping[int, Generation]
+
+@dataclass(slots=True, eq=False)
+class Example:
+    """A row with what its loss needs; each tensor has one entry a token of the completion.
+
+    Attributes:
+        row: of the batch.
+        prompt: token ids.
+        tokens: of the completion.
+        behaviour_T: log-probabilities when it was sampled.
+        proximal_T: those under the weights before the batch's first step.
+        reference_T: those under the initial policy; None without a KL term.
+        share: of the row's summed losses in its mini-batch's loss.
+    """
+
+    row: Row
+    prompt: Tokens
+    tokens: Tokens
+    behaviour_T: Tensor
+    proximal_T: Tensor
+    reference_T: Tensor | None = None
+    share: float = 0.0
 
 
 class Updater:
     """Trains a policy on batches.
 
     Args:
-        policy: the model; trained in place.
+        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a run that is resumed
+            must be given the policy that it began with, before it loads the weights of a checkpoint.
         prompts: token ids of each prompt.
         settings: of the trainer.
 
     Attributes:
         optimizer: AdamW.
         steps: taken so far.
+        reference: a frozen copy of the initial policy's model; None without a KL term.
     """
 
-    def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+    def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
         self.policy, self.prompts, self.settings = policy, prompts, settings
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
@@ -48,8 +76,9 @@ class Updater:
             weight_decay=settings.weight_decay,
         )
         self.steps = 0
+        self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
 
-    def update(self, batch: Batch, generations: Generations) -> dict[str, Any]:
+    def update(self, batch: Batch, generations: Mapping[int, Generation]) -> dict[str, Any]:
         """Take the configured number of optimizer steps.
 
         Args:
@@ -62,50 +91,60 @@ class Updater:
         Raises:
             FloatingPointError: a gradient is not finite.
         """
-        proximal = self._proximal(batch, generations)
-        figures = [self._step(rows, generations, proximal) for rows in self._mini_batches(batch)]
+        examples = self._examples(batch, generations)
+        figures = [self._step(part) for part in self._mini_batches(examples, batch.version)]
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
-    def _mini_batches(self, batch: Batch) -> Iterator[list[Row]]:
+    def reference_digest(self) -> str | None:
+        """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
+        if self.reference is None:
+            return None
+        digest = sha256()
+        for parameter in self.reference.parameters():
+            digest.update(parameter.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _examples(self, batch: Batch, generations: Mapping[int, Generation]) -> list[Example]:
+        """The batch's rows, with log-probabilities of those that need them under the policy and the reference.
+
+        A fresh row's proximal log-probabilities are its sampler's. In bfloat16 these are not what a forward pass gives,
+        so that every row is treated as stale: the importance weight then corrects for the difference.
+        """
+        examples: list[Example] = []
+        for row in batch.rows:
+            made = generations[row.rollout]
+            sampled_T = torch.from_numpy(made.logprobs)
+            examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T))
+        model, rounded = self.policy.model, in_bf16(self.policy.model.device, self.settings.precision)
+        stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
+        for example, logprobs_T in self._judged(model, stale):
+            example.proximal_T = logprobs_T
+        if self.reference is not None:
+            for example, logprobs_T in self._judged(self.reference, examples):
+                example.reference_T = logprobs_T
+        return examples
+
+    def _mini_batches(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
         """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
         parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Row]] = {}
-        for row in batch.rows:
-            by_group.setdefault(row.group, []).append(row)
-        units = list(by_group.values()) if len(by_group) >= parts else [[row] for row in batch.rows]
+        by_group: dict[int, list[Example]] = {}
+        for example in examples:
+            by_group.setdefault(example.row.group, []).append(example)
+        units = list(by_group.values()) if len(by_group) >= parts else [[example] for example in examples]
         if len(units) < parts:
             log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", batch.version).permutation(len(units))
+        order = rng(self.settings.seed, "mini-batches", version).permutation(len(units))
         for part in np.array_split(order, min(parts, len(units))):
-            yield [row for unit in part.tolist() for row in units[unit]]
+            yield [example for unit in part.tolist() for example in units[unit]]
 
-    def _proximal(self, batch: Batch, generations: Generations) -> dict[int, Tensor]:
-        """Log-probabilities of stale rows under the weights before the first step; fresh rows keep their sampler's."""
-        stale = [row for row in batch.rows if row.version < batch.version and row.advantage]
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for rows in _chunks(stale, self.settings.rows_per_forward):
-                logprobs_BT, mask_BT = self._logprobs(rows, generations)
-                found |= {row.rollout: l_T[m_T] for row, l_T, m_T in zip(rows, logprobs_BT, mask_BT, strict=True)}
-        return found
-
-    def _step(self, rows: list[Row], generations: Generations, proximal: dict[int, Tensor]) -> dict[str, float]:
-        """One optimizer step on the mean loss over the tokens of a mini-batch.
-
-        A row without advantage has no gradient: its tokens count in the mean, but it needs no forward pass.
-        """
-        tokens = sum(len(generations[row.rollout].tokens) for row in rows)
+    def _step(self, examples: Sequence[Example]) -> dict[str, float]:
+        """One optimizer step on the loss of a mini-batch."""
         self.optimizer.zero_grad(set_to_none=False)
-        loss_sum, clipped = 0.0, 0
-        for chunk in _chunks([row for row in rows if row.advantage], self.settings.rows_per_forward):
-            loss, outside = self._loss(chunk, generations, proximal)
-            (loss / tokens).backward()
-            loss_sum += loss.item()
-            clipped += outside
+        figures = self._backward(examples)
         parameters = list(self.policy.model.parameters())
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
         if not isfinite(norm):
@@ -113,43 +152,87 @@ class Updater:
                 f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
                 "try a smaller learning rate"
             )
-        self._warm_up()
-        self.optimizer.step()
         self.steps += 1
-        return {"loss": loss_sum / tokens, "grad_norm": norm, "clip_fraction": clipped / tokens}
-
-    def _loss(self, rows: list[Row], generations: Generations, proximal: dict[int, Tensor]) -> tuple[Tensor, int]:
-        """Summed loss of some rows, and how many of their tokens are outside the clip range."""
-        logprobs_BT, mask_BT = self._logprobs(rows, generations)
-        behaviour_BT, proximal_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(logprobs_BT)
-        for at, row in enumerate(rows):
-            sampled_T = torch.from_numpy(generations[row.rollout].logprobs).to(logprobs_BT)
-            behaviour_BT[at, : len(sampled_T)] = sampled_T
-            proximal_BT[at, : len(sampled_T)] = proximal.get(row.rollout, sampled_T)
-        column = [
-            torch.tensor([getattr(row, name) for row in rows]).to(logprobs_BT) for name in ("advantage", "weight")
-        ]
-        clip = self.settings.clip
-        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, column[0], column[1], clip)
-        ratio_BT = (logprobs_BT.detach() - proximal_BT).exp()
-        outside_BT = (ratio_BT < 1 - clip.low) | (ratio_BT > 1 + clip.high)
-        return (losses_BT * mask_BT).sum(), int((outside_BT & mask_BT).sum())
-
-    def _logprobs(self, rows: Sequence[Row], generations: Generations) -> tuple[Tensor, Tensor]:
-        return completion_logprobs(
-            self.policy.model,
-            [self.prompts[row.prompt] for row in rows],
-            [generations[row.rollout].tokens for row in rows],
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
-        )
-
-    def _warm_up(self) -> None:
-        share = min(1.0, (self.steps + 1) / max(1, self.settings.warmup_steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * share
+            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps)
+        self.optimizer.step()
+        return figures | {"grad_norm": norm}
+
+    def _backward(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens.
+
+        Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
+        """
+        settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
+        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
+        for example, share in zip(examples, of_rows.tolist(), strict=True):
+            example.share = share
+        figures = {"loss": 0.0, "clip_fraction": 0.0} | ({} if self.reference is None else {"kl": 0.0})
+        tokens = int(lengths_B.sum())
+        needed = [each for each in examples if each.row.advantage or self.reference is not None]
+        for part in passes(needed, settings.tokens_per_forward):
+            loss, sums = self._loss(part)
+            loss.backward()
+            figures["loss"] += loss.item()
+            for name, of_tokens in sums.items():
+                figures[name] += of_tokens / tokens
+        return figures
+
+    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, float]]:
+        """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
+        loss = self.settings.loss
+        logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+        behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
+        proximal_BT = _beside([each.proximal_T for each in examples], logprobs_BT)
+        advantages_B, weights_B, shares_B = (
+            torch.tensor(column).to(logprobs_BT)
+            for column in zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
+        )
+        reference_BT = None
+        if self.reference is not None:
+            reference_BT = _beside([each.reference_T for each in examples if each.reference_T is not None], logprobs_BT)
+        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, advantages_B, weights_B, loss, reference_BT)
+        with torch.no_grad():
+            ratio_BT = (logprobs_BT - proximal_BT).exp()
+            outside_BT = (ratio_BT < 1 - loss.clip.low) | (ratio_BT > 1 + loss.clip.high)
+            sums = {"clip_fraction": float((outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum())}
+            if reference_BT is not None:
+                sums["kl"] = float((divergences(logprobs_BT, reference_BT) * mask_BT).sum())
+        return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
+
+    def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
+        """Log-probabilities of each row under a model, without gradient; kept on the CPU, as the sampler's are."""
+        for part in passes(examples, self.settings.tokens_per_forward):
+            with torch.no_grad():
+                logprobs_BT, mask_BT = self._logprobs(model, part)
+            yield from ((each, l_T[m_T].cpu()) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
+
+    def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        with computing(model.device, self.settings.precision):
+            return completion_logprobs(
+                model,
+                [each.prompt for each in examples],
+                [each.tokens for each in examples],
+                pad_id=self.policy.pad_id,
+                temperature=self.settings.sampling.temperature,
+            )
 
 
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    for start in range(0, len(rows), size):
-        yield list(rows[start : start + size])
+def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
+    """Rows that share a forward pass: of like length, and with padding no more than so many tokens, or a row alone."""
+    part: list[Example] = []
+    longest_prompt = 0
+    for example in sorted(examples, key=lambda each: (len(each.tokens), len(each.prompt))):
+        longest_prompt = max(longest_prompt, len(example.prompt))
+        width = longest_prompt + len(example.tokens)
+        if part and (len(part) + 1) * width > tokens_per_forward:
+            yield part
+            part, longest_prompt = [], len(example.prompt)
+        part.append(example)
+    if part:
+        yield part
+
+
+def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
+    """A row's entries a row of a matrix, 0 beyond its end."""
+    return pad_sequence(list(rows), batch_first=True).to(like_BT)
