@@ -296,7 +296,7 @@ class Trainer:
         changed = self._changed_data(state)
         others = [*differences(_but_prompts(state["identity"]), _but_prompts(self._identity), "run")]
         if changed and not accept_data:
-            others.append(f"run.prompts: {changed} (accept_data=True goes on with the prompts given)")
+            others.append(f"run.prompts: {changed} (accept_data=True, or --accept-data, goes on with them)")
         elif changed and state["allocator"]["batch"] is not None:
             others.append(f"run.prompts: {changed}, and a batch of the old ones is still to be trained")
         if others:
