@@ -192,8 +192,13 @@ def _section(
         charts=list(_charts(methods, runs[0].target, f"{name.replace('/', '-')}-" if several else "")),
         summary=summary,
         runs=runs,
-        examples={label: shown for label, of_label in methods.items() if (shown := examples(of_label[0].folder))},
+        examples={label: shown for label, of_label in methods.items() if (shown := _examples(of_label))},
     )
+
+
+def _examples(runs: Sequence[RecordedRun]) -> Sequence[Example]:
+    """Rollouts of the first run that kept some."""
+    return next(filter(None, (examples(run.folder) for run in runs)), [])
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
