@@ -80,7 +80,7 @@ def train(
     run = replace(run, settings=replace(run.settings, **saving))
     if given.task:
         one_thread()
-    folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
+    folder = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     _say_where_it_starts(console, folder, resume)
     console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
     if run.max_rollouts is None and run.settings.target is None:

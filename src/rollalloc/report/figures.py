@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,13 @@ from matplotlib.patches import Patch
 
 from rollalloc.report import series
 from rollalloc.report.recorded import RecordedRun
-from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, cause, state_of
+from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
 from rollalloc.report.text import one_line
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
-_NARROW = 0.06  # a part of a bar below this has no room for its figure
+_NARROW = 0.085  # a part of a bar below this has no room for its figure
+_LINES = ("-", "--", ":")  # for more methods than there are colours
 _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -82,7 +84,8 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
             if middle is None:
                 continue
             evaluated = True
-            axes.plot(middle.x_X, middle.middle_X, color=colour, linewidth=2.2, label=one_line(label, 24))
+            line = _LINES[at // len(METHODS) % len(_LINES)]
+            axes.plot(middle.x_X, middle.middle_X, line, color=colour, linewidth=2.2, label=one_line(label, 24))
             axes.fill_between(middle.x_X, middle.low_X, middle.high_X, color=colour, alpha=0.15, linewidth=0)
         if not evaluated:
             return None
@@ -103,26 +106,26 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
     if not paid:
         return None
-    causes = _in_order(CAUSES, (name for accounts in paid.values() for name, count in accounts.items() if count))
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
         figure, axes = _figure(1.5 + 0.46 * len(paid))
         for row, accounts in enumerate(paid.values()):
             left, total = 0.0, sum(accounts.values())
-            for name in causes:
-                count = accounts.get(name, 0)
-                axes.barh(row, count, left=left, height=0.66, color=cause(name).colour.light)
+            for kind, count in by_cause(accounts):
+                axes.barh(row, count, left=left, height=0.66, color=kind.colour.light)
                 if count > _NARROW * longest:
                     axes.text(left + count / 2, row, f"{count / total:.0%}", ha="center", va="center", color="#000001")
                 left += count
             axes.text(left + longest * 0.012, row, f"{total:,.0f}", va="center", color=MUTED.light)
         axes.set_yticks(range(len(paid)), [one_line(label, 18) for label in paid], color=INK.light)
         axes.invert_yaxis()
-        axes.set_xlim(0, longest * 1.14)
+        axes.set_xlim(0, longest * 1.16)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-        _rollouts_below(axes, "rollouts paid, mean of the seeds")
-        _legend(figure, [cause(name) for name in causes])
+        seeds = max(len(runs) for runs in methods.values())
+        _rollouts_below(axes, "rollouts paid" + (", mean of the seeds" if seeds > 1 else ""))
+        together = sum((Counter(accounts) for accounts in paid.values()), Counter[str]())
+        _legend(figure, [kind for kind, _ in by_cause(together)])
     return figure
 
 
@@ -144,7 +147,7 @@ def causes_over_time(methods: Methods) -> Figure | None:
 
 
 def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of prompts in each state, and of those evicted as a line."""
+    """For each method, the share of prompts in each state, of those evicted as a line, and the visits to revived ones."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.states_over_time(runs)
@@ -157,6 +160,9 @@ def states_over_time(methods: Methods) -> Figure | None:
         evicted = series.evicted_over_time(runs)
         if evicted is not None and evicted.values["evicted"].any():
             axes.plot(evicted.x_X, evicted.values["evicted"], color=INK.light, linewidth=1.6, linestyle=(0, (3, 2)))
+        revived = [run.batches[-1].get("revived") or 0 for run in runs if run.batches]
+        if any(revived):
+            axes.set_title(f"{np.mean(revived):,.0f} revived", loc="right", color=MUTED.light)
         return [name for name, part_X in parts.items() if np.any(part_X)]
 
     return _rows(methods, draw, STATES, "share of prompts")

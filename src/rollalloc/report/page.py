@@ -158,7 +158,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "visible": visible,
         "one_line": one_line,
-        "cause": style.cause,
+        "by_cause": style.by_cause,
         "state": state,
         "remaining": remaining,
         "clock": lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "",
@@ -228,7 +228,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "states",
             "What the model could do, over time",
-            f"Prompts by the outcome of their last visit{over}. Dashed: those evicted, not drawn again unless probed anew.",
+            f"Prompts by the outcome of their last visit{over}. Dashed: those evicted. Revived: later visits to these.",
             figures.states_over_time,
         ),
         (
