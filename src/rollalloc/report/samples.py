@@ -21,12 +21,14 @@ class Example:
 
     Attributes:
         fate: what became of it, in plain words.
+        key: of its prompt.
         text: what the model wrote, visible and cut.
         reward: None where it has no score.
         tokens: its length.
     """
 
     fate: str
+    key: str
     text: str
     reward: float | None
     tokens: int | None
@@ -42,9 +44,11 @@ def examples(folder: Path) -> list[Example]:
     found: dict[str, list[Example]] = {}
     for line in reversed(lines):
         fate = _fate(line, rewards.get(line.get("group"), set()))
-        if len(found.setdefault(fate, [])) < _EACH:
-            text = visible(shortened(str(line.get("text", ""))))
-            found[fate].append(Example(fate, text, line.get("reward"), line.get("tokens")))
+        text = visible(shortened(str(line.get("text", ""))))
+        shown = found.setdefault(fate, [])
+        if len(shown) < _EACH and text not in (example.text for example in shown):
+            key = line.get("key", line.get("prompt"))
+            shown.append(Example(fate, str(key or ""), text, line.get("reward"), line.get("tokens")))
     return [example for fate in sorted(found) for example in found[fate]]
 
 
