@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import RECIPES, Run, execute, folder_of, make_recipe
+from rollalloc.bench.runs import Run, execute, folder_of, make_recipe
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.loss import Clip, Loss
 from rollalloc.engines.policy import Policy
@@ -25,7 +25,11 @@ def test_recipes_are_those_of_the_package():
     assert make_recipe("grpo", {"groups": 3, "n": 2}) == recipes.grpo(3, 2)
     given = {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "promote": "oldest"}
     assert make_recipe("pilot_commit", given) == recipes.pilot_commit(**given)
-    assert set(RECIPES) == {"grpo", "dapo", "pilot_commit", "pods", "darts", "racing"}
+    assert make_recipe("dapo_carry", {"groups": 3, "n": 2, "gen_groups": 6}) == recipes.dapo(3, 2, 6, surplus="carry")
+    mixed = recipes.mix(recipes.pilot_commit(2, 2, 2, 6), recipes.pods(2, 4, 3))
+    assert (
+        make_recipe("pilot_commit+pods", {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "m": 3}) == mixed
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,9 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     assert why.startswith("budget")
     assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
     assert metrics[-1]["rollouts_paid"] == 96
-    assert json.loads((tmp_path / "run" / "run.json").read_text()) == run.description()
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert described.pop("digests").keys() > {run.source.prompts[0], run.source.heldout}
+    assert described == run.description()
     assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
 
 

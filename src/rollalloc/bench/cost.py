@@ -1,12 +1,13 @@
 """Cost to target, defined here and nowhere else: what a run paid until it reached an accuracy.
 
-A run is evaluated on a fixed grid of rollouts paid: at each multiple of `eval_every`, the newest weights whose rollouts all
-lie within it. The target is reached at the first grid point from which two evaluations in a row, of different weights, are at
-or above it: one lucky evaluation is not enough. Between that point and the one before it the cost is interpolated linearly. A
-run that never got there is censored: its cost is more than what it had paid at its last grid point.
+A run is evaluated on a fixed grid of rollouts paid: at each multiple of `eval_every`, the newest weights whose rollouts
+all lie within it. The target is reached at the first grid point from which two evaluations in a row, of different
+weights, are at or above it: one lucky evaluation is not enough. Between that point and the one before it the cost is
+interpolated linearly. A run that never got there is censored: its cost is more than what it had paid at its last grid
+point.
 
-Costs are rollouts, generated tokens, seconds (evaluation aside) and optimizer steps. The first is read off the grid; the
-others are what had been paid when the weights of a grid point were made.
+Costs are rollouts, generated tokens, seconds (evaluation aside) and optimizer steps. The first is read off the grid;
+the others are what had been paid when the weights of a grid point were made.
 """
 
 from __future__ import annotations

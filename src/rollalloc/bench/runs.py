@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from errno import ENOENT
+from functools import cache
+from hashlib import file_digest
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from rollalloc import recipes
+from rollalloc.bench.methods import RECIPES
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
@@ -28,10 +32,6 @@ from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
-RECIPES = {
-    function.__name__: function
-    for function in (recipes.grpo, recipes.dapo, recipes.pilot_commit, recipes.pods, recipes.darts, recipes.racing)
-}
 _WHERE_IT_RUNS = (
     "reward_workers",
     "reward_limit_s",
@@ -77,7 +77,7 @@ class Run:
 
     Attributes:
         source: model, prompts and reward.
-        recipe: name of a function of `rollalloc.recipes`, or `module:object`, a `Recipe` or a function that returns one.
+        recipe: a key of `rollalloc.bench.methods.RECIPES`, or `module:object`, a `Recipe` or a function that returns one.
         parameters: arguments of that function.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
@@ -108,6 +108,17 @@ class Run:
         del described["track"]
         return json.loads(json.dumps(described))
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder's `run.json` is of this very run, on files with the same contents as now."""
+        path = folder / "run.json"
+        if not path.exists():
+            return False
+        saved = json.loads(path.read_text())
+        digests = saved.pop("digests", {})
+        now = digests_of(self.source)
+        # A file that is gone has no contents that could differ.
+        return saved == self.description() and all(digests.get(name) == now[name] for name in now)
+
     @staticmethod
     def described_in(folder: Path) -> Run:
         """The run that a folder's `run.json` describes.
@@ -120,7 +131,9 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
         try:
-            return _revived(Run, json.loads(path.read_text()))
+            saved = json.loads(path.read_text())
+            saved.pop("digests", None)  # of the files, which are not the run's
+            return _revived(Run, saved)
         except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
 
@@ -143,7 +156,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     """The recipe of that name with those parameters.
 
     Args:
-        name: a function of `rollalloc.recipes`, or `module:object`, which is imported, so it runs that module's code.
+        name: a key of `RECIPES`, or `module:object`, which is imported, so it runs that module's code.
         parameters: the function's arguments.
 
     Raises:
@@ -185,7 +198,13 @@ def folder_of(run: Run, folder: Path) -> Path:
 
 
 def execute(
-    run: Run, folder: Path, listener: Listener | None = None, *, resume: bool = False, accept_recipe: bool = False
+    run: Run,
+    folder: Path,
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    accept_recipe: bool = False,
+    accept_data: bool = False,
 ) -> str:
     """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
 
@@ -194,6 +213,7 @@ def execute(
         listener: called with each line of the metrics.
         resume: go on from the newest checkpoint in the folder; without one the run starts afresh.
         accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
+        accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
@@ -218,15 +238,45 @@ def execute(
                 policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
             )
             if resume:
-                trainer.resume(accept_recipe=accept_recipe)
-            checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
+                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
+            checkpoint.write_whole(
+                folder / "run.json", json.dumps(run.description() | {"digests": digests_of(source)}, indent=2)
+            )
             return trainer.run()
 
 
+def digests_of(source: Source) -> dict[str, str]:
+    """SHA-256 of each file that a source names and that is on this machine, by its path."""
+    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward)]
+    places = [Path(name) for name in named if name is not None]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}
+
+
+@cache
+def _digest(file: Path, changed_ns: int) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _reward_file(reward: str) -> str | None:
+    """The file of a reward function, `file.py:function` or `package.module:function`; nothing is imported."""
+    module = reward.rpartition(":")[0]
+    if module.endswith(".py"):
+        return module
+    package, *inner = module.split(".")
+    found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if found is None or not inner:
+        return None if found is None else found.origin
+    places = [Path(place, *inner) for place in found.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return str(files[0]) if files else None
+
+
 def _refuse_another_source(run: Run, folder: Path) -> None:
-    """Refuse to resume with another model, data or reward."""
+    """Refuse to resume with another model, evaluation or reward."""
     saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
-    for name in _WHERE_IT_RUNS:
+    for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
         saved[name] = given[name]
     others = list(differences(saved, given, "source"))
     if others:

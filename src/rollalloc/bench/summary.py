@@ -1,8 +1,8 @@
 """What a comparison says, from the `run.json` and `metrics.jsonl` of its runs alone.
 
-Point estimates are interquartile means: the mean of what is left when a quarter of the values, rounded down, is cut off at each
-end. Their intervals are bootstrapped over seeds. A censored run enters with what it had paid, which is a lower bound of its
-cost; then the point is a bound too, marked as such, and no interval is claimed.
+Point estimates are interquartile means: the mean of what is left when a quarter of the values, rounded down, is cut off
+at each end. Their intervals are bootstrapped over seeds. A censored run enters with what it had paid, which is a lower
+bound of its cost; then the point is a bound too, marked as such, and no interval is claimed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,10 @@ class RecipeSummary:
     """What a recipe paid on a task, over its seeds.
 
     Attributes:
-        label: what it is called.
-        recipe: its name.
-        parameters: of the recipe.
-        learning_rate: of its runs.
-        seeds: of the runs that have ended, in order.
-        reached: runs that reached the target; the others are censored.
-        costs: to the target, by `COSTS`; None where nothing was evaluated or there is no target.
-        ratios: the baseline's cost over this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
+        label: what it is called. recipe: its name. parameters: of the recipe. learning_rate: of its runs. seeds: of the
+        runs that have ended, in order. reached: runs that reached the target; the others are censored. costs: to the
+        target, by `COSTS`; None where nothing was evaluated or there is no target. ratios: the baseline's cost over
+        this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
             seed has both, or bounds point both ways.
         standard_error: the largest of its evaluations'; 0 where all are exact, None where one is not known.
         accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
@@ -223,9 +219,9 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
     """The interquartile mean of some values, with its bootstrapped 95% interval where there are five and no bound.
 
-    Percentiles of the bootstrap's distribution, expanded for few values: those of N(0, 1) at ±√(n/(n−1))·t, with t the 97.5%
-    quantile of Student's t of n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015). The plain 2.5% and
-    97.5% would hold far less than 95% for five seeds.
+    Percentiles of the bootstrap's distribution, expanded for few values: those of N(0, 1) at ±√(n/(n−1))·t, with t the
+    97.5% quantile of Student's t of n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015). The
+    plain 2.5% and 97.5% would hold far less than 95% for five seeds.
     """
     point = float(interquartile_mean(values))
     if len(values) < FEWEST or bound:

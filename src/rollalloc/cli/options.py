@@ -23,7 +23,7 @@ def _option(help: str, panel: str, *names: str) -> Any:
 class Given:
     """What the command line said of a run, whatever the recipe."""
 
-    task: Annotated[str | None, _option("A built-in task: skills or sort.", _WHAT)] = None
+    task: Annotated[str | None, _option("A built-in task: skills, sort, or rg/NAME of reasoning-gym.", _WHAT)] = None
     pool: Annotated[str, _option("Prompts of skills: balanced, mixed or late.", _WHAT)] = "late"
     model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
     prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
@@ -73,11 +73,15 @@ class Given:
 
 
 def with_given(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one that has each field of it as an option."""
+    """A command whose first parameter is a `Given`, as one that has each field of it as an option.
+
+    Where the command declares an option of the same name itself, that one holds.
+    """
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
         for field, hint in zip(fields(Given), get_type_hints(Given, include_extras=True).values(), strict=True)
+        if field.name not in {parameter.name for parameter in own}
     ]
     hints = get_type_hints(command, include_extras=True)
     keyword = [
@@ -86,7 +90,7 @@ def with_given(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**options: Any) -> None:
-        given = Given(**{field.name: options.pop(field.name) for field in fields(Given)})
+        given = Given(**{parameter.name: options.pop(parameter.name) for parameter in shared})
         command(given, **options)
 
     called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]

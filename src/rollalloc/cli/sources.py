@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run
+from rollalloc.bench.methods import RECIPES, matched
+from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source, make_recipe
 from rollalloc.cli.options import Given
 from rollalloc.engines.loss import Aggregation, Clip, Loss
@@ -14,15 +15,8 @@ from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
 
-# For a model of the user's own: the field's usual shapes, to begin with. Nobody tuned them for that model.
-USUAL: Mapping[str, dict[str, Any]] = {
-    "grpo": {"groups": 16, "n": 8},
-    "dapo": {"groups": 16, "n": 8, "gen_groups": 48},
-    "pilot_commit": {"groups": 16, "n_pilot": 4, "n_commit": 4, "gen_groups": 48},
-    "pods": {"groups": 16, "n": 16, "m": 4},
-    "darts": {"groups": 16, "shortest": 7, "longest": 1},
-    "racing": {"groups": 16, "sizes_S": (2, 8), "gen_groups": 32},
-}
+# For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
+USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
@@ -39,7 +33,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         ValueError: neither a task nor a model with prompts and a reward, or both; a recipe that cannot be made.
     """
     if (given.task is None) == (given.model is None):
-        raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
+        raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()))
     make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
@@ -53,7 +47,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
         options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     _, preset = preset_of(task, given.pool)
-    tuned = preset.tuned.get(recipe) or Tuned({}, _USUAL_RATE)
+    tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
     changes = _said(target=given.target, eval_every=given.eval_every)
     run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)

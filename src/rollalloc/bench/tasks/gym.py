@@ -1,9 +1,9 @@
 """Tasks of reasoning-gym: any of them by name, and a ladder that a model of some hundred thousand parameters climbs.
 
-A task's questions and answers are written to our prompt files once, each with the entry that its verifier needs. Its traps are
-met here. A wrong answer may get some marks: right is what gets full ones. A verifier may look for the answer in prose, or raise
-at what it does not expect: only what stands in `<answer>` tags counts, where there are any, and what it raises at is wrong. One
-that gives full marks for no answer, or none for its own, is refused.
+A task's questions and answers are written to our prompt files once, each with the entry that its verifier needs. Its
+traps are met here. A wrong answer may get some marks: right is what gets full ones. A verifier may look for the answer
+in prose, or raise at what it does not expect: only what stands in `<answer>` tags counts, where there are any, and what
+it raises at is wrong. One that gives full marks for no answer, or none for its own, is refused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         config: instead of the task's own, for tests.
 
     Raises:
-        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that was
+        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
+        was
             made with another configuration.
         ImportError: reasoning-gym is not installed.
     """
@@ -159,8 +160,8 @@ def _problems(config: Config, rng: np.random.Generator, count: int, taken: set[s
         if len(found) == count:
             return found
     raise ValueError(
-        f"expected {count} more different questions of {config.name}, found {len(found)} in {_DRAWS * count}; ask for fewer, "
-        "or for harder ones"
+        f"expected {count} more different questions of {config.name}, found {len(found)} in {_DRAWS * count}; "
+        "ask for fewer, or for harder ones"
     )
 
 
