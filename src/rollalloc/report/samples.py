@@ -13,6 +13,7 @@ from rollalloc.report.text import shortened, visible
 
 _TAIL_BYTES = 4 << 20  # the newest rollouts; the file may be larger than memory
 _EACH = 2  # examples of a fate
+_STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ def examples(folder: Path) -> list[Example]:
 
 
 def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
+    if line.get("unscored") == _STOPPED:
+        return "stopped early"
     if line.get("unscored"):
         return f"not scored: {visible(str(line['unscored'])[:80])}"
     if line.get("truncated"):
