@@ -13,7 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
+from rollalloc.core.ledger import NEW
 from rollalloc.report import series
 from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
@@ -108,7 +110,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
         return None
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
-        figure, axes = _figure(1.5 + 0.46 * len(paid))
+        figure, axes = _figure(1.3 + 0.44 * len(paid))
         for row, accounts in enumerate(paid.values()):
             left, total = 0.0, sum(accounts.values())
             for kind, count in by_cause(accounts):
@@ -147,7 +149,7 @@ def causes_over_time(methods: Methods) -> Figure | None:
 
 
 def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of prompts in each state, of those evicted as a line, and the visits to revived ones."""
+    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.states_over_time(runs)
@@ -160,12 +162,20 @@ def states_over_time(methods: Methods) -> Figure | None:
         evicted = series.evicted_over_time(runs)
         if evicted is not None and evicted.values["evicted"].any():
             axes.plot(evicted.x_X, evicted.values["evicted"], color=INK.light, linewidth=1.6, linestyle=(0, (3, 2)))
-        revived = [run.batches[-1].get("revived") or 0 for run in runs if run.batches]
-        if any(revived):
-            axes.set_title(f"{np.mean(revived):,.0f} revived", loc="right", color=MUTED.light)
+        axes.set_title(_visits(runs), loc="right", color=MUTED.light)
         return [name for name, part_X in parts.items() if np.any(part_X)]
 
-    return _rows(methods, draw, STATES, "share of prompts")
+    return _rows(methods, draw, STATES, "share of prompts visited")
+
+
+def _visits(runs: Sequence[RecordedRun]) -> str:
+    """The share of prompts visited in the end, and the visits to prompts that had been evicted, mean of the seeds."""
+    ends = [run.batches[-1] for run in runs if run.batches and run.batches[-1].get("prompts")]
+    if not ends:
+        return ""
+    shares = [1 - end["prompts"].get(NEW, 0) / max(1, sum(end["prompts"].values())) for end in ends]
+    revived = float(np.mean([end.get("revived") or 0 for end in ends]))
+    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} revived" if revived else "")
 
 
 def lengths(methods: Methods) -> Figure | None:
@@ -181,6 +191,7 @@ def lengths(methods: Methods) -> Figure | None:
         axes.plot(over.x_X, at["p50"], color=colour, linewidth=2)
         axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         return [""]
 
     return _rows(methods, draw, {}, "tokens")
@@ -200,6 +211,7 @@ def staleness(methods: Methods) -> Figure | None:
             colour = METHODS[list(methods).index(label) % len(METHODS)].light
             axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
         axes.set_xticks(range(oldest + 1))
+        axes.set_xlim(-0.6, max(oldest, 3) + 0.6)
         axes.set_xlabel("updates between a rollout's first token and its use")
         axes.set_ylabel("share of rows")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

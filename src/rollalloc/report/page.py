@@ -233,7 +233,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "states",
             "What the model could do, over time",
-            f"Prompts by the outcome of their last visit{over}. Dashed: those evicted. Revived: later visits to these.",
+            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: evicted; revived: visits to such a one.",
             figures.states_over_time,
         ),
         (
