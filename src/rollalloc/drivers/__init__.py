@@ -1,0 +1,1 @@
+"""Thin adapters to other people's trainers: they translate, the core decides."""
