@@ -91,10 +91,6 @@ class Allocation:
         """What is kept of the rollouts of these rows."""
         return [self.rollouts[row.rollout] for row in rows]
 
-    def encode(self, trainer: Any, prompts: Sequence[int]) -> list[Tokens]:
-        """Token ids of prompts of the data set."""
-        return encode(trainer, [self.dataset[prompt]["prompt"] for prompt in prompts])
-
     # ---------------------------------------------------------------------------------------------------------- rollouts
 
     def _release(self, actions: Actions) -> None:
@@ -106,7 +102,8 @@ class Allocation:
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
         mine = _share(actions.generate, me, processes)
         prompts = list(dict.fromkeys(order.prompt for order in mine))
-        tokens_of = dict(zip(prompts, self.encode(trainer, prompts) if prompts else (), strict=True))
+        rows = [self.dataset[prompt]["prompt"] for prompt in prompts]
+        tokens_of = dict(zip(prompts, encode(trainer, rows), strict=True))
         requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
         made = generate(requests)
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
@@ -149,9 +146,17 @@ class Allocation:
         return Done(made.rollout, reward, metric, tokens, self.allocator.version, truncated=made.truncated)
 
 
+def idle_rollout(eos_ids: Tokens) -> Rollout:
+    """Something for the model to read where there is nothing to train on."""
+    end = eos_ids[:1]
+    return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
+
+
 def encode(trainer: Any, prompts: Sequence[Any]) -> list[Tokens]:
     """Token ids of prompts, conversations through the chat template as TRL renders them."""
     tokenizer = trainer.processing_class
+    if not prompts:
+        return []
     if not is_conversational({"prompt": prompts[0]}):
         return [tuple(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
     encoded = tokenizer.apply_chat_template(

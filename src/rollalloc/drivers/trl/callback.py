@@ -51,8 +51,8 @@ class AllocationCallback(TrainerCallback):
         place = _checkpoint(args, state)
         if self.allocation.allocator.outstanding().batch is not None:
             log.warning(
-                "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save at a multiple of "
-                "%d steps",
+                "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
+                "of %d steps",
                 place,
                 steps_per_batch(args),
             )
@@ -88,7 +88,7 @@ def load(allocation: Allocation, place: Path) -> None:
     """
     if checkpoint.newest(place / _FOLDER) is None:
         raise FileNotFoundError(
-            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without the recipe, or "
+            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without it, or "
             "between the optimizer steps of one batch: resume from another checkpoint, or start afresh"
         )
     saved = checkpoint.load_newest(place / _FOLDER)

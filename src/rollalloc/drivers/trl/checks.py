@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +12,8 @@ from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.rules import advantages, rows
+
+log = logging.getLogger(__name__)
 
 
 def steps_per_batch(args: Any) -> int:
@@ -116,18 +120,25 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
         )
 
 
-def check_data(dataset: Any, tokenizer: Any) -> None:
-    """Refuse data that the driver cannot take.
+def check_indexed(dataset: Any) -> None:
+    """Refuse a data set of which no row can be asked for.
 
     Raises:
-        TypeError: a data set that cannot be indexed.
-        ValueError: images, or conversations without a chat template.
+        TypeError: it streams.
     """
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise TypeError(
             "the recipe draws the prompts, so train_dataset must be map-style (with a length, indexed by number), got "
             f"{type(dataset).__name__}; load it without streaming"
         )
+
+
+def check_data(dataset: Any, tokenizer: Any) -> None:
+    """Refuse prompts that the driver cannot take.
+
+    Raises:
+        ValueError: images, or conversations without a chat template.
+    """
     first = dataset[0]
     if "image" in first or "images" in first:
         raise ValueError("prompts with images are not supported under a recipe; use TRL's GRPOTrainer for them")
@@ -138,8 +149,13 @@ def check_data(dataset: Any, tokenizer: Any) -> None:
         )
 
 
-def check_processes() -> None:
-    pass
+def check_processes(args: Any) -> None:
+    """Say it where `accelerate launch --cpu` started a single process, as it does whatever number it is told."""
+    if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:
+        log.warning(
+            "this is the only process: `accelerate launch --cpu` starts one, whatever --num_processes says; for N of them "
+            "use `torchrun --nproc_per_node N`"
+        )
 
 
 def check_saving(args: Any, state: Any) -> None:

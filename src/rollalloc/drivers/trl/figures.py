@@ -19,7 +19,9 @@ def generated_figures(allocation: Allocation) -> Figures:
         return {}
     found = _lengths("completions", [len(rollout.made.tokens) for rollout in made])
     found["completions/clipped_ratio"] = float(np.mean([rollout.made.truncated for rollout in made]))
-    found |= _lengths("completions", [len(rollout.made.tokens) for rollout in made if not rollout.made.truncated], "_terminated")
+    found |= _lengths(
+        "completions", [len(rollout.made.tokens) for rollout in made if not rollout.made.truncated], "_terminated"
+    )
     for at, name in enumerate(rewards.names):
         scores = [score for rollout in made if (score := rollout.scores_F[at]) is not None]
         found |= _moments(f"rewards/{name}/mean", f"rewards/{name}/std", scores)
@@ -48,7 +50,7 @@ def batch_figures(batch: Batch) -> Figures:
 def running_totals(allocation: Allocation) -> Figures:
     """What the run has paid so far, and for what."""
     core = allocation.allocator
-    causes = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
+    causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
     return causes | {
         "rollalloc/rollouts_paid": core.paid,
         "rollalloc/tokens_paid": core.tokens_paid,
@@ -71,4 +73,6 @@ def _lengths(prefix: str, lengths: Sequence[int], kind: str = "") -> Figures:
 
 
 def _moments(mean: str, std: str, values: Sequence[float]) -> Figures:
-    return {mean: float(np.mean(values)), std: float(np.std(values, ddof=1)) if len(values) > 1 else 0.0} if values else {}
+    return (
+        {mean: float(np.mean(values)), std: float(np.std(values, ddof=1)) if len(values) > 1 else 0.0} if values else {}
+    )

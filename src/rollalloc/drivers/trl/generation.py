@@ -33,7 +33,7 @@ class Generator:
         obstacle = _obstacle_to_sampler(trainer)
         if use_sampler and obstacle:
             raise ValueError(f"use_sampler=True, but rollalloc's sampler does not know {obstacle}; use_sampler=None")
-        self.trainer, self._keep = trainer, keep_logprobs
+        self.trainer = trainer
         self.samples = obstacle is None if use_sampler is None else use_sampler
         self.knows_logprobs = self.samples or trainer.use_vllm or keep_logprobs
         # Sampled in float32 from the whole distribution, a token's log-probability is what a forward pass gives.
@@ -51,24 +51,26 @@ class Generator:
             return self._sample(requests)
         prompts = [request.tokens for request in requests for _ in request.rollouts]
         rollouts = [rollout for request in requests for rollout in request.rollouts]
-        if self.trainer.use_vllm:
-            completions, logprobs = self._vllm(prompts)
-        else:
-            completions = [tuple(tokens) for tokens in self.complete(prompts)]
-            logprobs = self.logprobs(list(zip(prompts, completions, strict=True))) if self._keep else _unknown(completions)
+        completions, logprobs = self.complete(prompts)
+        if logprobs is None:
+            pairs = list(zip(prompts, completions, strict=True))
+            logprobs = self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for tokens in completions]
         return [
-            Generation(rollout, tuple(tokens), logprob_T, truncated=tokens[-1] not in self.eos_ids)
+            Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
             for rollout, tokens, logprob_T in zip(rollouts, completions, logprobs, strict=True)
         ]
+
+    def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
+        """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
+        return self._vllm(prompts) if self.trainer.use_vllm else (self._transformers(prompts), None)
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
         """Log-probability of each token of completions, given as (prompt, completion), under the weights of now."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return logprobs_of(self.trainer, model, pairs)
 
-    def complete(self, prompts: Sequence[Tokens]) -> list[list[int]]:
-        """Completions by `generate` of transformers, with TRL's settings, EOS included where it came."""
-        found: list[list[int]] = []
+    def _transformers(self, prompts: Sequence[Tokens]) -> list[Tokens]:
+        found: list[Tokens] = []
         trainer, rows = self.trainer, self._rows_at_once
         with (
             unwrap_model_for_generation(
@@ -77,7 +79,7 @@ class Generator:
                 gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
                 generation_kwargs=trainer.generation_kwargs,
             ) as model,
-            torch.no_grad(),
+            evaluating(model),
         ):
             for start in range(0, len(prompts), rows):
                 ids_BP, mask_BP = padded(
@@ -108,7 +110,7 @@ class Generator:
             model, requests, sampling, eos_ids=self.eos_ids, pad_id=self.pad_id, seed=trainer.args.seed
         )
 
-    def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[list[int]], list[NDArray[np.float32]]]:
+    def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
         trainer = self.trainer
         if self._synced_at != trainer.state.global_step:
             trainer.vllm_generation.sync_weights()
@@ -118,11 +120,11 @@ class Generator:
         )
         # The first of a token's log-probabilities is that of the token itself; None is one that vLLM could not give.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
-        return [list(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
+        return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
 
-    def _up_to_the_end(self, tokens: list[int]) -> list[int]:
+    def _up_to_the_end(self, tokens: list[int]) -> Tokens:
         ends = [at for at, token in enumerate(tokens) if token in self.eos_ids]
-        return tokens[: ends[0] + 1] if ends else tokens
+        return tuple(tokens[: ends[0] + 1] if ends else tokens)
 
 
 def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
@@ -139,9 +141,7 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
                 pad_id=trainer.processing_class.pad_token_id,
                 temperature=trainer.temperature,
             )
-            found += [
-                logprob_T[mask_T].cpu().numpy() for logprob_T, mask_T in zip(logprobs_BT, mask_BT, strict=True)
-            ]
+            found += [logprob_T[mask_T].cpu().numpy() for logprob_T, mask_T in zip(logprobs_BT, mask_BT, strict=True)]
     return found
 
 
@@ -169,5 +169,5 @@ def _half_precision(trainer: Any) -> bool:
     return trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
 
 
-def _unknown(completions: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-    return [np.full(len(tokens), np.nan, np.float32) for tokens in completions]
+def _unknown(tokens: Tokens) -> NDArray[np.float32]:
+    return np.full(len(tokens), np.nan, np.float32)

@@ -95,9 +95,7 @@ class RewardFunctions:
         waiting = [at for at, scores in enumerate(scores_FB) if inspect.isawaitable(scores)]
         for at, scores in zip(waiting, self._await([scores_FB[at] for at in waiting]), strict=True):
             scores_FB[at] = scores
-        checked = [
-            _checked(name, scores, len(examples)) for name, scores in zip(self.names, scores_FB, strict=True)
-        ]
+        checked = [_checked(name, scores, len(examples)) for name, scores in zip(self.names, scores_FB, strict=True)]
         return Scored([list(scores_F) for scores_F in zip(*checked, strict=True)], columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
@@ -138,6 +136,27 @@ class RewardFunctions:
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
         return loop
+
+
+def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | None) -> RewardFunctions:
+    """Reward functions as a user gives them: one or several, weights 1 by default.
+
+    Raises:
+        TypeError: something that cannot be called, or a model.
+        ValueError: another number of weights than of functions, or a metric that is none of them.
+    """
+    several = list(functions) if isinstance(functions, (list, tuple)) else [functions]
+    for function in several:
+        if not callable(function) or isinstance(function, torch.nn.Module):
+            raise TypeError(
+                f"expected reward functions, got {type(function).__name__}; reward models need "
+                "rollalloc.drivers.trl.AllocatedGRPOTrainer"
+            )
+    weights = [1.0] * len(several) if weights is None else list(weights)
+    if len(weights) != len(several):
+        raise ValueError(f"expected a weight for each of {len(several)} reward functions, got {len(weights)}")
+    names = [getattr(function, "__name__", type(function).__name__) for function in several]
+    return RewardFunctions(several, names, weights, [None] * len(several), metric)
 
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")

@@ -13,12 +13,11 @@ from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.drivers.trl.allocation import Rollout
+from rollalloc.drivers.trl.allocation import Rollout, idle_rollout
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.generation import Generator, Tokens, logprobs_of
 from rollalloc.engines.likelihood import padded
 from rollalloc.engines.loss import Clip
-from rollalloc.engines.sampler import Generation
 
 # Losses that average over rows, so that rows of padding would count; the others average over tokens.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -49,7 +48,9 @@ def training_inputs(
     mine = slice(accelerator.process_index, None, processes)
     rows, kept = batch.rows[mine], list(rollouts[mine])
     padding = whole // processes - len(rows)
-    filled = kept + [rollouts[0] if rollouts else _anything(generate)] * padding  # the model has to read something
+    filled = (
+        kept + [rollouts[0] if rollouts else idle_rollout(generate.eos_ids)] * padding
+    )  # the model has to read something
 
     pad_id, device = generate.pad_id, accelerator.device
     prompt_BP, prompt_mask_BP = padded([each.prompt_tokens for each in filled], pad_id, side="left", device=device)
@@ -119,11 +120,6 @@ def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray
         reference, without_adapter = model, use_adapter(model, "ref" if "ref" in model.peft_config else None)
     with without_adapter:
         return logprobs_of(trainer, reference, _pairs(filled))
-
-
-def _anything(generate: Generator) -> Rollout:
-    end = generate.eos_ids[:1]
-    return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
 
 
 def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
@@ -53,18 +52,15 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
+        checks.check_indexed(given.get("train_dataset"))
         super().__init__(*positional, **named)
-        checks.check_processes()
+        checks.check_processes(self.args)
         checks.check_data(self.train_dataset, self.processing_class)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
-        rewards = RewardFunctions(
-            self.reward_funcs,
-            self.reward_func_names,
-            self.reward_weights.tolist(),
-            self.reward_processing_classes,
-            metric,
-        )
+        functions: Any = self.reward_funcs
+        tokenizers: Any = self.reward_processing_classes
+        rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed)
         self._generator = Generator(self, use_sampler=use_sampler, keep_logprobs=recipe.max_staleness > 0)
         self._allocation_callback = AllocationCallback(self.allocation)
@@ -78,7 +74,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of the recipe in place of the prompts that TRL's sampler drew."""
-        if not self.model.training:
+        model: Any = self.model
+        if not model.training:
             return super()._generate_and_score_completions(inputs)
         allocation = self.allocation
         batch = allocation.next_batch(self, self._generator)
@@ -99,7 +96,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
         """Put what is trained on into the table of completions."""
-        logs, decode = self._logs, self.processing_class.batch_decode
+        tokenizer: Any = self.processing_class
+        logs, decode = self._logs, tokenizer.batch_decode
         shown = len(logs["prompt"])
         logs["prompt"].extend(decode([each.prompt_tokens for each in rollouts], skip_special_tokens=True))
         logs["completion"].extend(decode([each.made.tokens for each in rollouts], skip_special_tokens=True))
