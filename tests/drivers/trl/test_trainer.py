@@ -11,13 +11,15 @@ import tiny_trl
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForSequenceClassification, TrainerCallback
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOTrainer
 
 from rollalloc import Budget, recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.drivers.trl.generation import Generator
 from rollalloc.engines.native import Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
@@ -27,9 +29,11 @@ from rollalloc.rules import advantages
 every_recipe = pytest.mark.parametrize("recipe", tiny_trl.RECIPES)
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 2e-5) -> None:
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:
     for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, torch.Tensor]:
@@ -118,7 +122,6 @@ def test_rows_from_older_weights_are_weighted_by_the_truncated_ratio(tmp_path):
     class Watched(AllocatedGRPOTrainer):
         def _generate_and_score_completions(self, inputs):
             made = super()._generate_and_score_completions(inputs)
-            proximal = {"old": made["sampling_per_token_logps"]} | made
             ids = torch.cat([made["prompt_ids"], made["completion_ids"]], 1)
             mask = torch.cat([made["prompt_mask"], made["completion_mask"]], 1)
             with torch.no_grad():
@@ -222,16 +225,17 @@ def test_the_logged_reward_is_that_of_everything_generated(tmp_path):
 def test_the_table_of_completions_shows_what_was_trained_on(tmp_path):
     def reward(prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("words", [len(prompt.split()) for prompt in prompts])
-        return [(len(prompt) + 3 * len(text)) % 5 for prompt, text in zip(prompts, completions, strict=True)]
+        return [(len(prompt) + len(text.split())) % 2 for prompt, text in zip(prompts, completions, strict=True)]
 
     trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward, log_completions=True)
     trainer.train()
     table = pd.read_parquet(sorted((tmp_path / "completions").iterdir())[-1])
     assert len(table) == 16
     for _, row in table.iterrows():
-        assert row["reward"] == (len(row["prompt"]) + 3 * len(row["completion"])) % 5
+        assert row["reward"] == (len(row["prompt"]) + len(row["completion"].split())) % 2
         assert row["words"] == len(row["prompt"].split())
-    for _, group in table.groupby("prompt"):
+    for _, group in table.groupby(table.index // 4):
+        assert group["prompt"].nunique() == 1
         assert group["advantage"].sum() == pytest.approx(0, abs=1e-5)
         best = group["reward"].idxmax()
         assert group["advantage"][best] == group["advantage"].max()
@@ -252,7 +256,9 @@ def test_evaluation_is_trls_own(tmp_path):
     found = []
     for trainer in (ours, theirs):
         torch.manual_seed(5)
-        found.append({name: value for name, value in trainer.evaluate().items() if "time" not in name and "_per_" not in name})
+        found.append(
+            {name: value for name, value in trainer.evaluate().items() if "time" not in name and "_per_" not in name}
+        )
     assert found[0] == found[1]
     assert ours.allocation.allocator.paid == 0
 
@@ -293,7 +299,9 @@ def test_a_spent_budget_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
 
 def test_conversations_go_through_the_chat_template(tmp_path):
     tokenizer = tiny_trl.tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
     seen = []
 
     def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
@@ -335,9 +343,9 @@ class FakeVllm:
 
 
 def test_vllm_generates_where_the_user_has_it(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": False})
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
     trainer.use_vllm, trainer.vllm_generation = True, FakeVllm()
-    trainer._generator.knows_logprobs = True
+    trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
     trainer.model.train()
     inputs = trainer._generate_and_score_completions([])
     ratio_BT = inputs["importance_sampling_ratio"]
@@ -350,19 +358,35 @@ def test_vllm_generates_where_the_user_has_it(tmp_path):
     assert trainer.vllm_generation.synced >= 4
 
 
-@pytest.mark.parametrize("adapter", [False, True])
-def test_a_model_may_be_the_reward(adapter, tmp_path):
+def test_a_model_may_be_the_reward(tmp_path):
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "k1": 3, "k2": 4}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     config = LlamaConfig(
-        vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1, pad_token_id=0
+        vocab_size=5,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+        pad_token_id=0,
+        initializer_range=1.0,
     )
     torch.manual_seed(0)
-    judge = LlamaForSequenceClassification(config)
+    judge = LlamaForSequenceClassification(config).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
     trainer = tiny_trl.trainer(
         tmp_path,
         "grpo",
         reward=[judge, tiny_trl.starts_right],
-        more={"reward_processing_classes": [tiny_trl.tiny_tokenizer(), None]},
+        more={"reward_processing_classes": [tokenizer, None]},
+        max_steps=1,
     )
     trainer.train()
-    scores = {rollout.scores_F[0] for rollout in trainer.allocation.generated}
-    assert len(scores) > 4
+    for rollout in trainer.allocation.generated:
+        text = trainer.train_dataset[rollout.prompt]["prompt"] + trainer.processing_class.decode(
+            rollout.made.tokens, skip_special_tokens=True
+        )
+        with torch.no_grad():
+            expected = judge(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
+        assert rollout.scores_F[0] == pytest.approx(expected, abs=1e-5)

@@ -1,6 +1,6 @@
 """A tiny model, prompts and rewards for TRL; run as a program, one training run, for several processes and for resuming.
 
-    torchrun --nproc_per_node 2 tests/drivers/trl/tiny_trl.py '{"out": "/tmp/out", "recipe": "pilot_commit", "steps": 4}'
+torchrun --nproc_per_node 2 tests/drivers/trl/tiny_trl.py '{"out": "/tmp/out", "recipe": "pilot_commit"}'
 """
 
 from __future__ import annotations
@@ -129,12 +129,15 @@ def main(given: dict[str, Any]) -> None:
     """Train, and write what each process decided and, once, weights and losses."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    out, resume, stop_after = Path(given.pop("out")), given.pop("resume", None), given.pop("stop_after", None)
-    made = trainer(out, given.pop("recipe"), **given)
-    if stop_after:
-        made.args.max_steps = stop_after
+    out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", None)
+
+    def reward(completions: list[str], **columns: Any) -> list[float | None]:
+        scores = starts_right(completions, **columns)
+        return [None if unscored in text else score for text, score in zip(completions, scores, strict=True)]
+
+    made = trainer(out, given.pop("recipe"), reward=reward if unscored else starts_right, **given)
     made.train(resume_from_checkpoint=resume)
-    allocation = made.allocation
+    allocation = made.rollout_func.allocation if made.rollout_func else made.allocation
     decided = json.dumps(allocation.allocator.state_dict()).encode()
     line = {"decisions": sha256(decided).hexdigest(), "held": sorted(allocation.rollouts)}
     (out / f"process-{made.accelerator.process_index}.json").write_text(json.dumps(line))
