@@ -81,7 +81,8 @@ def test_evaluation_generates_for_the_prompts_it_is_given(tmp_path):
         per_device_eval_batch_size=16,
         num_generations_eval=2,
     )
-    found = trainer.evaluate()
+    trainer.evaluate()
+    found = trainer.state.log_history[-1]
     assert seen == [sorted(2 * list(range(8)))]
     assert 0 < found["eval_reward"] < 1
     assert trainer.rollout_func.allocation.allocator.paid == 0

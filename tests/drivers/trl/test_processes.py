@@ -10,24 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_trl
 import torch
 
-PROGRAM = Path(__file__).with_name("tiny_trl.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
 def run(out: Path, processes: int, *, launcher: list[str] | None = None, **given: Any) -> tuple[dict, list[dict], str]:
-    """Weights, what each process decided, and what was printed."""
+    """Weights, what each process decided, and what was printed; without a launcher, one process is this one."""
     out.mkdir(exist_ok=True)
-    command = launcher or ([*TORCHRUN, str(processes)] if processes > 1 else [sys.executable])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     given = {"out": str(out), "per_device_train_batch_size": 16 // processes} | given
-    done = subprocess.run(
-        [*command, str(PROGRAM), json.dumps(given)], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    printed = ""
+    if processes == 1 and launcher is None:
+        tiny_trl.main(given)
+    else:
+        command = launcher or [*TORCHRUN, str(processes)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(
+            [*command, tiny_trl.__file__, json.dumps(given)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        printed = done.stderr
+        assert done.returncode == 0, printed[-4000:]
     decided = [json.loads(file.read_text()) for file in sorted(out.glob("process-*.json"))]
-    return torch.load(out / "weights.pt", weights_only=True), decided, done.stderr
+    return torch.load(out / "weights.pt", weights_only=True), decided, printed
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -57,6 +66,7 @@ def test_two_processes_resume_exactly(tmp_path):
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
+@pytest.mark.slow
 def test_the_hook_with_two_processes(tmp_path):
     given = {"recipe": "fresh_pilot_commit", "with_hook": True}
     one, _, _ = run(tmp_path / "one", 1, **given)

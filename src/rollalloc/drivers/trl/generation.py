@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from trl.models.utils import unwrap_model_for_generation
 
@@ -36,17 +37,15 @@ class Generator:
         self.trainer = trainer
         self.samples = obstacle is None if use_sampler is None else use_sampler
         self.knows_logprobs = self.samples or trainer.use_vllm or keep_logprobs
-        # Sampled in float32 from the whole distribution, a token's log-probability is what a forward pass gives.
-        restricted = trainer.top_p < 1 or (trainer.top_k or 0) > 0
-        self.gives_the_policys = self.samples and not restricted and not _half_precision(trainer)
+        # In float32 a token's log-probability when it is sampled is what a forward pass over the row gives.
+        half = trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
+        self.gives_the_policys = self.samples and not half
         self.eos_ids = eos_ids(trainer)
         self.pad_id = int(trainer.processing_class.pad_token_id)
         self._synced_at: int | None = None
 
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
-        if not requests:
-            return []
         if self.samples:
             return self._sample(requests)
         prompts = [request.tokens for request in requests for _ in request.rollouts]
@@ -101,8 +100,6 @@ class Generator:
         sampling = Sampling(
             trainer.max_completion_length,
             temperature=trainer.temperature,
-            top_p=trainer.top_p,
-            top_k=max(0, trainer.top_k or 0),
             max_rows=self._rows_at_once,
         )
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
@@ -115,9 +112,12 @@ class Generator:
         if self._synced_at != trainer.state.global_step:
             trainer.vllm_generation.sync_weights()
             self._synced_at = trainer.state.global_step
+        most = max(gather_object([len(prompts)]))  # vLLM serves all processes at once and wants as many prompts of each
+        filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
         _, completions, logprobs, _ = trainer.vllm_generation.generate(
-            prompts=[list(tokens) for tokens in prompts], images=None, num_generations=1
+            prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
+        completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
         # The first of a token's log-probabilities is that of the token itself; None is one that vLLM could not give.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
         return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
@@ -157,16 +157,15 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
         "use_vllm": trainer.use_vllm,
         "continuous batching": getattr(args, "use_transformers_continuous_batching", False)
         or getattr(args, "use_transformers_paged", False),
+        # With these, log-probabilities of what was sampled would not be the policy's.
+        "top_p": args.top_p < 1,
+        "top_k": (args.top_k or 0) > 0,
         "min_p": args.min_p,
         "repetition_penalty": args.repetition_penalty != 1.0,
         "generation_kwargs": args.generation_kwargs,
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
     }
     return next((name for name, there in obstacles.items() if there), None)
-
-
-def _half_precision(trainer: Any) -> bool:
-    return trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
 
 
 def _unknown(tokens: Tokens) -> NDArray[np.float32]:

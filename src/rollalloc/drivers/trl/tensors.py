@@ -92,8 +92,10 @@ def _corrections(
         given["sampling_per_token_logps"] = _like(mask_BT, behaviour)
     if not (engine or age or several):
         return given
-    fresh = [row.version == batch.version for row in rows] + [True] * (len(filled) - len(rows))
-    again = [at for at, is_fresh in enumerate(fresh) if not (is_fresh and generate.gives_the_policys)]
+    if engine or (several and not generate.gives_the_policys):
+        again = list(range(len(filled)))
+    else:
+        again = [at for at, row in enumerate(rows) if row.version < batch.version]
     proximal = dict(enumerate(behaviour)) | dict(
         zip(again, generate.logprobs(_pairs(filled[at] for at in again)), strict=True)
     )
