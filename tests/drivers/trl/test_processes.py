@@ -44,9 +44,11 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         torch.testing.assert_close(tensor, other[name], rtol=0, atol=3e-4)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}], ids=["pilot-commit", "ragged"]
-)
+RAGGED = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
+PLAIN = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # AdamW would not see a scaled loss
+
+
+@pytest.mark.parametrize("changes", [{}, RAGGED | PLAIN], ids=["pilot-commit", "ragged"])
 def test_two_processes_decide_alike_and_train_to_the_weights_of_one(changes, tmp_path):
     given = {"recipe": "pilot_commit", "max_steps": 6} | changes
     one, _, _ = run(tmp_path / "one", 1, **given)
