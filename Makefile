@@ -34,6 +34,8 @@ check: .venv/ready
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
 	.venv/bin/python benchmarks/sampler.py
+	.venv/bin/python benchmarks/rewards.py speed
+	.venv/bin/python benchmarks/rewards.py hostile
 
 clean:
 	rm -rf .venv runs/demo

@@ -291,7 +291,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
 def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
     manifest = broken / "checkpoints/4/manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
-    with pytest.raises(ValueError, match="schema 1, got 99"):
+    with pytest.raises(ValueError, match="schema 2, got 99"):
         run_of(broken).resume()
 
 

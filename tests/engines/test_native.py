@@ -324,12 +324,14 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
 
 def test_what_ended_in_one_step_is_scored_together(trainer_of):
     trainer = trainer_of(recipes.darts(8, 2, 2, tail="sampled"), max_batches=1, sampling=Sampling(20))
-    scored, score = [], trainer.scorer.score
+    scored, submit = [], trainer.scorer.submit
 
     class Counting:
-        def score(self, samples):
+        def submit(self, samples):
             scored.append(len(samples))
-            return score(samples)
+            return submit(samples)
+
+        report = trainer.scorer.report
 
     trainer.roller.scorer = Counting()
     trainer.run()
@@ -476,7 +478,13 @@ def test_a_second_run_in_a_folder_replaces_the_first(trainer_of, tmp_path):
     once = without_seconds(lines_of(tmp_path))
     trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
     assert without_seconds(lines_of(tmp_path)) == once
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "model", "allocator.json", "checkpoints"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.jsonl",
+        "rewards.json",
+        "model",
+        "allocator.json",
+        "checkpoints",
+    }
 
 
 # Rewards that give no score
@@ -517,8 +525,9 @@ def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, n
     trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
     before = weights(trainer)
     why = trainer.run()
-    assert why.startswith("barren")
-    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] > 0
+    assert why.startswith("failed: the last")
+    assert "mostly because: reward function returned" in why
+    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] <= 8 * (64 + 12)
     assert torch.equal(weights(trainer), before)
 
 

@@ -124,6 +124,7 @@ def test_examples_are_the_newest_of_each_fate(write_run):
         rollout(5, 1, 0.0),
         rollout(6, 2, 0.0, truncated=True),
         rollout(7, 3, None, unscored="timeout"),
+        rollout(8, 3, None, unscored="stopped"),
     ]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     found = [(example.fate, example.text) for example in examples(folder)]
@@ -134,6 +135,7 @@ def test_examples_are_the_newest_of_each_fate(write_run):
         ("in a mixed group, the better", "text 4"),
         ("in a mixed group, the worse", "text 5"),
         ("not scored: timeout", "text 7"),
+        ("stopped early", "text 8"),
     ]
 
 

@@ -78,28 +78,27 @@ def test_causes_are_shares_of_what_each_window_paid():
     np.testing.assert_allclose(over.values["open"], [0, 0.8])
 
 
-def test_states_are_shares_and_a_state_that_comes_up_later_was_none_before():
+def test_states_are_shares_of_what_was_visited():
     run = batches(
-        {"rollouts_paid": 10, "prompts": {"new": 8, "trained": 2}},
-        {"rollouts_paid": 20, "prompts": {"new": 0, "trained": 6, "out_of_band/solved": 4}, "evicted": 4},
+        {"rollouts_paid": 10, "prompts": {"new": 8, "trained": 2}, "evicted": 0},
+        {"rollouts_paid": 20, "prompts": {"new": 2, "trained": 6, "out_of_band/solved": 2}, "evicted": 2},
     )
     over = series.states_over_time([run])
+    assert set(over.values) == {"trained", "out_of_band/solved"}
     np.testing.assert_allclose(sum(over.values.values()), 1)
-    assert over.values["out_of_band/solved"][0] == 0
-    np.testing.assert_allclose(over.values["out_of_band/solved"][-1], 0.4)
+    assert over.values["out_of_band/solved"][0] == 0  # a state that comes up later was none before
+    np.testing.assert_allclose(over.values["out_of_band/solved"][-1], 0.25)
+    np.testing.assert_allclose(series.evicted_over_time([run]).values["evicted"][[0, -1]], [0, 0.25])
 
 
 def test_seeds_are_averaged_as_far_as_all_go():
     runs = [
-        batches(
-            {"rollouts_paid": 0, "prompts": {"new": 4}},
-            {"rollouts_paid": end, "prompts": {"new": 4 - new, "trained": new}},
-        )
-        for end, new in ((10, 4), (20, 4))
+        batches({"rollouts_paid": 0, "prompts": {"a": 4}}, {"rollouts_paid": end, "prompts": {"a": 0, "b": 4}})
+        for end in (10, 20)
     ]
     over = series.states_over_time(runs)
     assert over.x_X[-1] == 10
-    np.testing.assert_allclose(over.values["trained"][-1], (1 + 0.5) / 2)
+    np.testing.assert_allclose(over.values["b"][-1], (1 + 0.5) / 2)
 
 
 def test_ages_are_summed_over_batches_and_seeds():

@@ -66,7 +66,7 @@ def test_the_finding_comes_first_then_causes_forecast_and_what_they_do_not_mean(
         "all right",
         "all wrong",
         "pilot_commit",
-        "rollouts paid for each, groups of 8 (2 of them",
+        "Groups of 8, 2 of them pilots",
     ):
         assert words in said(out)
     assert "are not rollouts to a target accuracy" in said(out)

@@ -105,6 +105,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
             r"rewards lie in \[-1, 1\].*--threshold",
         ),
         ([replace(g, rewards_G=np.ones(8)) for g in pool(64, 8, 0)], {}, "no signal to compare at"),
+        ([replace(g, rewards_G=np.full(8, np.nan)) for g in pool(64, 8, 0)], {}, "no rollout in this log has a score"),
     ],
 )
 def test_a_log_that_cannot_carry_a_forecast_is_refused(groups, options, said):

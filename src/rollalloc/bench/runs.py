@@ -198,7 +198,13 @@ def folder_of(run: Run, folder: Path) -> Path:
 
 
 def execute(
-    run: Run, folder: Path, listener: Listener | None = None, *, resume: bool = False, accept_recipe: bool = False
+    run: Run,
+    folder: Path,
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    accept_recipe: bool = False,
+    accept_data: bool = False,
 ) -> str:
     """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
 
@@ -207,6 +213,7 @@ def execute(
         listener: called with each line of the metrics.
         resume: go on from the newest checkpoint in the folder; without one the run starts afresh.
         accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
+        accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
@@ -231,7 +238,7 @@ def execute(
                 policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
             )
             if resume:
-                trainer.resume(accept_recipe=accept_recipe)
+                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
             checkpoint.write_whole(
                 folder / "run.json", json.dumps(run.description() | {"digests": digests_of(source)}, indent=2)
             )
@@ -267,9 +274,9 @@ def _reward_file(reward: str) -> str | None:
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:
-    """Refuse to resume with another model, data or reward."""
+    """Refuse to resume with another model, evaluation or reward."""
     saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
-    for name in _WHERE_IT_RUNS:
+    for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
         saved[name] = given[name]
     others = list(differences(saved, given, "source"))
     if others:

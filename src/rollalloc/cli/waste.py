@@ -17,6 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from rollalloc.waste.finding import Finding
+    from rollalloc.waste.forecast import Forecast
     from rollalloc.waste.shares import Share
 
 _CAUSES = {
@@ -28,6 +29,11 @@ _CAUSES = {
     "single": "one scored rollout",
     "unscored": "no score",
 }
+_LEGEND = (
+    "Ratio: GRPO's price over this one's and its 95% interval, above 1 is cheaper. Signal: sum of squared advantages "
+    "(reward - mean of the group) of the rollouts trained on. dapo discards its surplus, as published; dapo (carried) keeps "
+    "it for the next batch.\n"
+)
 
 
 def waste(
@@ -70,10 +76,9 @@ def waste(
     console.print(Text(sentence(finding), style="bold"))
     if finding.forecast is not None:
         console.print(Text(forecast_sentence(finding.forecast), style="bold"))
-    for table in _waste_tables(finding):
-        console.print(table)
+    _show_waste(console, finding)
     if finding.forecast is not None:
-        console.print(_forecast_table(finding))
+        _show_forecast(console, finding.forecast)
     else:
         console.print(Text(f"No forecast: {finding.refused}.\n"))
     notes = Table.grid(padding=(0, 1))
@@ -82,46 +87,37 @@ def waste(
     console.print(notes)
 
 
-def _waste_tables(finding: Finding) -> Iterator[Table]:
+def _show_waste(console: Console, finding: Finding) -> None:
     if finding.booked:
         paid = sum(finding.booked.values())
-        table = _table(f"{paid:,} rollouts, as the run booked them", ("", "rollouts", "share"))
+        table = _table(("as the run booked them", "rollouts", "share"))
         for cause, rollouts in finding.booked.items():
             if rollouts:
                 table.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / paid:.1%}")
-        yield table
+        console.print(table)
     if finding.shares is not None:
-        title = f"{finding.rollouts:,} rollouts, by the rewards of their group"
-        table = _table(title, ("", "rollouts", "share", "95% interval"))
+        table = _table(("by the rewards of their group", "rollouts", "share", "95% interval"))
         for cause, share in finding.shares.shares.items():
             if rollouts := finding.shares.rollouts[cause]:
                 table.add_row(_CAUSES[cause], f"{rollouts:,}", f"{share.value:.1%}", _interval(share))
-        yield table
+        console.print(table)
 
 
-def _forecast_table(finding: Finding) -> Table:
-    forecast = finding.forecast
-    assert forecast is not None
+def _show_forecast(console: Console, forecast: Forecast) -> None:
     plan = forecast.plan
-    table = _table(
-        f"forecast: rollouts paid for each, groups of {plan.n} ({plan.n_pilot} of them pilots), {plan.groups} a batch",
-        ("recipe", "mixed group", "ratio", "signal", "ratio"),
-    )
-    table.caption = (
-        f"From {forecast.visits:,} groups of {forecast.prompts:,} prompts. Ratio: GRPO's price over this one's and its 95% "
-        "interval, above 1 is cheaper. Signal: sum of squared advantages (reward - mean of the group) of the rollouts "
-        "trained on. dapo discards its surplus, as published; (carried) keeps it for the next batch."
-    )
+    shape = f"Groups of {plan.n}, {plan.n_pilot} of them pilots; {plan.groups} groups a batch"
+    source = f"from {forecast.visits:,} groups of {forecast.prompts:,} prompts"
+    console.print(Text(f"Forecast: rollouts paid for a mixed group, and for a unit of signal. {shape}; {source}."))
+    table = _table(("recipe", "mixed group", "ratio", "signal", "ratio"))
     for number, (name, price) in enumerate(forecast.prices.items()):
         mixed, signal = (_ratio(ratio) if number else "1" for ratio in (price.ratio_mixed, price.ratio_signal))
         table.add_row(name, f"{price.per_mixed:,.1f}", mixed, f"{price.per_signal:,.1f}", signal)
-    return table
+    console.print(table)
+    console.print(Text(_LEGEND))
 
 
-def _table(title: str, headings: tuple[str, ...]) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left", caption_justify="left"
-    )
+def _table(headings: tuple[str, ...]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     return table

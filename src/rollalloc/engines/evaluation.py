@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -12,10 +12,10 @@ from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines.likelihood import exact_success
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.rollouts import sample, score
-from rollalloc.engines.sampler import Request, Sampling
-from rollalloc.rewards.function import Scored
-from rollalloc.rewards.scorers import Scorer
+from rollalloc.engines.sampler import Generation, Request, Sampling, generate
+from rollalloc.rewards.function import Outcome, Scored
+
+Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy, heldout: HeldOut, scorer: Scorer, *, sampling: Sampling, samples: int, seed: int
+    policy: Policy, heldout: HeldOut, score: Score, *, sampling: Sampling, samples: int, seed: int
 ) -> Evaluation:
     """The accuracy of a policy on held-out prompts, under the distribution that rollouts are sampled from.
 
     Args:
         policy: as it is now.
         heldout: the prompts, and their answers where accuracy is to be exact.
-        scorer: of the samples; unused where exact.
+        score: (prompts, (index of the prompt, generation) of each sample) → outcome of each; unused where exact.
         sampling: of rollouts.
         samples: a prompt, where accuracy is not exact.
         seed: of the run. Every evaluation samples alike: differences between evaluations are the model's.
     """
     if heldout.answers is not None:
         return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature)
-    return _sampled(policy, heldout.prompts, scorer, sampling, samples, int(rng(seed, "evaluation").integers(2**31)))
+    return _sampled(policy, heldout.prompts, score, sampling, samples, int(rng(seed, "evaluation").integers(2**31)))
 
 
 def _exact(
@@ -72,16 +72,15 @@ def _exact(
 
 
 def _sampled(
-    policy: Policy, prompts: EncodedPrompts, scorer: Scorer, sampling: Sampling, each: int, seed: int
+    policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, each: int, seed: int
 ) -> Evaluation:
     """Mean over prompts of their mean metric."""
     requests = [
         Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
         for prompt, tokens in enumerate(prompts.tokens)
     ]
-    made = sample(policy, requests, sampling, seed)
-    completions = [(generation.rollout // each, generation.tokens) for generation in made]
-    outcomes = score(scorer, policy, prompts, completions)
+    made = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
+    outcomes = score(prompts, [(generation.rollout // each, generation) for generation in made])
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)
     unscored = int(np.isnan(metrics_NE).sum())

@@ -11,7 +11,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,9 +33,10 @@ from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.loss import Loss
 from rollalloc.engines.policy import Policy, Precision
 from rollalloc.engines.rollouts import Roller
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampler import Generation, Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.update import Updater
+from rollalloc.rewards.function import Outcome
 from rollalloc.rewards.scorers import Scorer
 
 log = logging.getLogger(__name__)
@@ -42,15 +44,34 @@ log = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 
-SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
+_POLITE_S = 0.1  # how often the run looks whether it was asked to stop, while it waits for scores of held-out samples
+_NAMED = 20  # quarantined prompts that the last line of the metrics names
+
+SAVING = ("checkpoint_every", "keep_checkpoints", "log_rollouts")  # settings that change nothing but what is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
-_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "metrics_bytes")
+_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
 _COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
     """The run was asked to stop (SIGTERM), was saved, and can be resumed."""
+
+
+class _Interrupted(Exception):
+    """An evaluation was given up because the run was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedData:
+    """Prompts that are gone, that are new, and that are still there, since a checkpoint was saved."""
+
+    lost: int
+    new: int
+    kept: int
+
+    def __str__(self) -> str:
+        return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +99,7 @@ class Settings:
         target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: none.
         checkpoint_every: batches between two checkpoints; None: only at the end, and on SIGTERM.
         keep_checkpoints: newest checkpoints to keep, at least 1.
+        log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
 
     Raises:
         ValueError: a value out of its range.
@@ -101,6 +123,7 @@ class Settings:
     target: float | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    log_rollouts: bool = False
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -139,8 +162,8 @@ class Trainer:
         scorer: rewards.
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
-        folder: gets `metrics.jsonl`, checkpoints, and at the end the model and the allocator's state; None: nothing is
-            written.
+        folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
+            None: nothing is written.
         listener: called with each line of the metrics, for progress.
     """
 
@@ -159,7 +182,8 @@ class Trainer:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
         self.heldout, self.folder, self.listener = heldout, folder, listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed)
+        logged = folder / checkpoint.ROLLOUTS if folder is not None and settings.log_rollouts else None
+        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
@@ -177,34 +201,44 @@ class Trainer:
         """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
 
         Raises:
-            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work. Only a run with a folder,
-                in the main thread, is stopped so.
+            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work, or in the evaluation that
+                was. Only a run with a folder, in the main thread, is stopped so.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
+        if self._saved_at is None and self.folder is not None:
+            checkpoint.start_afresh(self.folder)
         with _sigterm_asks(self._ask_to_stop, when=self.folder is not None):
-            if self._saved_at is None:
-                if self.folder is not None:
-                    checkpoint.start_afresh(self.folder)
-                self._evaluate_until(0)
-            why = self._why_stop()
-            while why is None:
-                started = time.perf_counter()
-                actions = self.allocator.ask()
-                self.roller.carry_out(actions, self.allocator)
-                # A batch may have been returned while rollouts still ran.
-                batch = actions.batch or self.allocator.outstanding().batch
-                self._seconds += time.perf_counter() - started
-                if batch:
-                    # The batch's own weights come too late for the points that its rollouts went beyond.
-                    self._evaluate_until(self.allocator.paid - 1)
-                    self._train_on(batch)
-                why = actions.finished
-                if batch and why is None:
-                    why = self._why_stop()
-                    if why is None:
-                        self._save_if_due()
-            self._finish(why)
+            try:
+                return self._run()
+            except _Interrupted:
+                self._save()
+                raise self._stopped("in an evaluation after") from None
+
+    def _run(self) -> str:
+        self._evaluate_until(0)
+        why = self._why_stop()
+        while why is None:
+            if self.allocator.batch is None:  # one is there where the run was stopped in the evaluation before it
+                why = self._roll_out()
+            if batch := self.allocator.batch:
+                # The batch's own weights come too late for the points that its rollouts went beyond.
+                self._evaluate_until(self.allocator.paid - 1)
+                self._train_on(batch)
+                why = self._why_stop()
+                if why is None:
+                    self._save_if_due()
+        self._finish(why)
         return why
+
+    def _roll_out(self) -> str | None:
+        """Have the allocator's orders carried out; says why the run is over, if it is."""
+        started = time.perf_counter()
+        actions = self.allocator.ask()
+        self.roller.carry_out(actions, self.allocator)
+        self._seconds += time.perf_counter() - started
+        if actions.finished is None or 2 * self.allocator.accounts()["failed"] <= self.allocator.paid:
+            return actions.finished
+        return f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.commonest_failure()}"
 
     def _finish(self, why: str) -> None:
         """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
@@ -214,7 +248,9 @@ class Trainer:
         if self.folder is not None:
             self.policy.save(self.folder / "model")
             (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
-        self._write({"kind": "end", "why": why, **self._spent(), "prompts": self.allocator.ledger.counts()})
+            self._report()
+        named = self._quarantined()[:_NAMED]
+        self._write({"kind": "end", "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
@@ -233,13 +269,16 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
-    def resume(self, *, accept_recipe: bool = False) -> int:
+    def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
         """Take the state of the newest whole checkpoint in the folder, so that `run` goes on from it.
 
         What the metrics hold beyond it is cut off: the run writes it again.
 
         Args:
             accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
+            accept_data: go on with this trainer's prompts although the checkpoint was saved with others; each is found again
+                by its key. What is known of prompts that are gone is dropped, their rollouts too; how many are gone and how
+                many are new is logged, and written to the metrics as a line of kind "resume".
 
         Returns:
             The batches trained so far.
@@ -255,18 +294,24 @@ class Trainer:
         state = saved.state
         exact_keys(state, _STATE, "checkpoint")
         exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
-        others = list(differences(state["identity"], self._identity, "run"))
+        changed = self._changed_data(state)
+        others = [*differences(_but_prompts(state["identity"]), _but_prompts(self._identity), "run")]
+        if changed and not accept_data:
+            others.append(f"run.prompts: {changed} (accept_data=True, or --accept-data, goes on with them)")
+        elif changed and state["allocator"]["batch"] is not None:
+            others.append(f"run.prompts: {changed}, and a batch of the old ones is still to be trained")
         if others:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {self.folder} is of another run: {'; '.join(others)}; "
                 "give what it was saved with, or start afresh in another folder"
             )
-        checkpoint.check_metrics(self.folder, state["metrics_bytes"])
+        checkpoint.check_written(self.folder, state["written"])
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
-        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe)
+        remap = "keys" if changed else None
+        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap=remap)
         if others:
             log.warning("going on under another recipe: %s", "; ".join(others))
-        checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
+        checkpoint.cut_written(self.folder, state["written"])
         checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
         checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
         self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
@@ -274,16 +319,32 @@ class Trainer:
             setattr(self, f"_{name}", state["counters"][name])
         self.updater.steps = state["optimizer_steps"]
         self._saved_at = saved.batches
+        if changed:
+            log.warning("going on with other prompts: %s", changed)
+            self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
         return saved.batches
+
+    def _changed_data(self, state: Mapping[str, Any]) -> _ChangedData | None:
+        """How the prompts differ from a checkpoint's; None where they do not."""
+        if state["identity"]["prompts"] == self._identity["prompts"]:
+            return None
+        saved = state["allocator"]["prompts"]
+        source_N = self.allocator.table.source_of(saved, "keys")
+        assert source_N is not None
+        new = int((source_N < 0).sum())
+        return _ChangedData(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
 
     def _save_if_due(self) -> None:
         every = self.settings.checkpoint_every
         if self._asked_to_stop or (every is not None and self._batches % every == 0):
             self._save()
         if self._asked_to_stop:
-            raise Stopped(
-                f"stopped by SIGTERM after batch {self._batches}; a checkpoint is in {self.folder}, resuming goes on from it"
-            )
+            raise self._stopped("after")
+
+    def _stopped(self, when: str) -> Stopped:
+        return Stopped(
+            f"stopped by SIGTERM {when} batch {self._batches}; a checkpoint is in {self.folder}, resuming goes on from it"
+        )
 
     def _save(self) -> None:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
@@ -296,7 +357,7 @@ class Trainer:
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
             "optimizer_steps": self.updater.steps,
             "rollouts": rollouts,
-            "metrics_bytes": checkpoint.metrics_written(self.folder),
+            "written": checkpoint.bytes_written(self.folder),
         }
         model = self.policy.model
         tensors = {
@@ -306,6 +367,7 @@ class Trainer:
         }
         checkpoint.save(self.folder, self._batches, state, tensors, keep=self.settings.keep_checkpoints)
         self._saved_at = self._batches
+        self._report()
 
     def _ask_to_stop(self) -> None:
         self._asked_to_stop = True
@@ -352,6 +414,8 @@ class Trainer:
                 "short_because": batch.short_because,
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
+                "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
+                **self.allocator.away(),
                 **figures,
                 "update_seconds": round(seconds, 4),
             }
@@ -395,7 +459,7 @@ class Trainer:
         found = evaluate(
             self.policy,
             heldout,
-            self.scorer,
+            self._score,
             sampling=settings.sampling,
             samples=settings.eval_samples,
             seed=settings.seed,
@@ -404,10 +468,20 @@ class Trainer:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
         elif not isfinite(found.accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the weights "
-                "diverged; try a smaller learning rate"
+                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the "
+                "weights diverged; try a smaller learning rate"
             )
         return found
+
+    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
+        """The outcomes of held-out samples, which may hang by the hundred; given up when the run is asked to stop."""
+        future = self.roller.submit(prompts, made)
+        while not future.done():
+            if self._asked_to_stop:
+                future.cancel()
+                raise _Interrupted
+            wait([future], _POLITE_S)
+        return future.result()
 
     # --------------------------------------------------------------------------------------------------------- figures
 
@@ -421,7 +495,18 @@ class Trainer:
             "seconds": round(self._seconds, 3),
             "accounts": self.allocator.accounts(),
             "unscored": dict(self.roller.unscored),
+            "prompts": self.allocator.ledger.counts(),
         }
+
+    def _quarantined(self) -> list[str]:
+        """Keys of the prompts whose rollouts always failed."""
+        return [self.train.prompt_set.keys[prompt] for prompt in self.allocator.quarantined()]
+
+    def _report(self) -> None:
+        """Write what scoring was like since this process began, and which prompts it has given up."""
+        assert self.folder is not None
+        report = self.scorer.report() | {"quarantined": self._quarantined()}
+        checkpoint.write_whole(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
@@ -442,6 +527,10 @@ def _sigterm_asks(ask: Callable[[], None], *, when: bool) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name != "prompts"}
 
 
 def _digest(prompts: EncodedPrompts) -> str:

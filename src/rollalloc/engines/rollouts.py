@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,13 @@ from rollalloc.core.packing import exact_keys
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
-from rollalloc.rewards.function import Outcome, Sample, Scored
+from rollalloc.engines.sampler import Generation, Request, Sampling, stream
+from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
 
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Roller:
@@ -32,46 +36,65 @@ class Roller:
         scorer: rewards.
         sampling: how.
         seed: of the run.
+        log: file that gets a line of JSON a rollout; None: none.
 
     Attributes:
         generations: by rollout, those that have a score and are not released.
         unscored: rollouts without a score by reason, since the run began.
     """
 
-    def __init__(self, policy: Policy, prompts: EncodedPrompts, scorer: Scorer, sampling: Sampling, seed: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: EncodedPrompts,
+        scorer: Scorer,
+        sampling: Sampling,
+        seed: int,
+        log: Path | None = None,
+    ) -> None:
         self.policy, self.prompts, self.scorer, self.sampling, self.seed = policy, prompts, scorer, sampling, seed
+        self.log = log
         self.generations: dict[int, Generation] = {}
         self.unscored: dict[str, int] = {}
-        self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
+        # Reward, metric, truncated and tokens of each rollout scored since the last batch:
+        self._waves: list[tuple[float, float, bool, int]] = []
 
     def carry_out(self, actions: Actions, allocator: Allocator) -> None:
         """Release, generate and score what the actions say, and tell the allocator what happened.
 
-        Where a stage has a stop rule, what ended is told and the core is asked what to stop while the rest is generated; a
-        batch that it returns then stays `outstanding`.
+        Rollouts are scored while others are still generated, and told in the order in which they were ordered: what the
+        allocator hears does not depend on how long a score takes. Where a stage has a stop rule, what ended is told and the
+        core is asked what to stop before generation goes on; a batch that it returns then is the allocator's `batch`.
         """
         self._release(actions)
-        events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        orders = list(_joined(actions.generate))
-        prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
-        requests = [Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts) for order in orders]
-        if all(allocator.recipe.stages[order.stage].stop is None for order in orders):
-            made = sample(self.policy, requests, self.sampling, self.seed)
-            allocator.tell(events + self._scored(made, prompt_of, allocator.version))
+        allocator.tell([Cancelled(rollout, 0) for rollout in actions.cancel])
+        if not actions.generate:
             return
-        allocator.tell(events)
-        running = len(prompt_of)
+        order_of = {rollout: order for order in actions.generate for rollout in order.rollouts}
+        stops = any(allocator.recipe.stages[order.stage].stop is not None for order in actions.generate)
+        scoring: list[tuple[list[Generation], Future[list[Outcome]]]] = []
+        running = len(order_of)
 
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
             nonlocal running
             running -= len(ended)
-            allocator.tell(self._scored(ended, prompt_of, allocator.version))
+            scoring.append((ended, self._submit(ended, order_of)))
+            return stop() if stops else ()
+
+        def stop() -> tuple[int, ...]:
+            [(ended, future)] = scoring
+            scoring.clear()
+            self._tell(ended, future.result(), order_of, allocator)
             if not running:  # the loop asks next
                 return ()
             meanwhile = allocator.ask(capacity=0)
             self._release(meanwhile)
             return meanwhile.cancel
 
+        requests = [
+            Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts)
+            for order in _joined(actions.generate)
+        ]
         stream(
             self.policy.model,
             requests,
@@ -81,14 +104,49 @@ class Roller:
             pad_id=self.policy.pad_id,
             seed=self.seed,
         )
+        place_of = {rollout: place for place, rollout in enumerate(order_of)}
+        ended = [each for generations, future in scoring for each in zip(generations, future.result(), strict=True)]
+        ended.sort(key=lambda each: place_of[each[0].rollout])
+        self._tell([made for made, _ in ended], [outcome for _, outcome in ended], order_of, allocator)
 
-    def figures(self) -> dict[str, float | None]:
-        """Means over everything generated since the last call, trained on or not: a filtered mean would mislead."""
+    def submit(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> Future[list[Outcome]]:
+        """Begin to score generations, each given beside the index of its prompt."""
+        given = prompts.prompt_set
+        return self.scorer.submit(
+            [
+                Sample(
+                    data_source=given.sources[prompt],
+                    completion=self.policy.text(generation.tokens),
+                    ground_truth=given.ground_truths[prompt],
+                    extra_info=given.extra_infos[prompt],
+                    tokens=len(generation.tokens),
+                    name=f"{given.keys[prompt]}#{generation.rollout}",
+                )
+                for prompt, generation in made
+            ]
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, trained on or not: a filtered mean would mislead."""
         waves, self._waves = self._waves, []
         if not waves:
-            return {"reward_mean": None, "metric_mean": None, "truncated": None}
-        means = np.mean(np.array(waves, np.float64), axis=0).tolist()
-        return dict(zip(("reward_mean", "metric_mean", "truncated"), means, strict=True))
+            return {"reward_mean": None, "metric_mean": None, "truncated": None, "lengths": None}
+        reward_R, metric_R, truncated_R, tokens_R = np.array(waves, np.float64).T
+        return {
+            "reward_mean": float(reward_R.mean()),
+            "metric_mean": float(metric_R.mean()),
+            "truncated": float(truncated_R.mean()),
+            "lengths": {
+                "count": len(waves),
+                "truncated": int(truncated_R.sum()),
+                "quantiles": np.quantile(tokens_R, _QUANTILES).tolist(),
+            },
+        }
+
+    def commonest_failure(self) -> str | None:
+        """Why most of the rollouts without a score have none; None where all have one."""
+        told_apart = {reason: count for reason, count in self.unscored.items() if reason != _OTHER_REASONS}
+        return max(told_apart, key=told_apart.__getitem__, default=None)
 
     # --------------------------------------------------------------------------------------------- saving and loading
 
@@ -114,54 +172,68 @@ class Roller:
         for rollout in actions.release:
             self.generations.pop(rollout, None)  # a rollout without a score has none
 
-    def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int], version: int) -> list[Event]:
-        """Score what was generated, keep what has a score, and say what happened to each."""
-        events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
-        ended = [made for made in generations if not made.cancelled]
-        outcomes = score(
-            self.scorer, self.policy, self.prompts, [(prompt_of[made.rollout], made.tokens) for made in ended]
-        )
+    def _submit(self, ended: Sequence[Generation], order_of: Mapping[int, Order]) -> Future[list[Outcome]]:
+        """Begin to score what was generated; what was stopped has no score."""
+        if any(made.cancelled for made in ended):  # those are handed over in a call of their own
+            stopped: Future[list[Outcome]] = Future()
+            stopped.set_result([Unscored("stopped")] * len(ended))
+            return stopped
+        return self.submit(self.prompts, [(order_of[made.rollout].prompt, made) for made in ended])
+
+    def _tell(
+        self,
+        ended: Sequence[Generation],
+        outcomes: Sequence[Outcome],
+        order_of: Mapping[int, Order],
+        allocator: Allocator,
+    ) -> None:
+        """Say what happened to each, and keep what has a score."""
+        version = allocator.version
+        self._write(ended, outcomes, order_of, version)
+        events: list[Event] = []
         for made, outcome in zip(ended, outcomes, strict=True):
             tokens = len(made.tokens)
-            if isinstance(outcome, Scored):
+            if made.cancelled:
+                events.append(Cancelled(made.rollout, tokens))
+            elif isinstance(outcome, Scored):
                 self.generations[made.rollout] = made
-                self._waves.append((outcome.reward, outcome.metric, made.truncated))
+                self._waves.append((outcome.reward, outcome.metric, made.truncated, tokens))
                 done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
                 events.append(done)
             else:
                 self._count_unscored(outcome.reason)
                 events.append(Failed(made.rollout, outcome.reason, tokens))
-        return events
+        allocator.tell(events)
 
     def _count_unscored(self, reason: str) -> None:
         if reason not in self.unscored and len(self.unscored) >= _REASONS:
             reason = _OTHER_REASONS
         self.unscored[reason] = self.unscored.get(reason, 0) + 1
 
-
-def sample(policy: Policy, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
-    """Sample every requested rollout of a policy to its end, in the order requested."""
-    return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-
-
-def score(
-    scorer: Scorer, policy: Policy, prompts: EncodedPrompts, completions: Sequence[tuple[int, Sequence[int]]]
-) -> list[Outcome]:
-    """The outcome of each completion, given as (prompt, its tokens)."""
-    given = prompts.prompt_set
-    return scorer.score(
-        [
-            Sample(
-                data_source=given.sources[prompt],
-                completion=policy.text(tokens),
-                ground_truth=given.ground_truths[prompt],
-                extra_info=given.extra_infos[prompt],
-                tokens=len(tokens),
-                name=given.keys[prompt],
-            )
-            for prompt, tokens in completions
-        ]
-    )
+    def _write(
+        self, ended: Sequence[Generation], outcomes: Sequence[Outcome], order_of: Mapping[int, Order], version: int
+    ) -> None:
+        if self.log is None:
+            return
+        with self.log.open("a", encoding="utf-8") as file:
+            for made, outcome in zip(ended, outcomes, strict=True):
+                order = order_of[made.rollout]
+                scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
+                line = {
+                    "rollout": made.rollout,
+                    "prompt": order.prompt,
+                    "key": self.prompts.prompt_set.keys[order.prompt],
+                    "group": order.group,
+                    "stage": order.stage,
+                    "version": version,
+                    "reward": scored and scored.reward,
+                    "metric": scored and scored.metric,
+                    "tokens": len(made.tokens),
+                    "truncated": made.truncated,
+                    "unscored": reason,
+                    "text": self.policy.text(made.tokens),
+                }
+                file.write(json.dumps(line) + "\n")
 
 
 def _joined(orders: Sequence[Order]) -> Iterator[Order]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
+from rollalloc.core.ledger import NEW
 from rollalloc.report import series
 from rollalloc.report.recorded import RecordedRun
-from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, cause, state_of
+from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
 from rollalloc.report.text import one_line
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
-_NARROW = 0.06  # a part of a bar below this has no room for its figure
+_NARROW = 0.085  # a part of a bar below this has no room for its figure
+_LINES = ("-", "--", ":")  # for more methods than there are colours
 _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -82,7 +86,8 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
             if middle is None:
                 continue
             evaluated = True
-            axes.plot(middle.x_X, middle.middle_X, color=colour, linewidth=2.2, label=one_line(label, 24))
+            line = _LINES[at // len(METHODS) % len(_LINES)]
+            axes.plot(middle.x_X, middle.middle_X, line, color=colour, linewidth=2.2, label=one_line(label, 24))
             axes.fill_between(middle.x_X, middle.low_X, middle.high_X, color=colour, alpha=0.15, linewidth=0)
         if not evaluated:
             return None
@@ -103,26 +108,26 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
     if not paid:
         return None
-    causes = _in_order(CAUSES, (name for accounts in paid.values() for name, count in accounts.items() if count))
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
-        figure, axes = _figure(1.5 + 0.46 * len(paid))
+        figure, axes = _figure(1.3 + 0.44 * len(paid))
         for row, accounts in enumerate(paid.values()):
             left, total = 0.0, sum(accounts.values())
-            for name in causes:
-                count = accounts.get(name, 0)
-                axes.barh(row, count, left=left, height=0.66, color=cause(name).colour.light)
+            for kind, count in by_cause(accounts):
+                axes.barh(row, count, left=left, height=0.66, color=kind.colour.light)
                 if count > _NARROW * longest:
                     axes.text(left + count / 2, row, f"{count / total:.0%}", ha="center", va="center", color="#000001")
                 left += count
             axes.text(left + longest * 0.012, row, f"{total:,.0f}", va="center", color=MUTED.light)
         axes.set_yticks(range(len(paid)), [one_line(label, 18) for label in paid], color=INK.light)
         axes.invert_yaxis()
-        axes.set_xlim(0, longest * 1.14)
+        axes.set_xlim(0, longest * 1.16)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-        _rollouts_below(axes, "rollouts paid, mean of the seeds")
-        _legend(figure, [cause(name) for name in causes])
+        seeds = max(len(runs) for runs in methods.values())
+        _rollouts_below(axes, "rollouts paid" + (", mean of the seeds" if seeds > 1 else ""))
+        together = sum((Counter(accounts) for accounts in paid.values()), Counter[str]())
+        _legend(figure, [kind for kind, _ in by_cause(together)])
     return figure
 
 
@@ -144,7 +149,7 @@ def causes_over_time(methods: Methods) -> Figure | None:
 
 
 def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of prompts in each state, and of those evicted as a line."""
+    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.states_over_time(runs)
@@ -157,9 +162,20 @@ def states_over_time(methods: Methods) -> Figure | None:
         evicted = series.evicted_over_time(runs)
         if evicted is not None and evicted.values["evicted"].any():
             axes.plot(evicted.x_X, evicted.values["evicted"], color=INK.light, linewidth=1.6, linestyle=(0, (3, 2)))
+        axes.set_title(_visits(runs), loc="right", color=MUTED.light)
         return [name for name, part_X in parts.items() if np.any(part_X)]
 
-    return _rows(methods, draw, STATES, "share of prompts")
+    return _rows(methods, draw, STATES, "share of prompts visited")
+
+
+def _visits(runs: Sequence[RecordedRun]) -> str:
+    """The share of prompts visited in the end, and the visits to prompts that had been evicted, mean of the seeds."""
+    ends = [run.batches[-1] for run in runs if run.batches and run.batches[-1].get("prompts")]
+    if not ends:
+        return ""
+    shares = [1 - end["prompts"].get(NEW, 0) / max(1, sum(end["prompts"].values())) for end in ends]
+    revived = float(np.mean([end.get("revived") or 0 for end in ends]))
+    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} revived" if revived else "")
 
 
 def lengths(methods: Methods) -> Figure | None:
@@ -175,6 +191,7 @@ def lengths(methods: Methods) -> Figure | None:
         axes.plot(over.x_X, at["p50"], color=colour, linewidth=2)
         axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         return [""]
 
     return _rows(methods, draw, {}, "tokens")
@@ -194,6 +211,7 @@ def staleness(methods: Methods) -> Figure | None:
             colour = METHODS[list(methods).index(label) % len(METHODS)].light
             axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
         axes.set_xticks(range(oldest + 1))
+        axes.set_xlim(-0.6, max(oldest, 3) + 0.6)
         axes.set_xlabel("updates between a rollout's first token and its use")
         axes.set_ylabel("share of rows")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -158,7 +158,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "visible": visible,
         "one_line": one_line,
-        "cause": style.cause,
+        "by_cause": style.by_cause,
         "state": state,
         "remaining": remaining,
         "clock": lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "",
@@ -192,8 +192,13 @@ def _section(
         charts=list(_charts(methods, runs[0].target, f"{name.replace('/', '-')}-" if several else "")),
         summary=summary,
         runs=runs,
-        examples={label: shown for label, of_label in methods.items() if (shown := examples(of_label[0].folder))},
+        examples={label: shown for label, of_label in methods.items() if (shown := _examples(of_label))},
     )
+
+
+def _examples(runs: Sequence[RecordedRun]) -> Sequence[Example]:
+    """Rollouts of the first run that kept some."""
+    return next(filter(None, (examples(run.folder) for run in runs)), [])
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
@@ -228,7 +233,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "states",
             "What the model could do, over time",
-            f"Prompts by the outcome of their last visit{over}. Dashed: those evicted, not drawn again unless probed anew.",
+            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: evicted; revived: visits to such a one.",
             figures.states_over_time,
         ),
         (

@@ -208,4 +208,4 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
 def _natural(path: Path) -> list[str | int]:
     """Sorts seed 2 before seed 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]

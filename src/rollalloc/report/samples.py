@@ -13,6 +13,7 @@ from rollalloc.report.text import shortened, visible
 
 _TAIL_BYTES = 4 << 20  # the newest rollouts; the file may be larger than memory
 _EACH = 2  # examples of a fate
+_STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class Example:
 
     Attributes:
         fate: what became of it, in plain words.
+        key: of its prompt.
         text: what the model wrote, visible and cut.
         reward: None where it has no score.
         tokens: its length.
     """
 
     fate: str
+    key: str
     text: str
     reward: float | None
     tokens: int | None
@@ -42,13 +45,17 @@ def examples(folder: Path) -> list[Example]:
     found: dict[str, list[Example]] = {}
     for line in reversed(lines):
         fate = _fate(line, rewards.get(line.get("group"), set()))
-        if len(found.setdefault(fate, [])) < _EACH:
-            text = visible(shortened(str(line.get("text", ""))))
-            found[fate].append(Example(fate, text, line.get("reward"), line.get("tokens")))
+        text = visible(shortened(str(line.get("text", ""))))
+        shown = found.setdefault(fate, [])
+        if len(shown) < _EACH and text not in (example.text for example in shown):
+            key = line.get("key", line.get("prompt"))
+            shown.append(Example(fate, str(key or ""), text, line.get("reward"), line.get("tokens")))
     return [example for fate in sorted(found) for example in found[fate]]
 
 
 def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
+    if line.get("unscored") == _STOPPED:
+        return "stopped early"
     if line.get("unscored"):
         return f"not scored: {visible(str(line['unscored'])[:80])}"
     if line.get("truncated"):

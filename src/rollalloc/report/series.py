@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.bench.summary import interval
+from rollalloc.core.ledger import NEW
 from rollalloc.report.recorded import Line, RecordedRun
 
 Array = NDArray[np.float64]
@@ -84,21 +85,25 @@ def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime
 
 
 def states_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Share of prompts by the fate of their last visit."""
-    counts = _over_time(runs, lambda line: line.get("prompts"))
+    """Share of the prompts visited so far by the fate of their last visit."""
+    counts = _over_time(runs, _visited)
     return None if counts is None else OverTime(counts.x_X, _shares(counts.values))
 
 
 def evicted_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Share of prompts evicted, as "evicted"."""
+    """Share of the prompts visited so far that are evicted, as "evicted"."""
     return _over_time(
         runs,
         lambda line: (
-            {"evicted": line["evicted"] / max(1, sum(line["prompts"].values()))}
-            if line.get("evicted") is not None and line.get("prompts")
+            {"evicted": line["evicted"] / max(1, sum(visited.values()))}
+            if (visited := _visited(line)) and line.get("evicted") is not None
             else None
         ),
     )
+
+
+def _visited(line: Line) -> dict[str, int]:
+    return {fate: count for fate, count in (line.get("prompts") or {}).items() if fate != NEW}
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:

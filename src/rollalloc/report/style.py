@@ -34,7 +34,7 @@ PURPLE = Colour("purple", "#cc79a7", "#d990b8")
 SKY = Colour("sky", "#56b4e9", "#8fd0f5")
 YELLOW = Colour("yellow", "#f0e442", "#f0e442")
 GREY = Colour("grey", "#a9b0b8", "#6d757f")
-DIM = Colour("dim", "#dfe3e7", "#2c3138")
+DIM = Colour("dim", "#dfe3e7", "#3a414a")
 
 COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM)
 METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY)  # the baseline is drawn in ink
@@ -60,7 +60,7 @@ CAUSES: Mapping[str, Kind] = {
     "zero_variance": Kind(
         "all alike", "every rollout of the group had the same reward, so there was nothing to learn", ORANGE
     ),
-    "out_of_band": Kind("too easy or too hard", "a few first rollouts showed that more would teach little", YELLOW),
+    "out_of_band": Kind("too easy or hard", "a few first rollouts showed that more would teach little", YELLOW),
     "unselected": Kind("not selected", "scored, but the method trains on a part of each group only", PURPLE),
     "surplus": Kind("surplus", "generated beyond what the batch needed, and thrown away", RED),
     "stale": Kind("too old", "made by weights too many updates ago to be trained on", SKY),
@@ -103,3 +103,9 @@ def state_of(fate: str) -> str:
 def cause(name: str) -> Kind:
     """The kind of a cause, of a version that knows more of them too."""
     return CAUSES.get(name) or Kind(name.replace("_", " "), "", GREY)
+
+
+def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
+    """What was spent on each cause that occurs, in the order of all views."""
+    order = [name for name in CAUSES if name in accounts] + [name for name in accounts if name not in CAUSES]
+    return [(cause(name), accounts[name]) for name in order if accounts[name]]

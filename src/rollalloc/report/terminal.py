@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollalloc.report.recorded import RecordedRun, remaining, state
-from rollalloc.report.style import CAUSES, STATES, Kind, cause, state_of
+from rollalloc.report.style import STATES, by_cause, cause, state_of
 from rollalloc.report.text import one_line, visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -57,7 +57,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     if accuracy := run.curve.accuracy:
         target = "" if run.target is None else f" · target {run.target:g}"
         yield "accuracy", Text.assemble((sparkline(accuracy), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
-    yield "went to", _bars({cause(name): count for name, count in run.accounts.items()}, run.paid)
+    yield "went to", _bars(run.accounts, run.paid)
     batch = run.batches[-1] if run.batches else {}
     if prompts := batch.get("prompts") or last.get("prompts"):
         yield "prompts", _states(prompts)
@@ -91,12 +91,11 @@ def _progress(run: RecordedRun) -> RenderableType:
     return row
 
 
-def _bars(counts: Mapping[Kind, int], total: int) -> RenderableType:
+def _bars(accounts: Mapping[str, int], paid: int) -> RenderableType:
     rows = Table.grid(padding=(0, 1))
-    for kind in sorted((kind for kind in counts if counts[kind]), key=_place):
-        share = counts[kind] / max(1, total)
-        bar = Text("█" * max(1, round(share * _BAR)), style=kind.colour.dark)
-        rows.add_row(f"{share:4.0%}", kind.words, bar)
+    for kind, count in by_cause(accounts):
+        share = count / max(1, paid)
+        rows.add_row(f"{share:4.0%}", kind.words, Text("█" * max(1, round(share * _BAR)), style=kind.colour.dark))
     return rows
 
 
@@ -114,18 +113,13 @@ def _states(prompts: Mapping[str, int]) -> RenderableType:
     return Group(bar, legend)
 
 
-def _place(kind: Kind) -> int:
-    kinds = list(CAUSES.values())
-    return kinds.index(kind) if kind in kinds else len(kinds)
-
-
 def _last_heard(run: RecordedRun) -> str:
     ago = timedelta(seconds=max(0, round(time.time() - run.changed)))
     return f"last line {ago} ago" if run.why is None else f"ended {ago} ago"
 
 
 def _table(runs: Sequence[RecordedRun]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("run", "seed", "rollouts", "accuracy", "", "taught", "wasted most on", "left", "state"):
         table.add_column(
             heading, justify="right" if heading in ("seed", "rollouts", "taught", "left") else "left", no_wrap=True
@@ -138,7 +132,7 @@ def _table(runs: Sequence[RecordedRun]) -> Table:
             Text(one_line(run.label, 24)),
             "" if run.seed is None else str(run.seed),
             f"{run.paid:,}",
-            Text(sparkline(accuracy, 16), style="bright_blue"),
+            Text(sparkline(accuracy, 12), style="bright_blue"),
             f"{accuracy[-1]:.3f}" if accuracy else "",
             f"{run.accounts.get('trained', 0) / run.paid:.0%}" if run.paid else "",
             ""

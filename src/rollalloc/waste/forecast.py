@@ -103,20 +103,8 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
     Raises:
         Refused: the log is too small, its groups are, or it does not hold what was dropped.
     """
-    if not groups:
-        raise Refused("there are no rollouts in this log, only sums")
+    _refuse_unfit(log, groups)
     sizes = np.array([group.first for group in groups])
-    prompts = len({group.prompt for group in groups})
-    if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
-        raise Refused(
-            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of "
-            f"{prompts} prompts"
-        )
-    if not log.complete and all(_differs(group) for group in groups):
-        raise Refused(
-            "every logged group has rewards that differ, so those without were filtered out before logging, and how many "
-            "they were is not known; log a stretch of training without the filter"
-        )
     largest = int(np.quantile(sizes, 1 - _ENOUGH, method="lower"))
     n = largest if n is None else n
     if n > largest:
@@ -130,12 +118,6 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
             f"needs groups of at least 4 rollouts, 2 pilots and 2 commits, got n = {n} with {n_pilot} pilots; the mean of "
             "one pilot is 0 or 1, never inside the window"
         )
-    values = np.concatenate([group.rewards_G for group in groups])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    if low < 0 or high > 1:
-        raise Refused(
-            f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1]: say what is right, --threshold"
-        )
     enough = [group for group in groups if group.first >= n]
     if not any(_differs(group) for group in enough):
         raise Refused("no logged group has rewards that differ: there is no signal to compare at")
@@ -144,6 +126,31 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
         steps[group.step] = steps.get(group.step, 0) + 1
     a_step = int(np.median(list(steps.values())))
     return Plan(n=n, n_pilot=n_pilot, groups=max(1, min(a_step, _visits(len(enough), n) // 16)))
+
+
+def _refuse_unfit(log: Log, groups: Sequence[Group]) -> None:
+    if not groups:
+        raise Refused("there are no rollouts in this log, only sums")
+    prompts = len({group.prompt for group in groups})
+    if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
+        raise Refused(
+            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of "
+            f"{prompts} prompts"
+        )
+    if not log.complete and all(_differs(group) for group in groups):
+        raise Refused(
+            "every logged group has rewards that differ, so those without were filtered out before logging, and how many "
+            "they were is not known; log a stretch of training without the filter"
+        )
+    values = np.concatenate([group.rewards_G for group in groups])
+    values = values[~np.isnan(values)]
+    if not values.size:
+        raise Refused("no rollout in this log has a score")
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high > 1:
+        raise Refused(
+            f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1]: say what is right, --threshold"
+        )
 
 
 def forecast(
