@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -207,3 +212,29 @@ def test_a_reward_in_a_package_is_found_without_importing_it(tmp_path, monkeypat
     for reward, file in {"mine.rewards.maths:score": "maths.py", "mine.rewards:score": "__init__.py"}.items():
         assert list(digests_of(Source(model="m", prompts=(), reward=reward))) == [str(package / file)]
     assert digests_of(Source(model="m", prompts=(), reward="nowhere.at.all:score")) == {}
+
+
+def test_a_comparison_that_is_killed_leaves_no_run_behind(run_of, tmp_path):
+    """The reward names its process and then waits for ever."""
+    reward = tmp_path / "slow.py"
+    reward.write_text(
+        "import os, pathlib, time\n\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()) + chr(10))\n"
+        "    time.sleep(1000)\n"
+    )
+    context = multiprocessing.get_context("spawn")
+    comparison = context.Process(target=compare, args=([run_of(reward=f"{reward}:score")], tmp_path / "out"))
+    comparison.start()
+    while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
+        assert comparison.is_alive()
+        time.sleep(0.05)
+    comparison.kill()
+    comparison.join()
+    run = Path("/proc") / pid / "stat"
+    for _ in range(200):
+        if not run.exists() or ") Z" in run.read_text():
+            return
+        time.sleep(0.05)
+    os.kill(int(pid), signal.SIGKILL)
+    raise AssertionError("the run goes on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,14 +184,23 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     while True:
         try:
             run, place = connection.recv()
-        except EOFError:  # the comparison is over, or was killed
+        except EOFError:  # the comparison is over
             return
         try:
             execute(run, place, resume=run.is_in(place))  # what is begun goes on, what was another run is removed
             connection.send(None)
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent() -> None:
+    """A comparison that is killed must not leave runs behind: they would write beside those of the next one."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
