@@ -215,7 +215,7 @@ def test_a_reward_that_kills_its_worker_costs_its_prompt_only(run_of, reward, tm
     last = untimed(tmp_path / "run")[-1]
     assert last["unscored"] == {"worker died (exit code 9)": 6}  # three visits of two rollouts, then no more
     assert last["accounts"]["failed"] == 6
-    assert last["quarantined"] == ["test/0"]
+    assert (last["quarantined"], last["quarantined_keys"]) == (1, ["test/0"])
     report = json.loads((tmp_path / "run/rewards.json").read_text())
     assert report["quarantined"] == ["test/0"]
     assert {lost["name"].partition("#")[0] for lost in report["lost"]} == {"test/0"}
@@ -250,4 +250,4 @@ def test_a_reward_that_never_scores_a_small_data_set_quarantines_it(run_of, tmp_
     why = trainer.run()
     assert why.startswith("prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined")
     assert why.endswith("mostly because: reward function returned None")
-    assert sorted(untimed(tmp_path)[-1]["quarantined"]) == sorted(f"test/{prompt}" for prompt in range(12))
+    assert sorted(untimed(tmp_path)[-1]["quarantined_keys"]) == sorted(f"test/{prompt}" for prompt in range(12))

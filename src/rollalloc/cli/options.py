@@ -37,6 +37,9 @@ class Given:
     drop_overlong: Annotated[bool, _option("Leave out prompts that do not fit the model.", _WHAT)] = False
     max_new_tokens: Annotated[int | None, _option("Tokens of a rollout at most; 1024 by default.", _HOW)] = None
     temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
+    kv_tokens: Annotated[
+        int | None, _option("Tokens in the key-value cache at most; what does not fit waits its turn.", _HOW)
+    ] = None
     learning_rate: Annotated[float | None, _option("AdamW's; by default the task's tuned one, or 1e-6.", _HOW)] = None
     optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
     warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0

@@ -22,7 +22,16 @@ _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong"),
-    *("max_new_tokens", "temperature", "reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device"),
+    *(
+        "max_new_tokens",
+        "temperature",
+        "kv_tokens",
+        "reward_workers",
+        "reward_limit",
+        "reward_cache",
+        "overlong_buffer",
+        "device",
+    ),
 )
 
 
@@ -73,7 +82,9 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     )
     settings = Settings(
         seed=seed,
-        sampling=Sampling(_or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature),
+        sampling=Sampling(
+            _or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
+        ),
         learning_rate=_or(given.learning_rate, _USUAL_RATE),
         target=given.target,
         **_update(given),

@@ -249,7 +249,8 @@ class Trainer:
             self.policy.save(self.folder / "model")
             (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
             self._report()
-        self._write({"kind": "end", "why": why, **self._spent(), "quarantined": self._quarantined()[:_NAMED]})
+        named = self._quarantined()[:_NAMED]
+        self._write({"kind": "end", "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""

@@ -155,7 +155,7 @@ def _problems(config: Config, rng: np.random.Generator, count: int, taken: set[s
         if entry["question"] in taken:
             continue
         taken.add(entry["question"])
-        extra = {"single_answer": config.single_answer, "entry": json.dumps(entry, default=str)}
+        extra = {"single_answer": config.single_answer, "entry": _packed(entry)}
         found.append(Problem(entry["question"], entry["answer"], extra))
         if len(found) == count:
             return found
@@ -175,12 +175,17 @@ def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
 
 def _refuse_bad_verifier(task: str, config: Config) -> None:
     dataset = _dataset(config.name, _PROBED, config.seed, **config.settings)
-    for entry in dataset:
+    for written in dataset:
+        entry = json.loads(_packed(written))  # as the reward will see it
         if not isinstance(entry["answer"], str) or _marks(dataset, entry["answer"], entry) < _FULL:
             raise ValueError(f"{task} cannot be used: its verifier does not accept its own answer {entry['answer']!r}")
         for text in _NOT_ANSWERS:
             if _marks(dataset, text, entry) >= _FULL:
                 raise ValueError(f"{task} cannot be used: its verifier gives full marks to {text!r}")
+
+
+def _packed(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, default=str)
 
 
 def _marks(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
