@@ -38,6 +38,8 @@ check: .venv/ready
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
 	.venv/bin/python benchmarks/sampler.py
+	.venv/bin/python benchmarks/rewards.py speed
+	.venv/bin/python benchmarks/rewards.py hostile
 
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl

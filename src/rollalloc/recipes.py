@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rollalloc.core.recipe import Act, Budget, Recipe, Stage, at_least
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
 
+_QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 _GRPO_ADVANTAGE = advantages.OverGroup(advantages.grpo)
 
 
@@ -31,6 +32,7 @@ def grpo(groups: int, n: int) -> Recipe:
         max_staleness=0,
         max_candidates=None,
         budget=Budget(),
+        quarantine_after=_QUARANTINE_AFTER,
     )
 
 

@@ -71,6 +71,7 @@ def check_recipe(
     paid_a_batch = _check_runs(recipe, count, seeds, batches, allocator, like or recipe)
     _check_back_pressure(recipe, count, seeds[0], batches, allocator, first)
     _check_budgets(recipe, count, seeds[0], allocator, paid_a_batch)
+    _check_quarantine(recipe, 2 * max(first, recipe.groups), seeds[0], allocator)
 
 
 def trace(recipe: Recipe, prompts: int, seed: int, batches: int = 4) -> str:
@@ -93,13 +94,17 @@ class World:
         seed: of the world.
         hard: every reward differs within a group as far as it can: prompts of success rate 1/2.
         limit: length in tokens at which a rollout is truncated.
+        failing: every so-manyth prompt never gets a score; 0: none.
     """
 
     seed: int
     hard: bool = False
     limit: int = 300
+    failing: int = 0
 
-    def done(self, rollout: int, prompt: int, version: int, last_version: int) -> Done:
+    def end(self, rollout: int, prompt: int, version: int, last_version: int) -> Done | Failed:
+        if self.failing and prompt % self.failing == 0:
+            return Failed(rollout, "simulated", 3)
         rate_draw = np.random.default_rng([self.seed, 1, prompt])
         rate = 0.5 if self.hard else float(rate_draw.choice([0.0, 0.05, 0.3, 0.5, 0.7, 0.95, 1.0]))
         draw = np.random.default_rng([self.seed, 2, rollout])
@@ -120,6 +125,7 @@ class _Auditor:
     order_of: dict[int, Order] = field(default_factory=dict[int, Order])
     live: set[int] = field(default_factory=set[int])
     done: dict[int, Done] = field(default_factory=dict[int, Done])
+    failed: set[int] = field(default_factory=set[int])
     wasted: set[int] = field(default_factory=set[int])  # failed, cancelled, or done after the cancellation
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
@@ -130,6 +136,7 @@ class _Auditor:
     version: int = 0
     causes: Counter[str] = field(default_factory=Counter[str])
     groups: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    visits: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))  # groups by prompt
 
     def told(self, event: Event) -> None:
         match event:
@@ -140,6 +147,8 @@ class _Auditor:
                     self.done[event.rollout] = event
                 else:
                     self.wasted.add(event.rollout)
+                    if isinstance(event, Failed) and event.rollout not in self.cancelled:
+                        self.failed.add(event.rollout)
                     self.causes["failed" if isinstance(event, Failed) else "cancelled"] += 1
             case Updated():
                 self.version = event.version
@@ -171,6 +180,9 @@ class _Auditor:
         expect(4, capacity is None or count <= capacity, f"{count} rollouts ordered with room for {capacity}")
         for order in orders:
             expect(4, bool(order.rollouts), "an order without rollouts")
+            if order.group not in self.groups:
+                expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, which always fails")
+                self.visits[order.prompt].append(order.group)
             for rollout in order.rollouts:
                 expect(4, rollout not in self.order_of, f"rollout {rollout} is ordered twice")
                 self.order_of[rollout] = order
@@ -213,6 +225,14 @@ class _Auditor:
         expect(8, stopped >= self.causes["cancelled"] + self.causes["unselected"], "unselected rollouts are missing")
         expect(8, accounts["zero_variance"] >= self.causes["zero_variance"], "zero-variance rows are missing")
         expect(8, accounts["open"] >= len(self.live) >= 0, "open rollouts are missing")
+
+    def always_failed(self, prompt: int) -> bool:
+        """Whether as many visits in a row as the recipe allows gave no score because rollouts failed."""
+        limit, visits = self.recipe.quarantine_after, self.visits[prompt]
+        if limit is None or len(visits) < limit:
+            return False
+        rollouts = [self.groups[group] for group in visits[-limit:]]
+        return all(self.failed.intersection(ids) and self.done.keys().isdisjoint(ids) for ids in rollouts)
 
     def metrics(self, group: int, stage: int | None = None) -> list[float]:
         """Metrics of a group's scored rollouts, all or of one stage."""
@@ -321,7 +341,7 @@ class _Run:
 
     def end(self, rollout: int) -> Event:
         prompt, version = self.running.pop(rollout)
-        return self.world.done(rollout, prompt, version, self.allocator.version)
+        return self.world.end(rollout, prompt, version, self.allocator.version)
 
     def some(self) -> int:
         return list(self.running)[int(self.rng.integers(len(self.running)))]
@@ -420,6 +440,19 @@ def _check_budgets(recipe: Recipe, prompts: int, seed: int, allocator: type[Allo
         expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
 
+def _check_quarantine(recipe: Recipe, prompts: int, seed: int, allocator: type[Allocator]) -> None:
+    """Law 10 where every third prompt always fails: it is drawn as often as the recipe allows, the others go on."""
+    if isinstance(recipe.prompts, OfferedPromptRule):
+        return  # a loader of so few prompts soon offers none but those in flight
+    run = _Run(allocator(recipe, prompts, seed), World(seed, hard=True, failing=3), recipe, 0.1, seed)
+    for _ in run.synchronous(8 * prompts // recipe.groups):
+        pass
+    expect(10, recipe.quarantine_after is None or run.allocator.epoch > recipe.quarantine_after, "too few visits")
+    found = {prompt for prompt in range(prompts) if run.audit.always_failed(prompt)}
+    given_up = set(run.allocator.quarantined())
+    expect(10, found == given_up, f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly not")
+
+
 # Judges under which a group's results are just those that came: another one may decide before the last is in.
 _WAIT_FOR_ALL = (judges.Complete, judges.NonzeroVariance, judges.Band)
 
@@ -501,6 +534,8 @@ def mutants(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
         _Unaccounted,
         _Random,
         _StaleRows,
+        _Stubborn,
+        _Impatient,
     ):
         yield broken.__name__.strip("_"), {"recipe": recipe, "allocator": broken}
     yield "HiddenMemory", {"recipe": replace(recipe, prompts=_HiddenMemory())}
@@ -588,6 +623,16 @@ class _Random(Allocator):
 class _StaleRows(Allocator):
     def _stale(self, group: Any, updates: int = 0) -> bool:
         return False
+
+
+class _Stubborn(Allocator):
+    def _fail(self, prompt: int) -> bool:
+        return False
+
+
+class _Impatient(Allocator):
+    def _fail(self, prompt: int) -> bool:
+        return super()._fail(prompt) or True
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rollalloc.bench.compare import compare, is_finished, latest, result_of
 from rollalloc.bench.cost import read_metrics
+from rollalloc.bench.runs import Source, digests_of, execute
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -37,10 +43,15 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
         assert result["learning_rate"] == run.settings.learning_rate
         assert result["seconds"] > 0
         assert result["tokens_paid"] >= result["rollouts_paid"]
-    # A target that holds from the start is confirmed by the next evaluation; one that is never reached costs nothing.
-    assert (results[0]["reached"], results[0]["rollouts_to_target"], results[0]["rollouts_paid"]) == (True, 0, 32)
+    # A target that holds from the start is confirmed at the next grid point, when a batch has gone beyond it.
+    assert (results[0]["reached"], results[0]["rollouts_to_target"], results[0]["rollouts_paid"]) == (True, 0, 48)
     assert (results[1]["reached"], results[1]["rollouts_to_target"]) == (False, None)
-    assert all(line is not None and line["kind"] == "end" for _, line in seen[-1])
+    assert [run for run, _ in seen[-1]] == runs
+    for _, standing in seen[-1]:
+        assert standing.ended
+        assert standing.share == 1
+        assert standing.accuracy is not None
+        assert sum(standing.accounts.values()) == standing.rollouts > 0
 
     # Again: nothing is repeated, although it could not be, the model being gone.
     shutil.rmtree(tmp_path / "model")
@@ -68,7 +79,7 @@ def test_a_failing_run_is_named_and_the_others_finish(run_of, tmp_path):
     assert "grpo with seed" not in str(caught.value)
     for name in ("grpo-0", "grpo-1"):
         assert read_metrics(tmp_path / name / "metrics.jsonl")[-1]["kind"] == "end"
-    assert not (tmp_path / "results.json").exists()
+    assert [result["seed"] for result in json.loads((tmp_path / "results.json").read_text())] == [0, 1]
 
 
 def test_two_runs_of_one_name_and_seed_are_refused(run_of, tmp_path):
@@ -81,17 +92,22 @@ def test_two_runs_of_one_name_and_seed_are_refused(run_of, tmp_path):
 
 def test_the_result_of_a_run_by_hand(run_of):
     def line(kind, paid, accuracy=None):
-        values = {"kind": kind, "rollouts_paid": paid, "tokens_paid": 3 * paid, "seconds": paid / 10}
+        values = {"kind": kind, "rollouts_paid": paid, "tokens_paid": 3 * paid, "seconds": paid / 10, "version": paid}
+        values |= {"at": paid, "optimizer_steps": paid // 50, "standard_error": 0.01}
         return values | {"accounts": {"trained": paid}, "accuracy": accuracy, "why": "because"}
 
     curve = [(0, 0.2), (100, 0.4), (200, 0.8), (300, 0.9)]
     metrics = [*(line("eval", paid, accuracy) for paid, accuracy in curve), line("end", 310)]
     result = result_of(run_of(target=0.5, seed=4), metrics)
     assert result == {
+        "task": "",
         "recipe": "grpo",
         "seed": 4,
         "reached": True,
         "rollouts_to_target": 125,
+        "tokens_to_target": 375,
+        "seconds_to_target": 12.5,
+        "steps_to_target": 2.5,
         "rollouts_paid": 310,
         "accounts": {"trained": 310},
         "tokens_paid": 930,
@@ -101,6 +117,7 @@ def test_the_result_of_a_run_by_hand(run_of):
         "parameters": {"groups": 4, "n": 4},
         "target": 0.5,
         "accuracy": 0.9,
+        "standard_error": 0.01,
         "why": "because",
     }
     untargeted = result_of(run_of(target=None), [line("end", 310)])
@@ -122,3 +139,102 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
     assert str(caught.value) == "dies with seed 0 failed: its process died with exit code 7"
     for name in ("grpo-1", "grpo-2"):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
+
+
+def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
+    """What was trained before is not done again: the metrics up to the checkpoint stay as they are, times included."""
+    run = run_of(seed=3)
+    run = replace(run, settings=replace(run.settings, checkpoint_every=2))
+    place = tmp_path / "grpo-3"
+
+    def killed(line):
+        if line["kind"] == "batch" and line["batch"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, place, killed)
+    before = (place / "metrics.jsonl").read_text().splitlines()
+    compare([run], tmp_path)
+    after = (place / "metrics.jsonl").read_text().splitlines()
+    upto = next(number for number, line in enumerate(before) if '"batch": 4' in line)
+    assert after[: upto + 1] == before[: upto + 1]
+    assert json.loads(after[-1])["kind"] == "end"
+    execute(run, tmp_path / "unbroken")
+    assert untimed(tmp_path / "unbroken") == untimed(place)
+
+
+def test_what_was_begun_as_another_run_is_started_afresh(run_of, tmp_path):
+    run = run_of(seed=3)
+    run = replace(run, settings=replace(run.settings, checkpoint_every=1))
+    execute(replace(run, max_rollouts=32), tmp_path / "grpo-3")
+    [result] = compare([run], tmp_path)
+    assert result["rollouts_paid"] == 96
+
+
+def untimed(folder):
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+def test_a_finished_run_on_files_that_have_changed_since_is_done_again(run_of, task, tmp_path):
+    files = {name: tmp_path / name for name in ("train.parquet", "heldout.parquet", "reward.py")}
+    shutil.copytree(task.model, tmp_path / "model")
+    shutil.copy(task.train, files["train.parquet"])
+    shutil.copy(task.heldout, files["heldout.parquet"])
+    files["reward.py"].write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5\n"
+    )
+    run = run_of(
+        max_rollouts=16,
+        model=str(tmp_path / "model"),
+        prompts=(str(files["train.parquet"]),),
+        heldout=str(files["heldout.parquet"]),
+        reward=f"{files['reward.py']}:score",
+    )
+    place = tmp_path / "run"
+    execute(run, place)
+    assert is_finished(run, place)
+    for path in (*files.values(), tmp_path / "model" / "config.json"):
+        original = path.read_bytes()
+        path.write_bytes(original + b"\n")
+        assert not is_finished(run, place), path
+        path.write_bytes(original)
+        assert is_finished(run, place), path
+
+
+def test_a_reward_in_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "mine" / "rewards"
+    package.mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "__init__.py").write_text("")
+    (package / "maths.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for reward, file in {"mine.rewards.maths:score": "maths.py", "mine.rewards:score": "__init__.py"}.items():
+        assert list(digests_of(Source(model="m", prompts=(), reward=reward))) == [str(package / file)]
+    assert digests_of(Source(model="m", prompts=(), reward="nowhere.at.all:score")) == {}
+
+
+def test_a_comparison_that_is_killed_leaves_no_run_behind(run_of, tmp_path):
+    """The reward names its process and then waits for ever."""
+    reward = tmp_path / "slow.py"
+    reward.write_text(
+        "import os, pathlib, time\n\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()) + chr(10))\n"
+        "    time.sleep(1000)\n"
+    )
+    context = multiprocessing.get_context("spawn")
+    comparison = context.Process(target=compare, args=([run_of(reward=f"{reward}:score")], tmp_path / "out"))
+    comparison.start()
+    while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
+        assert comparison.is_alive()
+        time.sleep(0.05)
+    comparison.kill()
+    comparison.join()
+    run = Path("/proc") / pid / "stat"
+    for _ in range(200):
+        if not run.exists() or ") Z" in run.read_text():
+            return
+        time.sleep(0.05)
+    os.kill(int(pid), signal.SIGKILL)
+    raise AssertionError("the run goes on")

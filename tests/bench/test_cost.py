@@ -6,56 +6,90 @@ import json
 
 import pytest
 
-from rollalloc.bench.cost import Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.bench.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+
+
+def curve(accuracy, versions=None, every=100.0):
+    """Evaluations at 0, 100, 200, ... rollouts, of three tokens and a hundredth of a step each."""
+    points = [every * at for at in range(len(accuracy))]
+    tokens, seconds, steps = ([factor * point for point in points] for factor in (3, 0.1, 0.01))
+    versions = range(len(accuracy)) if versions is None else versions
+    return Curve(*map(tuple, (points, tokens, seconds, steps, versions, accuracy, [0.0] * len(points))))
 
 
 @pytest.mark.parametrize(
     ("accuracy", "target", "cost"),
     [
-        # Evaluations at 0, 100, 200, ... rollouts.
         ([0.1, 0.5, 0.9], 0.5, 100),
-        ([0.1, 0.5, 0.9], 0.3, 50),  # linearly between the evaluation before and the one that reaches it
+        ([0.1, 0.5, 0.9], 0.3, 50),  # linearly between the grid point before and the one that reaches it
         ([0.1, 0.3, 0.7, 0.9], 0.6, 175),
         ([0.1, 0.3, 0.6, 0.6], 0.6, 200),
         ([0.0, 0.0, 0.8, 0.8], 0.4, 150),
         # One lucky evaluation is not enough.
-        ([0.1, 0.9, 0.1, 0.1], 0.5, None),
         ([0.1, 0.9, 0.1, 0.9, 0.9], 0.5, 250),
         ([0.9, 0.1, 0.5, 0.5], 0.5, 200),
-        ([0.1, 0.1, 0.9], 0.5, None),  # the run ended before anything confirmed it
         # There from the start.
         ([0.9, 0.9, 0.1], 0.5, 0),
         ([0.5, 0.5], 0.5, 0),
-        # Never, or nothing to judge by.
-        ([0.1, 0.2, 0.49, 0.49], 0.5, None),
-        ([0.9], 0.5, None),
-        ([], 0.5, None),
     ],
 )
-def test_cost_to_target(accuracy, target, cost):
-    found = cost_to_target([100.0 * at for at in range(len(accuracy))], accuracy, target)
-    assert found == (None if cost is None else pytest.approx(cost))
+def test_what_it_cost_to_reach_the_target(accuracy, target, cost):
+    found = cost_to_target(curve(accuracy), target)
+    paid = {"rollouts": cost, "tokens": 3 * cost, "seconds": 0.1 * cost, "steps": 0.01 * cost}
+    assert found == Cost(pytest.approx(paid), censored=False)
 
 
-def test_costs_need_not_be_evenly_spaced_or_rollouts():
-    assert cost_to_target([2.0, 10.0, 40.0], [0.0, 0.4, 0.6], 0.3) == pytest.approx(8.0)
-    assert cost_to_target([7.0, 8.0], [0.4, 0.6], 0.3) == 7.0
+@pytest.mark.parametrize(
+    ("accuracy", "paid"),
+    [
+        ([0.1, 0.2, 0.49, 0.49], 300),
+        ([0.1, 0.9, 0.1, 0.1], 300),
+        ([0.1, 0.1, 0.9], 200),  # the run ended before anything confirmed it
+        ([0.9], 0),
+    ],
+)
+def test_a_run_that_never_got_there_is_censored_at_its_last_grid_point(accuracy, paid):
+    found = cost_to_target(curve(accuracy), 0.5)
+    assert found is not None
+    assert found.censored
+    assert found.paid["rollouts"] == paid
+
+
+def test_without_evaluations_there_is_no_cost():
+    assert cost_to_target(curve([]), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "accuracy", "cost"),
+    [
+        ([0, 1, 1, 2], [0.1, 0.9, 0.9, 0.1], None),  # the same weights twice are one evaluation
+        ([0, 1, 1, 2], [0.1, 0.9, 0.9, 0.9], 50),  # and the target is reached at the first point that has them
+        ([0, 0, 1, 2], [0.1, 0.1, 0.9, 0.9], 150),
+        ([0, 0, 0], [0.9, 0.9, 0.9], None),
+    ],
+)
+def test_weights_do_not_confirm_themselves(versions, accuracy, cost):
+    found = cost_to_target(curve(accuracy, versions), 0.5)
+    assert found is not None
+    assert (None if found.censored else found.paid["rollouts"]) == (None if cost is None else pytest.approx(cost))
 
 
 def line(kind="eval", **values):
-    return {"kind": kind, "rollouts_paid": 10, "tokens_paid": 30, "seconds": 0.5, "accuracy": 0.25} | values
+    paid = {"rollouts_paid": 10, "tokens_paid": 30, "seconds": 0.5, "optimizer_steps": 2, "version": 1}
+    return {"kind": kind, "at": 10, **paid, "accuracy": 0.25, "standard_error": 0.1} | values
 
 
-def test_a_curve_holds_the_evaluations_that_have_an_accuracy():
+def test_a_curve_holds_the_evaluations_on_the_grid_that_have_an_accuracy():
     metrics = [
-        line(rollouts_paid=0),
+        line(at=0),
         line("batch"),
         line(accuracy=None),
-        line(rollouts_paid=20, tokens_paid=90, seconds=1.5, accuracy=0.5),
+        line(at=20, rollouts_paid=18, tokens_paid=90, seconds=1.5, version=3, accuracy=0.5, standard_error=None),
+        line(at=None, rollouts_paid=25),
         line("end"),
     ]
-    assert curve_of(metrics) == Curve((0.0, 20.0), (30.0, 90.0), (0.5, 1.5), (0.25, 0.5))
-    assert curve_of([line("end")]) == Curve((), (), (), ())
+    assert curve_of(metrics) == Curve((0, 20), (30, 90), (0.5, 1.5), (2, 2), (1, 3), (0.25, 0.5), (0.1, None))
+    assert curve_of([line("end")]) == Curve((), (), (), (), (), (), ())
 
 
 @pytest.mark.parametrize("torn", ["", '{"kind": "ev', '{"kind": "eval", "rollouts_paid": 1'])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
+
 import pytest
 
 from rollalloc.bench import presets
-from rollalloc.bench.presets import PRESETS, TUNING_SEEDS, Tuned, preset_of, task_run
-from rollalloc.bench.sweep import GRID, LEARNING_RATES, candidates
-from rollalloc.bench.tasks import skills
+from rollalloc.bench.methods import matched
+from rollalloc.bench.presets import PRESETS, TUNING_SEEDS, Tuned, preset_of, task_run, tuned_of
+from rollalloc.bench.sweep import GRID, LEARNING_RATES, Plan, candidates, sweep, tuned_file
+from rollalloc.bench.tasks import gym, skills
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.core.recipe import Recipe
 from rollalloc.named import RECIPES, make_recipe
@@ -20,41 +24,70 @@ def no_files(monkeypatch, tmp_path):
     def prepared(folder, *pool):
         return TaskFiles(tmp_path / "model", tmp_path / "train", tmp_path / "held", "module:function", 9, True)
 
-    monkeypatch.setattr(presets.skills, "prepare", prepared)
-    monkeypatch.setattr(presets.sort, "prepare", prepared)
+    for task in (presets.skills, presets.sort, presets.gym):
+        monkeypatch.setattr(task, "prepare", prepared)
 
 
 def test_there_is_a_preset_for_every_task_and_pool():
-    assert set(PRESETS) == {f"skills/{pool}" for pool in skills.POOLS} | {"sort"}
+    assert set(PRESETS) == {f"skills/{pool}" for pool in skills.POOLS} | {"sort"} | set(gym.LADDER)
     for name, preset in PRESETS.items():
+        assert preset.target is not None, name
         assert 0 < preset.target < 1, name
         assert 0 < preset.eval_every < preset.max_rollouts, name
-        assert {"grpo", "dapo", "pilot_commit"} <= set(preset.tuned) <= set(RECIPES), name
+        assert set(tuned_of(preset.tuned_on)) == set(RECIPES), name
 
 
-@pytest.mark.parametrize(
-    ("task", "pool", "recipe"),
-    [(*name.split("/"), recipe) for name in PRESETS if "/" in name for recipe in PRESETS[name].tuned]
-    + [("sort", "late", recipe) for recipe in PRESETS["sort"].tuned],
-)
-def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, pool, recipe):
-    run = task_run(task, pool, recipe, 5, tmp_path)
-    name, preset = preset_of(task, pool)
+@pytest.mark.parametrize("file", list((files("rollalloc.bench") / "tuned").iterdir()), ids=lambda file: file.name)
+def test_tuned_settings_say_how_they_were_found(file):
+    found = json.loads(file.read_text())
+    assert file.name == f"{found['task'].replace('/', '-')}.json"
+    assert not set(found["seeds"]) & set(range(100))
+    assert found["budget"] > 0
+    assert found["date"] >= "2026-11-21"
+    for recipe, one in found["recipes"].items():
+        make_recipe(recipe, one["parameters"])
+        assert one["learning_rate"] > 0
+
+
+@pytest.mark.parametrize("task", PRESETS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, recipe):
+    run = task_run(task, "late", recipe, 5, tmp_path)
+    _, preset = preset_of(task)
     made = make_recipe(run.recipe, run.parameters)
     assert isinstance(made, Recipe)
-    assert made.groups <= 8192
-    assert run.settings.learning_rate == preset.tuned[recipe].learning_rate > 0
+    assert made.groups <= 2048
+    assert run.settings.learning_rate == tuned_of(preset.tuned_on)[recipe].learning_rate > 0
     assert (run.settings.seed, run.settings.target, run.max_rollouts) == (5, preset.target, preset.max_rollouts)
     assert run.settings.sampling.max_new_tokens == 9
     assert run.source.single_answer
-    assert name == (task if task == "sort" else f"{task}/{pool}")
+    assert run.task == task
+
+
+def test_any_task_of_reasoning_gym_has_a_preset_without_a_target():
+    assert preset_of("rg/sudoku")[1].target is None
+    assert preset_of("skills", "mixed") == preset_of("skills/mixed")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_matched_shapes_have_the_same_groups_and_rollouts_a_group(recipe):
+    made = make_recipe(recipe, matched(recipe, 6, 8))
+    assert made.groups == 6
+    sizes = [stage.size.n if recipe != "darts" else stage.size.rows for stage in made.stages]
+    assert sum(sizes) == 8
+
+
+def test_a_matched_shape_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"even and at least 4, .* got 7"):
+        matched("grpo", 6, 7)
+    with pytest.raises(ValueError, match="my:recipe has no matched shape; there is one for grpo"):
+        matched("my:recipe", 6, 8)
 
 
 def test_every_recipe_takes_as_many_optimizer_steps_a_batch(tmp_path):
     """The released Pilot-Commit takes six where its baselines take four; a comparison of ours must not."""
     steps = {
-        recipe: task_run("skills", "late", recipe, 0, tmp_path).settings.optimizer_steps_per_batch
-        for recipe in PRESETS["skills/late"].tuned
+        recipe: task_run("skills", "late", recipe, 0, tmp_path).settings.optimizer_steps_per_batch for recipe in RECIPES
     }
     assert len(set(steps.values())) == 1
 
@@ -75,19 +108,37 @@ def test_unknown_tasks_pools_and_recipes_are_refused(tmp_path):
         task_run("sort", "late", "my:recipe", 0, tmp_path)
 
 
-def test_the_sweep_gives_every_label_as_many_settings(tmp_path):
-    assert {"grpo", "dapo", "pilot_commit"} <= set(GRID)
-    assert len({len(shapes) for _, shapes in GRID.values()}) == 1
-    for label, (recipe, shapes) in GRID.items():
-        assert len({str(shape) for shape in shapes}) == len(shapes), label
+PLAN = Plan("skills/late", LEARNING_RATES, 6, TUNING_SEEDS, 60_000)
+
+
+def test_the_sweep_gives_every_recipe_as_many_settings(tmp_path):
+    assert set(GRID) == set(RECIPES)
+    assert {len(shapes) for shapes in GRID.values()} == {PLAN.shapes}
+    for recipe, shapes in GRID.items():
+        assert len({str(shape) for shape in shapes}) == len(shapes), recipe
         for shape in shapes:
             make_recipe(recipe, shape)
-        grid = list(candidates("skills", "late", label, tmp_path))
+        grid = list(candidates(PLAN, recipe, tmp_path))
         assert len(grid) == len(LEARNING_RATES) * len(shapes)
         names = [(run.name, run.settings.seed) for _, runs in grid for run in runs]
         assert len(set(names)) == len(names) == len(grid) * len(TUNING_SEEDS)
         assert {run.settings.seed for _, runs in grid for run in runs} == set(TUNING_SEEDS)
-        assert len({run.max_rollouts for _, runs in grid for run in runs}) == 1
+        assert {run.max_rollouts for _, runs in grid for run in runs} == {PLAN.budget}
+
+
+def test_the_best_setting_has_the_least_median_and_a_censored_run_costs_its_budget(tmp_path, monkeypatch):
+    plan = Plan("skills/late", (1e-3, 1e-4), 1, (1000, 1001, 1002), 900)
+    costs = iter([300, None, 500, 400, 410, 420.4])
+    monkeypatch.setattr(
+        "rollalloc.bench.sweep.compare", lambda runs, *_, **__: [{"rollouts_to_target": next(costs)} for _ in runs]
+    )
+    tables = sweep(plan, ["grpo"], tmp_path)
+    assert [(row["learning_rate"], row["costs"]) for row in tables["grpo"]] == [
+        (1e-4, [400, 410, 420]),
+        (1e-3, [300, 900, 500]),
+    ]
+    assert tuned_file(plan, tables)["recipes"] == {"grpo": tables["grpo"][0]}
+    assert tuned_file(plan, tables)["settings_tried"] == {"grpo": 2}
 
 
 def test_tuning_seeds_are_not_a_comparisons():

@@ -11,11 +11,13 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import execute, folder_of
+from rollalloc.bench.runs import Run, execute, folder_of
 from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.loss import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
-from rollalloc.named import RECIPES, make_recipe
+from rollalloc.engines.schedule import Schedule
+from rollalloc.named import make_recipe
 
 # Recipes by name
 
@@ -24,7 +26,11 @@ def test_recipes_are_those_of_the_package():
     assert make_recipe("grpo", {"groups": 3, "n": 2}) == recipes.grpo(3, 2)
     given = {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "promote": "oldest"}
     assert make_recipe("pilot_commit", given) == recipes.pilot_commit(**given)
-    assert set(RECIPES) == {"grpo", "dapo", "pilot_commit", "pods", "darts", "racing"}
+    assert make_recipe("dapo_carry", {"groups": 3, "n": 2, "gen_groups": 6}) == recipes.dapo(3, 2, 6, surplus="carry")
+    mixed = recipes.mix(recipes.pilot_commit(2, 2, 2, 6), recipes.pods(2, 4, 3))
+    assert (
+        make_recipe("pilot_commit+pods", {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "m": 3}) == mixed
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_a_recipe_of_ones_own_is_module_and_object(module):
 @pytest.mark.parametrize(
     ("name", "parameters", "error", "message"),
     [
-        ("plain", {"n": 3}, ValueError, "is a recipe, which takes no parameters"),
+        ("plain", {"n": 3}, ValueError, "it is a recipe, which takes none"),
         ("mine", {}, ValueError, "needs n; it takes n, groups"),
         ("mine", {"m": 1}, ValueError, "has no parameter 'm'"),
         ("number", {}, ValueError, "must be a Recipe or a function that returns one, got 3"),
@@ -100,7 +106,9 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     assert why.startswith("budget")
     assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
     assert metrics[-1]["rollouts_paid"] == 96
-    assert json.loads((tmp_path / "run" / "run.json").read_text()) == run.description()
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert described.pop("digests").keys() > {run.source.prompts[0], run.source.heldout}
+    assert described == run.description()
     assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
 
 
@@ -116,6 +124,30 @@ def test_a_description_is_plain_and_tells_runs_apart(run_of):
         run_of(reward="other:function"),
     ]
     assert all(other.description() != run.description() for other in others)
+    assert run_of(track=("tensorboard",)).description() == run.description()
+
+
+def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
+    run = run_of()
+    loss = Loss(clip=Clip(low=0.1, dual=10.0), aggregation="dr_grpo", kl=0.01)
+    schedule = Schedule(warmup=2, shape="cosine", steps=9, floor=0.5)
+    run = replace(run, settings=replace(run.settings, loss=loss, schedule=schedule, precision="bf16", max_batches=2))
+    execute(run, tmp_path)
+    assert Run.described_in(tmp_path) == run
+
+
+def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
+    pytest.importorskip("tensorboard")
+    execute(run_of(track=("tensorboard",)), tmp_path)
+    assert [path.name[:6] for path in (tmp_path / "tensorboard").iterdir()] == ["events"]
+
+
+def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, tmp_path):
+    run = run_of()
+    execute(run, tmp_path)
+    with pytest.raises(ValueError, match="unknown tracker mlflow"):
+        execute(run_of(seed=1, track=("mlflow",)), tmp_path)
+    assert is_finished(run, tmp_path)
 
 
 def test_a_runs_name_is_its_label_or_its_recipe(run_of, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from rollalloc.bench import verify
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
+from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 
@@ -96,7 +97,6 @@ def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
         (("--seed", 1), "run.settings.seed: saved 0, given 1"),
         (("--temperature", 0.5), "run.settings.sampling.temperature: saved 1.0, given 0.5"),
         (("--model", "./model"), "source.model: saved 'model', given './model'"),
-        (("--prompts", "prompts.jsonl"), "source.prompts: saved ('prompts.parquet',)"),
         (("--reward", "my_reward.py:score"), "source.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
         (("--set", "groups=3"), "recipe.groups: saved 2, given 3"),
     ],
@@ -113,6 +113,58 @@ def test_another_recipe_may_be_accepted(call, stopped):
     assert code == 0, output
     assert [line["groups"] for line in untimed(stopped) if line["kind"] == "batch"][:2] == [2, 3]
     assert json.loads((stopped / "run.json").read_text())["parameters"]["groups"] == 3
+
+
+def with_prompts(file):
+    return tuple(file if value == "prompts.parquet" else value for value in TRAIN)
+
+
+@pytest.fixture
+def other(own):
+    """The prompts without the first four, and with a new one, in reverse."""
+    rows = [json.loads(line) for line in (own / "prompts.jsonl").read_text().splitlines()]
+    new = rows[0] | {"prompt": "s5 s5 s5 ="}
+    write_prompts(own / "other.jsonl", [new, *reversed(rows[4:])])
+    yield with_prompts("other.jsonl")
+    (own / "other.jsonl").unlink()
+
+
+def test_the_same_prompts_in_another_file_are_the_same_prompts(call, stopped):
+    code, output = call(*with_prompts("prompts.jsonl"), "--out", stopped, "--resume")
+    assert code == 0, output
+    assert {line["kind"] for line in untimed(stopped)} == {"eval", "batch", "end"}
+
+
+def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, stopped, other, caplog):
+    code, output = call(*other, "--out", stopped, "--resume")
+    assert code == 2
+    assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, goes on" in said(output)
+    code, output = call(*other, "--out", stopped, "--resume", "--accept-data")
+    assert code == 0, output
+    assert "going on with other prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
+    [line] = [line for line in untimed(stopped) if line["kind"] == "resume"]
+    assert (line["lost"], line["new"]) == (4, 1)
+    assert sum(line["prompts"].values()) == 21
+    assert json.loads((stopped / "run.json").read_text())["source"]["prompts"] == ["other.jsonl"]
+    assert untimed(stopped)[-1]["rollouts_paid"] == 96
+
+
+def test_rollouts_are_logged_and_the_log_is_cut_on_resume(call, own, tmp_path):
+    (own / "stop").touch()
+    given = (*TRAIN, "--log-rollouts", "--checkpoint-every", 1)
+    assert call(*given, "--out", tmp_path / "stopped")[0] == 143
+    with (tmp_path / "stopped/rollouts.jsonl").open("a") as file:
+        file.write('{"rollout": "of a batch that was lost"')
+    assert call(*given, "--out", tmp_path / "stopped", "--resume")[0] == 0
+    assert call(*given, "--out", tmp_path / "unbroken")[0] == 0
+    logs = [(tmp_path / name / "rollouts.jsonl").read_text() for name in ("stopped", "unbroken")]
+    assert logs[0] == logs[1]
+    lines = [json.loads(line) for line in logs[0].splitlines()]
+    assert sorted(line["rollout"] for line in lines) == list(range(96))
+    assert {line["key"].partition("/")[0] for line in lines} == {"mine"}
+    assert all(line["reward"] == float(line["text"].startswith("s")) for line in lines)
+    assert all(line["unscored"] is None and 1 <= line["tokens"] <= 4 for line in lines)
+    assert {line["stage"] for line in lines} == {0, 1}
 
 
 def test_verify_resume_of_ones_own_run(call, stopped):
@@ -160,7 +212,9 @@ def test_the_first_difference_is_named(tmp_path):
 
 def test_a_described_run_is_read_back(call, stopped):
     run = Run.described_in(stopped)
-    assert run.description() == json.loads((stopped / "run.json").read_text())
+    written = json.loads((stopped / "run.json").read_text())
+    assert written.pop("digests")  # of the files, which are not the run's
+    assert run.description() == written
     assert run.settings == Settings(sampling=Sampling(4), learning_rate=0.001, eval_every=24)
     saving = replace(run, settings=replace(run.settings, checkpoint_every=3, keep_checkpoints=5))
     assert saving.description() == run.description()  # a finished run stays finished, however often it was saved

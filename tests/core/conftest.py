@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollalloc import Allocator
-from rollalloc.core.events import Actions, Done, Updated
+from rollalloc.core.events import Actions, Done, Failed, Updated
 
 
 @dataclass
 class Driver:
-    """Answers each order in full: the g-th rollout of a prompt gets `rewards[prompt][g]`, cyclically."""
+    """Answers each order in full: the g-th rollout of a prompt gets `rewards[prompt][g]`, cyclically; None is no score."""
 
     allocator: Allocator
     rewards: dict[int, list[float]] = field(default_factory=dict)
@@ -30,8 +30,11 @@ class Driver:
             values = self.rewards.get(order.prompt, self.default)
             for rollout in order.rollouts:
                 index = self.seen[order.prompt] = self.seen.get(order.prompt, -1) + 1
-                reward = float(values[index % len(values)])
-                events.append(Done(rollout, reward, reward, 10, version))
+                value = values[index % len(values)]
+                if value is None:
+                    events.append(Failed(rollout, "no score", 10))
+                else:
+                    events.append(Done(rollout, float(value), float(value), 10, version))
         return events
 
     def answer(self, orders, version=None):

@@ -365,8 +365,8 @@ def test_an_engine_that_only_fails_ends_the_run_without_calling_the_prompts_impo
         if actions.finished:
             break
         driver.allocator.tell([Failed(rollout, "engine died") for rollout in ids(actions.generate)])
-    assert "3 failed" in actions.finished
-    assert "Unless rollouts failed" in actions.finished
+    assert actions.finished.startswith("prompts: none of 3 may be drawn, 0 are evicted and 3 quarantined")
+    assert driver.allocator.paid == 3 * 3 * 2
 
 
 def test_commits_that_all_fail_leave_the_pilots_to_train_on(drive):
@@ -578,6 +578,110 @@ def test_without_reprobe_an_evicted_prompt_stays_away(drive):
     assert sum(order.prompt == 0 for actions in driver.log for order in actions.generate) == 1
 
 
+# ---------------------------------------------------------------------------------------------------------- quarantine
+
+
+def visits(driver, prompt):
+    return sum(order.prompt == prompt for actions in driver.log for order in actions.generate)
+
+
+@pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 2), recipes.pilot_commit(2, 2, 2, 4)])
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, recipe, after):
+    driver = drive(replace(recipe, quarantine_after=after), prompts=6, rewards={0: [None], 5: [None]})
+    for _ in range(40):
+        driver.until_batch()
+        driver.update()
+    assert (visits(driver, 0), visits(driver, 5)) == (after, after)
+    assert driver.allocator.quarantined() == [0, 5]
+    assert driver.allocator.ledger.record(0).fate == "quarantined"
+    assert driver.allocator.away() == {"evicted": 0, "revived": 0, "quarantined": 2}
+    assert driver.allocator.accounts()["failed"] == 2 * 2 * after
+
+
+def test_a_score_ends_the_row_of_failures(drive):
+    driver = drive(recipes.grpo(1, 2), prompts=2, rewards={0: [None, None, None, None, 1, None]})
+    for _ in range(20):
+        driver.until_batch()
+        driver.update()
+    assert driver.allocator.quarantined() == []
+    assert visits(driver, 0) > 12
+
+
+def test_without_a_limit_nothing_is_quarantined(drive):
+    driver = drive(replace(recipes.grpo(1, 2), quarantine_after=None), prompts=2, rewards={0: [None]})
+    for _ in range(20):
+        driver.until_batch()
+        driver.update()
+    assert driver.allocator.quarantined() == []
+    assert visits(driver, 0) >= 19
+
+
+def test_what_the_driver_cancels_is_no_failure_of_the_prompt(drive):
+    driver = drive(recipes.grpo(1, 2), prompts=1)
+    for _ in range(9):
+        driver.allocator.tell([Cancelled(rollout, 1) for rollout in ids(driver.ask().generate)])
+    assert driver.allocator.quarantined() == []
+    assert driver.allocator.ledger.record(0).failures == 0
+
+
+def test_a_reward_that_never_scores_ends_the_run_long_before_the_data_do(drive):
+    driver = drive(recipes.dapo(8, 4, 8), prompts=10_000, default=(None,))
+    reason = driver.until_end()
+    assert reason.startswith("failed: the last 64 prompts tried gave no score")
+    assert "64 failed" in reason
+    assert driver.allocator.paid == 64 * 4
+
+
+def test_a_run_in_which_something_scores_now_and_then_goes_on(drive):
+    driver = drive(recipes.grpo(8, 2), prompts=640, default=(None,), rewards={p: [1, 0] for p in range(0, 640, 8)})
+    for _ in range(20):
+        assert driver.until_batch().batch is not None
+        driver.update()
+
+
+def test_quarantine_survives_a_load_and_moves_with_the_prompts(drive):
+    driver = drive(recipes.grpo(1, 2), PromptTable(("a", "b", "c")), rewards={0: [None], 1: [None]})
+    driver.allocator.ledger.failures_N[1] = 1
+    for _ in range(12):
+        driver.until_batch()
+        driver.update()
+    assert driver.allocator.quarantined() == [0, 1]
+    moved = Allocator(recipes.grpo(1, 2), PromptTable(("d", "c", "b", "a")), 0)
+    moved.load_state_dict(driver.allocator.state_dict(), remap="keys")
+    assert moved.quarantined() == [2, 3]
+    again = type(driver)(moved)
+    for _ in range(9):
+        again.until_batch()
+        again.update()
+    assert {order.prompt for actions in again.log for order in actions.generate} == {0, 1}
+
+
+def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=2)
+    driver = drive(recipe, prompts=6, rewards={0: [1.0]})
+    seen = set()
+    while driver.allocator.epoch < 9:
+        driver.until_batch()
+        driver.update()
+        away = driver.allocator.away()
+        seen.add(away["evicted"])
+        assert away["revived"] == max(0, visits(driver, 0) - 1)
+    assert seen == {0, 1} or seen == {1}
+    assert away["revived"] >= 3
+    never = drive(replace(recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0)), prompts=6, rewards={0: [1.0], 1: [1.0]})
+    for _ in range(20):
+        never.until_batch()
+        never.update()
+    assert never.allocator.away() == {"evicted": 2, "revived": 0, "quarantined": 0}
+
+
+@pytest.mark.parametrize("after", [0, 256, 1.5])
+def test_a_limit_of_failures_out_of_range_is_refused(after):
+    with pytest.raises(ValueError, match="quarantine_after must be"):
+        replace(recipes.grpo(1, 1), quarantine_after=after)
+
+
 # --------------------------------------------------------------------------------------------------- a framework's loader
 
 
@@ -627,6 +731,27 @@ def test_as_offered_epochs_are_the_loaders():
         allocator.tell([Offered((2,), 0)])
     with pytest.raises(EventError, match=r"prompts below 3 .* prompts \[3\]"):
         allocator.tell([Offered((3,), 1)])
+
+
+def test_as_offered_passes_over_what_is_quarantined_and_ends_where_that_is_all_there_is():
+    allocator = Allocator(offered(recipes.grpo(1, 2)), 2, 0)
+    drawn, failing = [], {0}
+    for epoch in range(60):
+        while allocator.wanted():
+            allocator.tell([Offered((0, 1), epoch)])
+        actions = allocator.ask()
+        if actions.finished:
+            break
+        for order in actions.generate:
+            drawn.append(order.prompt)
+            fails, version = order.prompt in failing, allocator.version
+            allocator.tell([Failed(r, "x") if fails else Done(r, r % 2, r % 2, 1, version) for r in order.rollouts])
+        if actions.batch:
+            allocator.tell([Updated(allocator.version + 1)])
+        if epoch == 29:
+            assert drawn.count(0) == 3
+            failing.add(1)
+    assert actions.finished.startswith("prompts: none of 2 may be drawn, 0 are evicted and 2 quarantined")
 
 
 def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():

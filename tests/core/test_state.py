@@ -188,9 +188,9 @@ def test_keys_are_exact_at_every_level(saved, path):
 
 
 def test_another_schema_or_seed_is_refused(saved):
-    refuse(saved | {"schema": 99}, "expected a state of schema 1 and seed 0, got schema 99 and seed 0")
+    refuse(saved | {"schema": 99}, "expected a state of schema 2 and seed 0, got schema 99 and seed 0")
     refuse(
-        saved, "expected a state of schema 1 and seed 5, got schema 1 and seed 0; make .* with the saved seed", seed=5
+        saved, "expected a state of schema 2 and seed 5, got schema 2 and seed 0; make .* with the saved seed", seed=5
     )
 
 

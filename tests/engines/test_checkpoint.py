@@ -21,7 +21,10 @@ import torch
 from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
-from rollalloc.engines.native import HeldOut, Stopped
+from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.native import Stopped
+from rollalloc.engines.schedule import Schedule
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -83,11 +86,11 @@ def broken(run_of, tmp_path):
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
-    unbroken = run_of(tmp_path / "a", RECIPES[name], optimizer_steps_per_batch=steps, warmup_steps=9)
+    changes = {"optimizer_steps_per_batch": steps, "schedule": Schedule(warmup=9)}
+    unbroken = run_of(tmp_path / "a", RECIPES[name], **changes)
     why = unbroken.run()
     for breaks in (3, 4, 5):
         folder = tmp_path / str(breaks)
-        changes = {"optimizer_steps_per_batch": steps, "warmup_steps": 9}
         with pytest.raises(KeyboardInterrupt):
             run_of(folder, RECIPES[name], listener=killed_after(breaks), **changes).run()
         resumed = run_of(folder, RECIPES[name], **changes)
@@ -99,16 +102,42 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
         assert numbers(folder) == numbers(tmp_path / "a")
 
 
+def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):
+    """The reference is not in the checkpoint: it is the policy that the resumed trainer was made with."""
+    changes = {
+        "loss": Loss(kl=0.5, aggregation="sequence_mean", clip=Clip(dual=3.0)),
+        "schedule": Schedule(warmup=3, shape="cosine", steps=15, floor=0.2),
+        "optimizer_steps_per_batch": 2,
+        "learning_rate": 0.01,
+    }
+    unbroken = run_of(tmp_path / "a", **changes)
+    unbroken.run()
+    assert max(line["kl"] for line in untimed(tmp_path / "a") if line["kind"] == "batch") > 1e-3
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(4), **changes).run()
+    with pytest.raises(ValueError, match="reference"):
+        run_of(tmp_path / "b", policy=policy_of(seed=2), **changes).resume()
+    resumed = run_of(tmp_path / "b", **changes)
+    assert resumed.resume() == 2
+    resumed.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    assert torch.equal(weights(resumed), weights(unbroken))
+
+
+def test_a_run_may_go_on_with_less_memory(run_of, broken):
+    assert run_of(broken, tokens_per_forward=20).resume() == 4
+
+
 def test_held_pilots_are_in_the_checkpoint(run_of, tmp_path):
     trainer = run_of(tmp_path, max_batches=3, checkpoint_every=1)
     trainer.run()
-    held = {rollout: payload.generation for rollout, payload in trainer._payloads.items()}
+    held = dict(trainer.roller.generations)
     assert held  # of pilots that wait for their commits
     resumed = run_of(tmp_path, max_batches=4)
     resumed.resume()
-    assert list(resumed._payloads) == list(held)
+    assert list(resumed.roller.generations) == list(held)
     for rollout, made in held.items():
-        again = resumed._payloads[rollout].generation
+        again = resumed.roller.generations[rollout]
         assert (again.rollout, again.tokens, again.truncated) == (made.rollout, made.tokens, made.truncated)
         assert again.logprobs.dtype == made.logprobs.dtype
         assert (again.logprobs == made.logprobs).all()
@@ -262,7 +291,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
 def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
     manifest = broken / "checkpoints/4/manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
-    with pytest.raises(ValueError, match="schema 1, got 99"):
+    with pytest.raises(ValueError, match="schema 2, got 99"):
         run_of(broken).resume()
 
 
@@ -271,6 +300,10 @@ def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
     [
         ({"seed": 1}, r"run\.settings\.seed: saved 0, given 1"),
         ({"learning_rate": 2e-3}, r"run\.settings\.learning_rate"),
+        ({"schedule": Schedule(warmup=1)}, r"run\.settings\.schedule\.warmup: saved 0, given 1"),
+        ({"loss": Loss(aggregation="dr_grpo")}, r"run\.settings\.loss\.aggregation"),
+        ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.settings\.loss\.clip\.dual"),
+        ({"loss": Loss(kl=0.1)}, r"run\.settings\.loss\.kl"),
         ({"eval_every": 31}, r"run\.settings\.eval_every"),
         ({"prompts": 41}, r"run\.prompts"),
         ({"heldout": None}, r"run\.heldout"),

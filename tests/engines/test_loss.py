@@ -6,19 +6,32 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rollalloc.engines.loss import Clip, token_losses
+from rollalloc.engines.loss import Clip, Loss, divergences, shares, token_losses
 
 CLIP = Clip(low=0.2, high=0.28, stale=2.0)
 
 
-def loss_of(ratio: float, advantage: float, *, importance: float = 1.0, weight: float = 1.0, clip: Clip = CLIP):
-    """Loss and gradient of one token: current / proximal is `ratio`, proximal / behaviour is `importance`."""
+def loss_of(
+    ratio: float,
+    advantage: float,
+    *,
+    importance: float = 1.0,
+    weight: float = 1.0,
+    clip: Clip = CLIP,
+    kl: float = 0.0,
+    from_reference: float = 1.0,
+):
+    """Loss and gradient of one token: current / proximal is `ratio`, proximal / behaviour is `importance`, and
+    reference / current is `from_reference`."""
     behaviour = torch.tensor([[-1.3]], dtype=torch.float64)
     proximal = behaviour + math.log(importance)
     logprob = (proximal + math.log(ratio)).requires_grad_()
     advantages, weights = (torch.tensor([value], dtype=torch.float64) for value in (advantage, weight))
-    loss = token_losses(logprob, proximal, behaviour, advantages, weights, clip)
+    reference = logprob.detach() + math.log(from_reference)
+    loss = token_losses(logprob, proximal, behaviour, advantages, weights, Loss(clip=clip, kl=kl), reference)
     loss.sum().backward()
     assert loss.shape == (1, 1)
     assert logprob.grad is not None
@@ -71,6 +84,92 @@ def test_the_truncation_is_a_setting():
     assert loss_of(1.0, 1.0, importance=50.0, clip=Clip(stale=100.0))[0] == pytest.approx(-50.0)
 
 
+# A dual clip of 3 bounds what one bad token may lose, and nothing else.
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (2.9, -2.0, 5.8, 5.8),
+        (3.1, -2.0, 6.0, 0.0),
+        (50.0, -2.0, 6.0, 0.0),
+        (50.0, -0.1, 0.3, 0.0),
+        (0.5, -2.0, 1.6, 0.0),
+        (0.9, -2.0, 1.8, 1.8),
+        (50.0, 2.0, -2.56, 0.0),
+        (0.1, 2.0, -0.2, -0.2),
+        (50.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_dual_clip_bounds_a_bad_tokens_loss(ratio, advantage, loss, gradient):
+    assert loss_of(ratio, advantage, clip=Clip(dual=3.0)) == pytest.approx((loss, gradient))
+
+
+# k3 of a reference that is e times as likely: e - 1 - 1; half as likely: 1/2 + log 2 - 1. With the ratio before it, its
+# gradient is log(policy / reference) times the ratio where the ratio is 1, and by the product rule elsewhere.
+@pytest.mark.parametrize(
+    ("ratio", "from_reference", "loss", "gradient"),
+    [
+        (1.0, 1.0, 0.0, 0.0),
+        (1.0, math.e, math.e - 2, -1.0),
+        (1.0, 0.5, math.log(2) - 0.5, math.log(2)),
+        (1.0, 2.0, 1 - math.log(2), -math.log(2)),
+        (1.1, 0.5, 1.1 * (math.log(2) - 0.5), 1.1 * math.log(2)),
+        (3.0, 0.5, 3.0 * (math.log(2) - 0.5), 3.0 * math.log(2)),  # the clip is the surrogate's
+    ],
+)
+def test_the_kl_term_is_k3_with_the_gradient_of_the_divergence(ratio, from_reference, loss, gradient):
+    assert loss_of(ratio, 0.0, kl=1.0, from_reference=from_reference) == pytest.approx((loss, gradient))
+    assert loss_of(ratio, 0.0, kl=0.1, from_reference=from_reference) == pytest.approx((0.1 * loss, 0.1 * gradient))
+    surrogate = loss_of(ratio, -1.0)
+    both = loss_of(ratio, -1.0, kl=1.0, from_reference=from_reference)
+    assert both == pytest.approx((surrogate[0] + loss, surrogate[1] + gradient))
+    stale = loss_of(ratio, -1.0, kl=1.0, from_reference=from_reference, importance=0.5, weight=3.0)
+    assert stale == pytest.approx((1.5 * both[0], 1.5 * both[1]))
+
+
+def test_the_expected_kl_term_and_its_gradient_are_the_divergences():
+    """Summed over all tokens, each by its probability, for a policy that is the one that sampled."""
+    generator = torch.Generator().manual_seed(0)
+    logits_V, reference_V = (torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(2))
+    logits_V.requires_grad_()
+    logprobs_V1, reference_V1 = (logits.log_softmax(0)[:, None] for logits in (logits_V, reference_V))
+    sampled_V1, nothing_V = logprobs_V1.detach(), torch.zeros(9, dtype=torch.float64)
+    losses_V1 = token_losses(logprobs_V1, sampled_V1, sampled_V1, nothing_V, nothing_V + 1, Loss(kl=1.0), reference_V1)
+    expected = (sampled_V1.exp() * losses_V1).sum()
+    divergence = (logprobs_V1.exp() * (logprobs_V1 - reference_V1)).sum()
+    assert expected.item() == pytest.approx(divergence.item())
+    gradients = [torch.autograd.grad(value, logits_V, retain_graph=True)[0] for value in (expected, divergence)]
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].abs().max() > 0.01
+
+
+@given(st.floats(-20, 20), st.floats(-20, 20))
+def test_a_divergence_is_never_negative(logprob, reference):
+    assert divergences(torch.tensor(logprob), torch.tensor(reference)) >= 0
+
+
+# Rows of 1, 2 and 5 tokens, at most 10.
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", [1 / 8, 1 / 8, 1 / 8]),
+        ("sequence_mean", [1 / 3, 1 / 6, 1 / 15]),
+        ("dr_grpo", [1 / 30, 1 / 30, 1 / 30]),
+    ],
+)
+def test_what_a_rows_tokens_count(aggregation, expected):
+    assert shares(torch.tensor([1, 2, 5]), aggregation, 10).tolist() == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_both_means_are_means(lengths):
+    """Of losses that are all 1, they are 1; Dr. GRPO's is that of rows of full length only."""
+    lengths_B = torch.tensor(lengths)
+    for aggregation in ("token_mean", "sequence_mean"):
+        assert (shares(lengths_B, aggregation, 50) @ lengths_B.float()).item() == pytest.approx(1, rel=1e-5)
+    share = (shares(lengths_B, "dr_grpo", 50) @ lengths_B.float()).item()
+    assert share == pytest.approx(sum(lengths) / (50 * len(lengths)), rel=1e-5)
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
 def test_a_rows_weight_multiplies_its_loss(weight):
     loss, gradient = loss_of(1.1, -1.5, importance=1.2)
@@ -88,7 +187,7 @@ def test_the_gradient_of_random_rows_equals_an_independent_formula():
     advantages = torch.randn(shape[0], generator=generator, dtype=torch.float64)
     weights = torch.rand(shape[0], generator=generator, dtype=torch.float64) * 2
     logprobs.requires_grad_()
-    token_losses(logprobs, proximal, behaviour, advantages, weights, CLIP).sum().backward()
+    token_losses(logprobs, proximal, behaviour, advantages, weights, Loss(clip=CLIP)).sum().backward()
     assert logprobs.grad is not None
     kinds = set()
     for row in range(shape[0]):
@@ -105,7 +204,7 @@ def test_the_gradient_of_random_rows_equals_an_independent_formula():
 
 def test_the_importance_weight_has_no_gradient():
     logprobs, proximal, behaviour = (torch.full((1, 1), -1.0, requires_grad=True) for _ in range(3))
-    token_losses(logprobs, proximal.detach(), behaviour, torch.ones(1), torch.ones(1), CLIP).sum().backward()
+    token_losses(logprobs, proximal.detach(), behaviour, torch.ones(1), torch.ones(1), Loss(clip=CLIP)).sum().backward()
     assert logprobs.grad is not None
     assert behaviour.grad is None
 
@@ -118,6 +217,25 @@ def test_the_importance_weight_has_no_gradient():
 def test_limits_out_of_range_are_refused(limits):
     with pytest.raises(ValueError, match="expected low in"):
         Clip(**limits)
+
+
+@pytest.mark.parametrize("dual", [1.0, 0.5, -3.0, math.nan])
+def test_a_dual_clip_that_binds_at_once_is_refused(dual):
+    with pytest.raises(ValueError, match="expected dual above 1"):
+        Clip(dual=dual)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"aggregation": "mean"}, "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
+        ({"kl": -0.1}, "kl must be 0 or more, got -0.1"),
+        ({"kl": math.nan}, "kl must be 0 or more"),
+    ],
+)
+def test_a_loss_out_of_range_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        Loss(**given)
 
 
 def test_the_limits_ends_are_allowed():

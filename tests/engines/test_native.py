@@ -14,9 +14,11 @@ import torch
 
 from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import HeldOut, Settings
+from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 
@@ -40,26 +42,29 @@ def constant(value):
 
 def spied(trainer):
     """The rows of each optimizer step, as lists of a batch, filled while the trainer runs."""
-    batches, train_on, step = [], trainer._train_on, trainer._step
+    batches, train_on, step = [], trainer._train_on, trainer.updater._step
 
     def training_on(batch):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(rows, proximal):
-        batches[-1][1].append(rows)
-        return step(rows, proximal)
+    def stepping(examples):
+        batches[-1][1].append([example.row for example in examples])
+        return step(examples)
 
-    trainer._train_on, trainer._step = training_on, stepping
+    trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
 
 
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer._release(actions)
-        trainer.allocator.tell(trainer._roll_out(actions))
+        trainer.roller.carry_out(actions, trainer.allocator)
     return actions.batch
+
+
+def examples_of(trainer, batch):
+    return trainer.updater._examples(batch, trainer.roller.generations)
 
 
 def lines_of(folder):
@@ -85,8 +90,8 @@ def weights(trainer):
 def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
     lines = []
     trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
-    taken, take = [], trainer.optimizer.step
-    trainer.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
+    taken, take = [], trainer.updater.optimizer.step
+    trainer.updater.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
     assert trainer.run().startswith("max_batches")
     assert Counter(taken) == dict.fromkeys(range(4), steps)
     assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
@@ -138,7 +143,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9)
     batch = next_batch(trainer)
     rows = list(batch.rows)
-    length = {row.rollout: len(trainer._payloads[row.rollout].generation.tokens) for row in rows}
+    length = {row.rollout: len(trainer.roller.generations[row.rollout].tokens) for row in rows}
     silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
     assert 0 < silent < sum(length.values())
 
@@ -146,25 +151,25 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     logprobs_BT, _ = completion_logprobs(
         trainer.policy.model,
         [trainer.train.tokens[row.prompt] for row in rows],
-        [trainer._payloads[row.rollout].generation.tokens for row in rows],
+        [trainer.roller.generations[row.rollout].tokens for row in rows],
         pad_id=PAD_ID,
     )
     advantage_B = torch.tensor([row.advantage for row in rows])
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    figures = trainer._step(rows, trainer._proximal(batch))
+    figures = trainer.updater._step(examples_of(trainer, batch))
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_rows_per_forward_changes_nothing_but_memory(trainer_of):
+def test_tokens_per_forward_change_nothing_but_memory(trainer_of):
     ended = []
-    for rows_per_forward in (1, 5, 512):
+    for tokens_per_forward in (1, 40, 8192):
         trainer = trainer_of(
-            RECIPES["pilot_commit"], max_batches=3, rows_per_forward=rows_per_forward, optimizer_steps_per_batch=2
+            RECIPES["pilot_commit"], max_batches=3, tokens_per_forward=tokens_per_forward, optimizer_steps_per_batch=2
         )
         trainer.run()
         ended.append(weights(trainer))
@@ -178,7 +183,7 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
     trainer_of(
         RECIPES["grpo"],
         max_batches=4,
-        warmup_steps=6,
+        schedule=Schedule(warmup=6),
         optimizer_steps_per_batch=2,
         learning_rate=6e-3,
         listener=lines.append,
@@ -194,66 +199,73 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=temperature))
     batch = next_batch(trainer)
-    assert {row.rollout for row in batch.rows} == set(trainer._payloads)
-    payloads = [trainer._payloads[row.rollout] for row in batch.rows]
+    assert {row.rollout for row in batch.rows} == set(trainer.roller.generations)
+    made = [trainer.roller.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
         logprobs_BT, mask_BT = completion_logprobs(
             trainer.policy.model,
-            [trainer.train.tokens[payload.prompt] for payload in payloads],
-            [payload.generation.tokens for payload in payloads],
+            [trainer.train.tokens[row.prompt] for row in batch.rows],
+            [each.tokens for each in made],
             pad_id=PAD_ID,
             temperature=temperature,
         )
-    kept = np.concatenate([payload.generation.logprobs for payload in payloads])
+    kept = np.concatenate([each.logprobs for each in made])
     np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
 
 
 def stale_batch(trainer_of, learning_rate=0.03):
-    """A trainer, a batch of it that holds stale rows with and fresh rows without a correction, and its proximal."""
+    """A trainer, and a batch of it that holds stale rows with and fresh rows without a correction."""
     trainer = trainer_of(RECIPES["pilot_commit"], learning_rate=learning_rate)
     for _ in range(20):
         batch = next_batch(trainer)
         if any(row.version < batch.version for row in batch.rows):
-            return trainer, batch, trainer._proximal(batch)
+            return trainer, batch
         trainer._train_on(batch)
     raise AssertionError("no batch had stale rows")
 
 
+def summed_loss(trainer, example):
+    """Of a row's tokens, and how many of them are outside the clip range."""
+    example.share = 1.0
+    loss, sums = trainer.updater._loss([example])
+    return loss.item(), sums["clip_fraction"]
+
+
 def test_stale_rows_get_truncated_importance_weights(trainer_of):
-    trainer, batch, proximal = stale_batch(trainer_of)
-    stale = [row for row in batch.rows if row.version < batch.version]
-    assert proximal.keys() == {row.rollout for row in stale if row.advantage}
+    trainer, batch = stale_batch(trainer_of)
     factors = []
-    for row in batch.rows:
+    for example in examples_of(trainer, batch):
+        row, kept_T = example.row, example.behaviour_T.double()
+        is_corrected = row.version < batch.version and row.advantage != 0
+        assert is_corrected == (example.proximal_T is not example.behaviour_T)
         if not row.advantage:
             continue
-        kept_T = trainer._payloads[row.rollout].generation.logprobs.astype(np.float64)
-        now_T = trainer._logprobs([row])[0][0].detach().double().numpy()
-        loss, outside = trainer._loss([row], proximal)
-        if row.version < batch.version:
-            factor_T = np.minimum(np.exp(now_T - kept_T), 2.0)
+        now_T = trainer.updater._logprobs(trainer.policy.model, [example])[0][0].detach().double()
+        if is_corrected:
+            factor_T = (now_T - kept_T).exp().clamp(max=2.0)
             factors += factor_T.tolist()
         else:
-            factor_T = np.ones(len(kept_T))
+            factor_T = torch.ones(len(kept_T))
             np.testing.assert_allclose(kept_T, now_T, atol=1e-4)
-        assert loss.item() == pytest.approx(-row.advantage * row.weight * factor_T.sum(), rel=1e-3)
-        assert outside == 0  # the ratio starts at 1 from the proximal policy, however old the row
+        # No token is outside: the ratio starts at 1 from the proximal policy, however old the row.
+        assert summed_loss(trainer, example) == (
+            pytest.approx(-row.advantage * row.weight * factor_T.sum().item(), rel=1e-3),
+            0,
+        )
     assert max(abs(np.array(factors) - 1)) > 0.05  # the weights moved, so that the correction is one
 
 
 @pytest.mark.parametrize("shift", [0.7, -0.3])
 def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(trainer_of, shift):
     """Sampled from a policy that liked the tokens better than we know: they count less, and the other way round."""
-    trainer, batch, proximal = stale_batch(trainer_of, learning_rate=1e-3)
+    trainer, batch = stale_batch(trainer_of, learning_rate=1e-3)
     changed = 0
-    for row in batch.rows:
-        if row.version == batch.version or not row.advantage:
+    for example in examples_of(trainer, batch):
+        if example.row.version == batch.version or not example.row.advantage:
             continue
-        before = trainer._loss([row], proximal)[0].item()
-        payload = trainer._payloads[row.rollout]
-        wrong = replace(payload.generation, logprobs=payload.generation.logprobs + np.float32(shift))
-        trainer._payloads[row.rollout] = replace(payload, generation=wrong)
-        assert trainer._loss([row], proximal)[0].item() == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        before, _ = summed_loss(trainer, example)
+        example.behaviour_T = example.behaviour_T + shift
+        assert summed_loss(trainer, example)[0] == pytest.approx(before * math.exp(-shift), rel=1e-3)
         changed += 1
     assert changed
 
@@ -271,7 +283,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         before = weights(trainer)
         assert trainer.run().startswith("budget")
         assert not torch.equal(weights(trainer), before)
-        assert trainer._payloads == {}
+        assert trainer.roller.generations == {}
         assert lines[-1]["version"] > 5
         ended[name] = [line for line in lines if line["kind"] != "eval"]
     for name, lines in ended.items():
@@ -306,20 +318,22 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
     trained = [batch for batch, _ in batches]
     assert all(trained.count(batch) == 1 for batch in early)
     assert len(trained) == trainer.allocator.version
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert trainer.allocator.accounts()["open"] == 0
 
 
 def test_what_ended_in_one_step_is_scored_together(trainer_of):
     trainer = trainer_of(recipes.darts(8, 2, 2, tail="sampled"), max_batches=1, sampling=Sampling(20))
-    scored, score = [], trainer.scorer.score
+    scored, submit = [], trainer.scorer.submit
 
     class Counting:
-        def score(self, samples):
+        def submit(self, samples):
             scored.append(len(samples))
-            return score(samples)
+            return submit(samples)
 
-    trainer.scorer = Counting()
+        report = trainer.scorer.report
+
+    trainer.roller.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -330,18 +344,18 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 @every_recipe
 def test_payloads_are_released(trainer_of, name):
     held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer._payloads)))
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
     assert trainer.run().startswith("budget")
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer._release(trainer.allocator.ask())
+    trainer.roller._release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._groups.values() for done in group.done}
-    assert set(trainer._payloads) == held != set()
+    assert set(trainer.roller.generations) == held != set()
 
 
 # Metrics
@@ -365,10 +379,63 @@ def test_every_line_accounts_for_every_rollout_paid(trainer_of, prompts_of, tmp_
     assert [line["kind"] for line in lines[-2:]] == ["eval", "end"]
     assert lines[-1]["why"] == why
     assert lines[-1]["accounts"]["open"] == 0
-    evaluated = [line["rollouts_paid"] for line in lines if line["kind"] == "eval"]
-    assert len(set(evaluated)) == len(evaluated) >= 4
-    # One evaluation in each hundred that was paid, besides the first and the last.
-    assert len({paid // 100 for paid in evaluated[:-1]}) == len(evaluated[:-1])
+    evaluated = [line["at"] for line in lines if line["kind"] == "eval"]
+    assert evaluated == [*range(0, lines[-1]["rollouts_paid"] + 1, 100), None]
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_an_evaluation_is_of_the_newest_weights_within_its_grid_point(trainer_of, prompts_of, name):
+    lines, weights_of = [], {}
+
+    def listen(line):
+        lines.append(line)
+        if line["kind"] != "end":
+            weights_of.setdefault(line["version"], []).append(weights(trainer))
+
+    trainer = trainer_of(RECIPES[name], 400, heldout=HeldOut(prompts_of(4)), eval_every=30, listener=listen)
+    trainer.run()
+    made = [lines[0], *(line for line in lines if line["kind"] == "batch")]  # a line for each version
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    assert [line["at"] for line in evaluations] == [*range(0, lines[-1]["rollouts_paid"] + 1, 30), None]
+    for line in evaluations:
+        at = math.inf if line["at"] is None else line["at"]
+        newest = [one for one in made if one["rollouts_paid"] <= at][-1]
+        for column in ("version", "rollouts_paid", "tokens_paid", "optimizer_steps", "seconds", "accounts"):
+            assert line[column] == newest[column]
+    for same in weights_of.values():  # nothing was trained between the line of a version and its evaluations
+        assert all(torch.equal(one, same[0]) for one in same)
+    by_version = {}
+    for line in evaluations:
+        by_version.setdefault(line["version"], set()).add(line["accuracy"])
+    assert len(by_version) > 3
+    assert {len(found) for found in by_version.values()} == {1}
+
+
+def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, prompts_of):
+    lines = []
+    heldout = HeldOut(prompts_of(4))
+    trainer_of(recipes.grpo(8, 8), 128, heldout=heldout, eval_every=32, listener=lines.append).run()
+    evaluations = [(line["at"], line["rollouts_paid"]) for line in lines if line["kind"] == "eval"]
+    # 64 rollouts a batch: the weights of the first are there at 64, those of the second at 128.
+    assert evaluations == [(0, 0), (32, 0), (64, 64), (96, 64), (128, 128), (None, 128)]
+
+
+def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
+    """A clock that goes only while the model is evaluated."""
+    now = [0.0]
+    monkeypatch.setattr("rollalloc.engines.native.time.perf_counter", lambda: now[0])
+    lines = []
+    heldout = HeldOut(prompts_of(4))
+    trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)
+
+    def slow(_):
+        now[0] += 5
+        return Evaluation(0.5, 0.0)
+
+    trainer._measure = slow
+    trainer.run()
+    assert {line["seconds"] for line in lines} == {0}
+    assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
 
 
 def test_figures_are_means_over_everything_generated(trainer_of):
@@ -411,7 +478,13 @@ def test_a_second_run_in_a_folder_replaces_the_first(trainer_of, tmp_path):
     once = without_seconds(lines_of(tmp_path))
     trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
     assert without_seconds(lines_of(tmp_path)) == once
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "model", "allocator.json", "checkpoints"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.jsonl",
+        "rewards.json",
+        "model",
+        "allocator.json",
+        "checkpoints",
+    }
 
 
 # Rewards that give no score
@@ -442,7 +515,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
-    assert trainer._payloads == {}
+    assert trainer.roller.generations == {}
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit"])
@@ -452,8 +525,9 @@ def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, n
     trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
     before = weights(trainer)
     why = trainer.run()
-    assert why.startswith("barren")
-    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] > 0
+    assert why.startswith("failed: the last")
+    assert "mostly because: reward function returned" in why
+    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] <= 8 * (64 + 12)
     assert torch.equal(weights(trainer), before)
 
 
@@ -528,26 +602,38 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer._exact = lambda _: (next(left), 0.0, 0)
+    trainer._measure = lambda _: Evaluation(next(left), 0.0)
     return trainer
 
 
-def test_the_target_must_hold_at_two_evaluations_in_a_row(trainer_of, prompts_of):
+def test_the_target_must_hold_at_two_grid_points_in_a_row(trainer_of, prompts_of):
     lines = []
     heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
     trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.8, eval_every=32, listener=lines.append)
-    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85]).run()
+    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85, 0.2]).run()
     assert why == "target: held-out accuracy 0.8500 reaches 0.8"
-    assert [line["accuracy"] for line in lines if line["kind"] == "eval"] == [0.5, 0.9, 0.79, 0.8, 0.85]
-    assert lines[-1]["rollouts_paid"] == 4 * 32
+    found = [(line["at"], line["accuracy"]) for line in lines if line["kind"] == "eval"]
+    # The batch that went beyond the last point is paid, so it is trained on; the last evaluation is of its weights.
+    assert found == [(0, 0.5), (32, 0.9), (64, 0.79), (96, 0.8), (128, 0.85), (None, 0.2)]
+    assert lines[-1]["rollouts_paid"] == 4 * 32 + 16
+    assert lines[-1]["accounts"]["open"] == 0
+
+
+def test_weights_do_not_confirm_themselves(trainer_of, prompts_of):
+    """A batch of four grid points: the same weights are at the target at four points in a row."""
+    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
+    lines = []
+    trainer = trainer_of(recipes.grpo(8, 8), 5000, heldout=heldout, target=0.8, eval_every=16, listener=lines.append)
+    assert with_accuracies(trainer, [0.5, 0.9, 0.7, 0.9, 0.9, 0.9]).run().startswith("target")
+    assert lines[-1]["version"] == 5
 
 
 def test_a_target_that_holds_from_the_start_is_confirmed_once(trainer_of, prompts_of):
     lines = []
     heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
     trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.5, eval_every=32, listener=lines.append)
-    assert with_accuracies(trainer, [0.9, 0.9]).run().startswith("target")
-    assert lines[-1]["rollouts_paid"] == 32
+    assert with_accuracies(trainer, [0.9, 0.9, 0.9]).run().startswith("target")
+    assert lines[-1]["rollouts_paid"] == 32 + 16
 
 
 def test_a_gradient_that_diverges_is_an_error(trainer_of):
@@ -632,8 +718,8 @@ def test_an_evaluation_without_any_score_is_not_an_accuracy(trainer_of, prompts_
     )
     assert trainer.run().startswith("budget")
     evaluations = [line for line in lines if line["kind"] == "eval"]
-    # At the start, at each hundred and at the end: an evaluation that failed is not repeated after every batch.
-    assert [line["rollouts_paid"] for line in evaluations] == [0, 112, 208, 304, 320]
+    # An evaluation that failed is not repeated after every batch.
+    assert [line["at"] for line in evaluations] == [0, 100, 200, 300, None]
     assert {line["accuracy"] for line in evaluations} == {line["standard_error"] for line in evaluations} == {None}
     assert {line["eval_unscored"] for line in evaluations} == {24}
     assert lines[-1]["unscored"] == {}  # of the rollouts paid
@@ -678,13 +764,13 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
     ("setting", "value"),
     [
         ("optimizer_steps_per_batch", 0),
-        ("rows_per_forward", 0),
+        ("tokens_per_forward", 0),
         ("eval_every", 0),
         ("eval_samples", 0),
         ("learning_rate", 0.0),
         ("learning_rate", math.nan),
         ("max_grad_norm", 0.0),
-        ("warmup_steps", -1),
+        ("precision", "fp16"),
         ("sampling", Sampling(3, top_p=0.9)),
         ("sampling", Sampling(3, top_k=5)),
     ],

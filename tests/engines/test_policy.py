@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BloomConfig, BloomForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from rollalloc.engines.policy import Policy
 
@@ -34,6 +35,35 @@ def test_a_policy_survives_saving_and_loading(policy, folder, tmp_path):
 def test_half_precision_weights_are_trained_in_full(policy, folder):
     policy.model.to(torch.bfloat16).save_pretrained(folder)
     assert {parameter.dtype for parameter in Policy.load(folder, device="cpu").model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["./none", "../none", "/none", "~/none", "a/b/none", Path("none")])
+def test_a_path_without_a_folder_is_not_asked_of_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    with pytest.raises(FileNotFoundError, match="there is no such folder; give that of a model") as caught:
+        Policy.load(name)
+    assert "none" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "owner/model"])
+def test_another_name_is_the_hubs(name, tmp_path, monkeypatch):
+    asked = []
+
+    def from_hub(name, **_):
+        asked.append(name)
+        raise OSError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_hub)
+    with pytest.raises(OSError):
+        Policy.load(name)
+    assert asked == [name]
+
+
+def test_a_folder_may_be_named_from_home(policy, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert Policy.load("~/saved", device="cpu").vocabulary == policy.vocabulary
 
 
 def test_text_and_answers_are_each_others_inverse(policy):

@@ -191,6 +191,42 @@ def test_waves_change_nothing_and_bound_the_batch(model, max_rows):
     assert waves == tokens_of(run(model))
 
 
+@pytest.mark.parametrize(("kv_tokens", "widest"), [(26, 1), (60, 2), (200, 7), (234, 9), (None, 9)])
+def test_a_bound_on_the_cache_changes_nothing_and_is_kept(model, kv_tokens, widest):
+    held, cache = [], sampler.DynamicCache
+
+    def watching(**how):
+        held.append(cache(**how))
+        return held[-1]
+
+    sizes, settings = [], {"eos_ids": (), "kv_tokens": kv_tokens}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampler, "DynamicCache", watching)
+        with watched(model, lambda rows: sizes.append(rows * held[-1].get_seq_length())) as widths:
+            waves = tokens_of(run(model, **settings))
+    assert waves == tokens_of(run(model, eos_ids=()))
+    assert max(sizes) <= (kv_tokens or max(sizes))
+    assert max(widths) == widest
+
+
+def test_a_cache_that_holds_not_one_rollout_is_refused(model):
+    with pytest.raises(ValueError, match=r"at least one rollout, prompt and max_new_tokens, that is 26 tokens, got 25"):
+        run(model, kv_tokens=25)
+
+
+def test_stop_ids_end_a_rollout_as_eos_does(model):
+    free = tokens_of(run(model, eos_ids=()))
+    stop = next(token for token in free[ROLLOUTS[0]][1:] if token != free[ROLLOUTS[0]][0])
+    for made in run(model, eos_ids=(), stop_ids=[stop]):
+        whole = free[made.rollout]
+        ends = whole.index(stop) + 1 if stop in whole else len(whole)
+        assert made.tokens == whole[:ends]
+        assert made.truncated == (stop not in whole)
+    assert tokens_of(run(model, eos_ids=(), stop_ids=(stop,))) == tokens_of(run(model, eos_ids=(stop,)))
+    with pytest.raises(ValueError, match="vocabulary"):
+        run(model, stop_ids=(VOCABULARY,))
+
+
 def test_finished_rows_leave_the_batch_and_change_nothing(model, monkeypatch):
     with watched(model) as widths:
         leaving = run(model)

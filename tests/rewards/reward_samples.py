@@ -46,6 +46,13 @@ def obey(data_source, solution_str, ground_truth, extra_info):
         for stream in (1, 2):
             os.write(stream, b"\0 flood " * 100_000)
         sys.stdout.write("flood" * 100_000)
+    if solution_str == "nap":
+        time.sleep(0.3)
+    if solution_str == "grow":
+        bytearray(2**30)
+    if solution_str == "wait for the file":
+        while not os.path.exists(ground_truth):
+            time.sleep(0.01)
     if solution_str == "none":
         return None
     if solution_str == "much":
@@ -55,6 +62,13 @@ def obey(data_source, solution_str, ground_truth, extra_info):
 
 def process_id(data_source, solution_str, ground_truth, extra_info):
     return os.getpid()
+
+
+def note_process_id(data_source, solution_str, ground_truth, extra_info):
+    with open(ground_truth + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, ground_truth)
+    return obey(data_source, solution_str, ground_truth, extra_info)
 
 
 def processor_limit(data_source, solution_str, ground_truth, extra_info):

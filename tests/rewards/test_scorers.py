@@ -1,10 +1,13 @@
 """Scoring in processes that hang, crash and flood, none of which reaches the parent."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,8 @@ def samples(*completions, ground_truth="4"):
     return [Sample("test", completion, ground_truth, {"index": index}) for index, completion in enumerate(completions)]
 
 
-def worker_scorer(name, workers=1, limit_s=10.0):
-    return WorkerScorer(f"{SAMPLES}:{name}", workers=workers, limit_s=limit_s)
+def worker_scorer(name, workers=1, limit_s=10.0, cached=0, **limits):
+    return WorkerScorer(f"{SAMPLES}:{name}", workers=workers, limit_s=limit_s, cached=cached, **limits)
 
 
 def is_running(process_id):
@@ -162,6 +165,147 @@ def test_an_error_in_the_parent_leaves_no_answer_for_the_next_call():
         assert scorer.score(samples("5")) == [Scored(0.0, 0.0)]
 
 
+def test_answers_come_while_the_caller_goes_on(tmp_path):
+    gate = tmp_path / "gate"
+    with worker_scorer("obey", workers=2) as scorer:
+        waiting = scorer.submit(samples("wait for the file", ground_truth=str(gate)))
+        assert scorer.submit(samples("fine")).result() == [GOOD]  # does not queue behind the first
+        assert not waiting.done()
+        gate.touch()
+        assert waiting.result() == [GOOD]
+
+
+def test_threads_share_the_workers():
+    with worker_scorer("equals", workers=2) as scorer, ThreadPoolExecutor(8) as threads:
+        batches = [samples(*[str((start + step) % 7) for step in range(50)]) for start in range(8)]
+        results = list(threads.map(scorer.score, batches))
+    assert results == [InlineScorer(load_reward(f"{SAMPLES}:equals")).score(batch) for batch in batches]
+
+
+def test_close_cancels_what_is_under_way():
+    scorer = worker_scorer("obey", limit_s=1000)
+    under_way, queued = scorer.submit(samples("hang")), scorer.submit(samples("fine"))
+    scorer.close()
+    assert under_way.cancelled()
+    assert queued.cancelled()
+    with pytest.raises(CancelledError):
+        under_way.result()
+    assert scorer.score(samples("fine")) == [GOOD]
+    scorer.close()
+
+
+def test_a_cancelled_call_is_not_scored():
+    with worker_scorer("obey", limit_s=1.0) as scorer:
+        scorer.submit(samples("hang"))
+        assert scorer.submit(samples("fine", "fine")).cancel()
+        assert scorer.score(samples("fine")) == [GOOD]
+        assert scorer.report()["scored"] == 1
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    with worker_scorer("process_id") as scorer:
+        ours = scorer.score(samples("4"))
+        child = os.fork()
+        if child == 0:
+            theirs = scorer.score(samples("4"))
+            scorer.close()
+            os._exit(theirs == ours)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert scorer.score(samples("4")) == ours
+
+
+def test_a_deaf_worker_is_replaced():
+    with worker_scorer("process_id", limit_s=1.0) as scorer:
+        first = int(scorer.score(samples("4"))[0].reward)
+        os.kill(first, signal.SIGSTOP)  # idle, but more than a socket's buffer cannot be sent to it
+        long, next_one = scorer.score(samples("x" * 900_000, "4"))
+        assert long == TIMED_OUT
+        assert isinstance(next_one, Scored)
+        assert wait_until_gone(first)
+
+
+def test_memory_is_bounded_and_freed():
+    with worker_scorer("obey", memory_gb=0.5) as scorer:
+        grown, following = scorer.score(samples("grow", "fine"))
+    assert grown == Unscored("worker ran out of memory (limit 0.5 GB)")
+    assert following == GOOD
+
+
+def test_a_completion_too_long_is_unscored_and_not_sent():
+    with worker_scorer("equals", max_chars=3) as scorer:
+        assert scorer.score(samples("4", "4444", "444")) == [
+            GOOD,
+            Unscored("completion has 4 characters, more than the limit of 3"),
+            Scored(0.0, 0.0),
+        ]
+
+
+def test_only_scores_are_remembered():
+    with worker_scorer("obey", limit_s=1.0, cached=2) as scorer:
+        batch = samples("fine", "none")
+        for _ in range(3):
+            assert scorer.score(batch) == [GOOD, Unscored("reward function returned None")]
+        assert scorer.score([replace(batch[0], name="another", tokens=3)]) == [GOOD]
+        report = scorer.report()
+    assert (report["scored"], report["cached"]) == (4, 3)
+    assert report["unscored"] == {"reward function returned None": 3}
+
+
+@pytest.mark.parametrize("field", ["data_source", "completion", "ground_truth", "extra_info"])
+def test_what_differs_is_scored_anew(field):
+    (sample,) = samples("4")
+    with worker_scorer("equals", cached=9) as scorer:
+        scorer.score([sample, replace(sample, **{field: {"index": 9} if field == "extra_info" else "9"})])
+        assert scorer.report()["cached"] == 0
+
+
+def test_the_report_names_what_was_slow_and_what_was_killed():
+    batch = [replace(sample, name=f"test/{index}") for index, sample in enumerate(samples("nap", "hang", "exit"))]
+    with worker_scorer("obey", limit_s=1.0) as scorer:
+        scorer.score([*batch, *samples("fine")])
+        report = json.loads(json.dumps(scorer.report()))
+    assert report["scored"] == 2
+    assert report["unscored"] == {"timed out after 1 s": 1, "worker died (exit code 7)": 1}
+    assert [entry["name"] for entry in report["slowest"]] == ["test/0", "test that answers 'fine'"]
+    assert report["slowest"][0]["seconds"] >= 0.3
+    hung, exited = report["lost"]
+    assert (hung["name"], hung["reason"]) == ("test/1", "timed out after 1 s")
+    assert hung["seconds"] >= 1
+    assert (exited["name"], exited["reason"]) == ("test/2", "worker died (exit code 7)")
+
+
+def test_a_report_is_bounded():
+    with InlineScorer(load_reward(f"{SAMPLES}:echo")) as scorer:
+        scorer.score(samples(*map(str, range(1000))))
+        report = scorer.report()
+    assert sum(report["unscored"].values()) == 1000
+    assert len(report["unscored"]) == 51
+    assert len(report["slowest"]) == 20
+
+
+def test_inline_answers_at_once():
+    with InlineScorer(load_reward(f"{SAMPLES}:equals")) as scorer:
+        future = scorer.submit(samples("4", "5"))
+        assert future.done()
+        assert future.result() == [GOOD, Scored(0.0, 0.0)]
+
+
+@pytest.mark.parametrize("what", ["hang", "fine"])
+def test_a_worker_ends_soon_after_its_parent_was_killed(tmp_path, what):
+    note = tmp_path / "note"
+    script = (
+        "import os, time, pathlib\n"
+        "from rollalloc.rewards.function import Sample\n"
+        "from rollalloc.rewards.scorers import WorkerScorer\n"
+        f"scorer = WorkerScorer('{SAMPLES}:note_process_id', limit_s=1000)\n"
+        f"scorer.submit([Sample('', {what!r}, {str(note)!r}, {{}})])\n"
+        f"while not pathlib.Path({str(note)!r}).exists(): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60)
+    assert wait_until_gone(int(note.read_text()))
+
+
 @pytest.mark.parametrize("ending", ["", "import os; os.kill(os.getpid(), 9)"])
 def test_a_script_needs_no_main_guard_and_its_end_ends_the_workers(tmp_path, ending):
     script = tmp_path / "script.py"
@@ -186,7 +330,13 @@ def test_the_kernel_ends_a_worker_that_spins_after_its_parent_died():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"workers": 0}, "workers must be at least 1"), ({"limit_s": 0}, "limit_s must be a pos")],
+    [
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"limit_s": 0}, "limit_s must be a pos"),
+        ({"memory_gb": 0}, "memory_gb must be a pos"),
+        ({"max_chars": 0}, "max_chars must be at least 1"),
+        ({"cached": -1}, "cached must be at least 0"),
+    ],
 )
 def test_settings_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

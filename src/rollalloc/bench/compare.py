@@ -5,16 +5,40 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from rollalloc.bench.cost import cost_to_target, curve_of, read_metrics
+from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
 from rollalloc.bench.runs import Run, execute, folder_of, one_thread
 
-Watcher = Callable[[Sequence[tuple[Run, dict[str, Any] | None]]], None]
+_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands.
+
+    Attributes:
+        rollouts: paid.
+        accounts: cause → rollouts.
+        accuracy: of the last evaluation; None: not known.
+        share: of its budget, in [0, 1], and 1 once it has ended; None: no budget.
+        ended: whether it has.
+    """
+
+    rollouts: int = 0
+    accounts: Mapping[str, int] = field(default_factory=dict[str, int])
+    accuracy: float | None = None
+    share: float | None = 0.0
+    ended: bool = False
+
+
+Watcher = Callable[[Sequence[tuple[Run, Standing]]], None]
 
 
 def compare(
@@ -22,20 +46,21 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Carry out runs, a process each, and write `results.json`.
 
-    A run that is finished in the folder, with the same description, is not repeated.
+    A run that is finished in the folder, with the same description and on files with the same contents, is not repeated; one
+    that was begun there and has a checkpoint goes on from it.
 
     Args:
-        runs: each with a name and a seed that no other run has together.
+        runs: each with a task, name and seed that no other run has together.
         folder: gets a folder for each run and `results.json`.
         processes: at a time; one a core by default.
-        watcher: called about twice a second with each run and the latest line of its metrics.
+        watcher: called about twice a second with each run and where it stands.
 
     Returns:
         What `results.json` holds: a result for each run, in order.
 
     Raises:
-        ValueError: two runs of the same name and seed.
-        RuntimeError: a run failed, or its process died; the others were finished first.
+        ValueError: two runs of the same task, name and seed.
+        RuntimeError: a run failed, or its process died; the others were finished first, and their results are written.
     """
     places = [folder_of(run, folder) for run in runs]
     if len(set(places)) < len(places):
@@ -51,14 +76,16 @@ def compare(
             wait([worker.connection for worker in workers if worker.run is not None], timeout=0.5)
             failures += [failure for worker in workers if (failure := worker.hear())]
             if watcher is not None:
-                watcher([(run, latest(place)) for run, place in zip(runs, places, strict=True)])
+                watcher([(run, standing(run, place)) for run, place in zip(runs, places, strict=True)])
     finally:
         for worker in workers:
             worker.process.kill()
+    finished = [(run, place) for run, place in zip(runs, places, strict=True) if is_finished(run, place)]
+    results = [result_of(run, read_metrics(place / "metrics.jsonl")) for run, place in finished]
+    if finished:
+        (folder / "results.json").write_text(json.dumps(results, indent=2))
     if failures:
         raise RuntimeError("; ".join(failures))
-    results = [result_of(run, read_metrics(place / "metrics.jsonl")) for run, place in zip(runs, places, strict=True)]
-    (folder / "results.json").write_text(json.dumps(results, indent=2))
     return results
 
 
@@ -66,12 +93,14 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a finished run paid, from its metrics; the accounts sum to `rollouts_paid`."""
     curve, end = curve_of(metrics), metrics[-1]
     target = run.settings.target
-    cost = None if target is None else cost_to_target(curve.rollouts, curve.accuracy, target)
+    cost = None if target is None else cost_to_target(curve, target)
+    reached = cost is not None and not cost.censored
     return {
+        "task": run.task,
         "recipe": run.name,
         "seed": run.settings.seed,
-        "reached": cost is not None,
-        "rollouts_to_target": None if cost is None else round(cost),
+        "reached": reached,
+        **{f"{name}_to_target": round(cost.paid[name], 3) if cost and reached else None for name in COSTS},
         "rollouts_paid": end["rollouts_paid"],
         "accounts": end["accounts"],
         "tokens_paid": end["tokens_paid"],
@@ -81,24 +110,44 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "parameters": dict(run.parameters),
         "target": target,
         "accuracy": curve.accuracy[-1] if curve.accuracy else None,
+        "standard_error": curve.standard_error[-1] if curve.accuracy else None,
         "why": end["why"],
     }
 
 
 def is_finished(run: Run, folder: Path) -> bool:
     """Whether the folder holds this very run, whole."""
-    description, metrics = folder / "run.json", folder / "metrics.jsonl"
-    if not (description.exists() and metrics.exists()):
-        return False
     last = latest(folder)
-    return json.loads(description.read_text()) == run.description() and last is not None and last["kind"] == "end"
+    return last is not None and last["kind"] == "end" and run.is_in(folder)
 
 
-def latest(folder: Path) -> dict[str, Any] | None:
-    """The newest line of a run's metrics; None before the first."""
+def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
+    """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
     path = folder / "metrics.jsonl"
-    lines = read_metrics(path) if path.exists() else []
-    return lines[-1] if lines else None
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        whole, _, _ = file.read().rpartition(b"\n")
+    for line in reversed(whole.split(b"\n")):
+        if line.startswith(b'{"kind": "' + (kind or "").encode()):
+            return json.loads(line)
+    return None
+
+
+def standing(run: Run, folder: Path) -> Standing:
+    """Where a run stands."""
+    line, evaluation = latest(folder), latest(folder, "eval")
+    if line is None:
+        return Standing()
+    ended = line["kind"] == "end"
+    return Standing(
+        rollouts=line["rollouts_paid"],
+        accounts=line["accounts"],
+        accuracy=None if evaluation is None else evaluation["accuracy"],
+        share=1.0 if ended else min(1.0, line["rollouts_paid"] / run.max_rollouts) if run.max_rollouts else None,
+        ended=ended,
+    )
 
 
 class _Worker:
@@ -135,14 +184,23 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     while True:
         try:
             run, place = connection.recv()
-        except EOFError:  # the comparison is over, or was killed
+        except EOFError:  # the comparison is over
             return
         try:
-            execute(run, place)
+            execute(run, place, resume=run.is_in(place))  # what is begun goes on, what was another run is removed
             connection.send(None)
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent() -> None:
+    """A comparison that is killed must not leave runs behind: they would write beside those of the next one."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -1,29 +1,61 @@
-"""Cost to target: what a run paid until it reached an accuracy, from its `metrics.jsonl` alone."""
+"""Cost to target, defined here and nowhere else: what a run paid until it reached an accuracy.
+
+A run is evaluated on a fixed grid of rollouts paid: at each multiple of `eval_every`, the newest weights whose rollouts
+all lie within it. The target is reached at the first grid point from which two evaluations in a row, of different
+weights, are at or above it: one lucky evaluation is not enough. Between that point and the one before it the cost is
+interpolated linearly. A run that never got there is censored: its cost is more than what it had paid at its last grid
+point.
+
+Costs are rollouts, generated tokens, seconds (evaluation aside) and optimizer steps. The first is read off the grid;
+the others are what had been paid when the weights of a grid point were made.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+COSTS = ("rollouts", "tokens", "seconds", "steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Held-out accuracy against what was paid, one entry an evaluation, in order.
+    """Held-out accuracy on the grid, one entry a point that has an accuracy, in order.
 
     Attributes:
-        rollouts: rollouts paid.
-        tokens: tokens generated.
+        rollouts: the grid point, in rollouts paid.
+        tokens: generated, when the weights were made; so are the two that follow.
         seconds: spent on everything but evaluation.
+        steps: of the optimizer.
+        version: of the weights.
         accuracy: in [0, 1].
+        standard_error: of the accuracy; 0 where it is exact, None where it is not known.
     """
 
     rollouts: tuple[float, ...]
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
+    steps: tuple[float, ...]
+    version: tuple[int, ...]
     accuracy: tuple[float, ...]
+    standard_error: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run paid.
+
+    Attributes:
+        paid: amount by each of `COSTS`.
+        censored: the target was not reached: the cost is more than `paid`.
+    """
+
+    paid: dict[str, float]
+    censored: bool
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -48,31 +80,44 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def curve_of(metrics: Sequence[dict[str, Any]]) -> Curve:
-    """The evaluations of a run that have an accuracy."""
-    lines = [line for line in metrics if line["kind"] == "eval" and line["accuracy"] is not None]
-    columns = ("rollouts_paid", "tokens_paid", "seconds", "accuracy")
-    rollouts, tokens, seconds, accuracy = (tuple(float(line[name]) for line in lines) for name in columns)
-    return Curve(rollouts, tokens, seconds, accuracy)
+    """The evaluations of a run on the grid that have an accuracy."""
+    lines = [line for line in metrics if line["kind"] == "eval" and None not in (line["at"], line["accuracy"])]
+    columns = ("at", "tokens_paid", "seconds", "optimizer_steps", "version", "accuracy", "standard_error")
+    return Curve(*(tuple(line[name] for line in lines) for name in columns))
 
 
-def cost_to_target(cost: Sequence[float], accuracy: Sequence[float], target: float) -> float | None:
-    """What was paid when the target was reached.
-
-    The target is reached at the first evaluation that, like the one after it, is at or above the target: one lucky
-    evaluation is not enough. Between that evaluation and the one before it the cost is interpolated linearly.
+def cost_to_target(curve: Curve, target: float) -> Cost | None:
+    """What was paid when the target was reached, or a lower bound of it.
 
     Args:
-        cost: what had been paid at each evaluation, not decreasing.
-        accuracy: of each evaluation.
-        target: in (0, 1].
+        curve: of a run.
+        target: accuracy, in (0, 1].
 
     Returns:
-        The cost, or None for a run that is censored: it never got there.
+        The cost; None where nothing was evaluated.
     """
-    for at in range(len(accuracy) - 1):
-        if accuracy[at] >= target and accuracy[at + 1] >= target:
-            if at == 0:
-                return cost[0]
-            share = (target - accuracy[at - 1]) / (accuracy[at] - accuracy[at - 1])
-            return cost[at - 1] + share * (cost[at] - cost[at - 1])
+    if not curve.accuracy:
+        return None
+    at = _reached(curve, target)
+    last = len(curve.accuracy) - 1 if at is None else at
+    share = 1.0
+    if at:
+        before, after = curve.accuracy[at - 1], curve.accuracy[at]
+        share = (target - before) / (after - before)
+    paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
+    return Cost(paid, censored=at is None)
+
+
+def _reached(curve: Curve, target: float) -> int | None:
+    """Index of the first grid point from which the weights, and those evaluated next, are at the target."""
+    starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(curve.version)) if one != next_)]
+    for at, confirmed_at in pairwise(starts):
+        if min(curve.accuracy[at], curve.accuracy[confirmed_at]) >= target:
+            return at
     return None
+
+
+def _between(column: Sequence[float], at: int, share: float) -> float:
+    """The value that share of the way from the entry before to this one."""
+    before = column[at - 1] if at else column[at]
+    return float(before + share * (column[at] - before))

@@ -1,19 +1,23 @@
-"""Tasks ready to run, with the settings of each recipe.
+"""Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
 
-Those that were swept, on skills/late, were found by `rollalloc.bench.sweep`: every recipe got a grid of the same size over
-learning rate and shape of a batch, the same budget and the same tuning seeds, GRPO included. The seeds of a comparison are
-others.
+The settings stand in `tuned/TASK.json`, as `rollalloc.bench.sweep` wrote them: every recipe, GRPO included, got a grid
+of the same size over learning rate and shape of a batch, the same budget and the same tuning seeds. The seeds of a
+comparison are others. A task that was not swept borrows those of another, and says so.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import skills, sort
+from rollalloc.bench.tasks import gym, skills, sort
+from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 
@@ -30,64 +34,75 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A task's target, budget and tuned recipes.
+    """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach.
+        target: held-out accuracy to reach; None: the run goes on until its budget is spent.
         max_rollouts: what a run may pay before it is censored.
-        eval_every: rollouts paid between evaluations.
-        tuned: by recipe name.
+        eval_every: rollouts paid between two points of the grid.
+        tuned_on: the task whose tuned settings are used: its own, or another's, which are borrowed then.
     """
 
-    target: float
+    target: float | None
     max_rollouts: int
     eval_every: int
-    tuned: Mapping[str, Tuned]
+    tuned_on: str = "skills/late"
 
 
-# Swept on skills/late (LOG.md, 2026-11-21): grpo, dapo, pilot_commit. The others, and the other pools and sort, have not
-# been: they begin with the same learning rate and as many rollouts a batch as GRPO.
-_SKILLS = {
-    "grpo": Tuned({"groups": 16, "n": 4}, 3e-4),
-    "dapo": Tuned({"groups": 8, "n": 4, "gen_groups": 24}, 6e-4),
-    "pilot_commit": Tuned({"groups": 4, "n_pilot": 4, "n_commit": 4, "gen_groups": 12}, 3e-4),
-    "pods": Tuned({"groups": 8, "n": 8, "m": 4}, 3e-4),
-    "darts": Tuned({"groups": 16, "shortest": 3, "longest": 1}, 3e-4),
-    "racing": Tuned({"groups": 8, "sizes_S": (2, 8), "gen_groups": 16}, 3e-4),
-}
 PRESETS = {
-    "skills/balanced": Preset(0.80, 40_000, 1000, _SKILLS),
-    "skills/mixed": Preset(0.80, 60_000, 1000, _SKILLS),
-    "skills/late": Preset(0.85, 60_000, 1000, _SKILLS),
-    "sort": Preset(0.60, 40_000, 1000, _SKILLS),
+    "skills/balanced": Preset(0.80, 40_000, 1000),
+    "skills/mixed": Preset(0.80, 60_000, 1000),
+    "skills/late": Preset(0.85, 60_000, 1000),
+    "sort": Preset(0.60, 40_000, 1000),
 }
+_ANY_GYM = Preset(None, 40_000, 1000)
 
 
-def preset_of(task: str, pool: str) -> tuple[str, Preset]:
+def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
     """The preset of a task, with its name.
 
     Raises:
         ValueError: no such task or pool.
     """
     name = f"{task}/{pool}" if task == "skills" else task
+    if name.startswith(gym.PREFIX):
+        return name, PRESETS.get(name, _ANY_GYM)
     if name not in PRESETS:
-        raise ValueError(f"unknown task {name!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(
+            f"unknown task {name!r}; there are {', '.join(PRESETS)}, and rg/NAME for those of reasoning-gym"
+        )
     return name, PRESETS[name]
 
 
-def task_source(task: str, pool: str, folder: Path) -> tuple[Source, int]:
+@lru_cache
+def tuned_of(task: str) -> Mapping[str, Tuned]:
+    """The settings found for each recipe on a task that was swept."""
+    file = files("rollalloc.bench") / "tuned" / f"{task.replace('/', '-')}.json"
+    found = json.loads(file.read_text(encoding="utf-8"))["recipes"]
+    return {recipe: Tuned(one["parameters"], one["learning_rate"]) for recipe, one in found.items()}
+
+
+def task_source(name: str, folder: Path) -> tuple[Source, int]:
     """A task's model, prompts and reward, made in the folder unless they are there, and the tokens of a rollout."""
-    files = skills.prepare(folder / "skills", pool) if task == "skills" else sort.prepare(folder / "sort")
+    made = _prepare(name, folder)
     source = Source(
-        model=str(files.model),
-        prompts=(str(files.train),),
-        heldout=str(files.heldout),
-        reward=files.reward,
-        single_answer=files.single_answer,
-        reward_workers=0,  # a comparison of two lists of words
+        model=str(made.model),
+        prompts=(str(made.train),),
+        heldout=str(made.heldout),
+        reward=made.reward,
+        single_answer=made.single_answer,
+        reward_workers=0 if made.single_answer else 1,  # where answers are compared as text, nothing can hang
         device="cpu",
     )
-    return source, files.max_new_tokens
+    return source, made.max_new_tokens
+
+
+def _prepare(name: str, folder: Path) -> TaskFiles:
+    if name.startswith(gym.PREFIX):
+        return gym.prepare(folder / name.replace("/", "-"), name)
+    if name.startswith("skills/"):
+        return skills.prepare(folder / "skills", name.partition("/")[2])
+    return sort.prepare(folder / "sort")
 
 
 def task_run(
@@ -96,7 +111,7 @@ def task_run(
     """A run of a recipe on a task, with its preset.
 
     Args:
-        task: "skills" or "sort".
+        task: "skills", "sort", "skills/POOL" or "rg/NAME".
         pool: of skills.
         recipe: name of the recipe.
         seed: of the run.
@@ -105,15 +120,16 @@ def task_run(
         changes: of the trainer's settings.
 
     Raises:
-        ValueError: an unknown task, or a recipe without a preset for it and none given.
+        ValueError: an unknown task, or a recipe without tuned settings for it and none given.
     """
     name, preset = preset_of(task, pool)
-    chosen = tuned or preset.tuned.get(recipe)
+    known = tuned_of(preset.tuned_on)
+    chosen = tuned or known.get(recipe)
     if chosen is None:
         raise ValueError(
-            f"{recipe} has no tuned settings for {name}; give its parameters. There are {', '.join(preset.tuned)}"
+            f"{recipe} has no tuned settings for {name}; give its parameters. There are {', '.join(known)}"
         )
-    source, tokens = task_source(task, pool, folder)
+    source, tokens = task_source(name, folder)
     settings: dict[str, Any] = {
         "learning_rate": chosen.learning_rate,
         "target": preset.target,
@@ -125,4 +141,5 @@ def task_run(
         parameters=dict(chosen.parameters),
         settings=Settings(seed=seed, sampling=Sampling(tokens), **settings | changes),
         max_rollouts=preset.max_rollouts,
+        task=name,
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from errno import ENOENT
+from functools import cache
+from hashlib import file_digest
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -15,15 +19,21 @@ from transformers.utils.logging import disable_progress_bar
 from rollalloc.core.packing import differences
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.loss import Clip
-from rollalloc.engines.native import SAVING, HeldOut, Listener, Settings, Trainer
+from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.trackers import tracked
 from rollalloc.named import make_recipe
 from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
-_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")  # of a source: a resumed run may have others
+_WHERE_IT_RUNS = (
+    "reward_workers",
+    "reward_limit_s",
+    "reward_cache",
+    "device",
+)  # of a source: a resumed run may have others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,8 @@ class Source:
         drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
         reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
         reward_limit_s: seconds a sample may take, in a process of its own.
+        reward_cache: scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
         device: e.g. "cpu"; None: a GPU where there is one.
     """
 
@@ -50,6 +62,8 @@ class Source:
     drop_overlong: bool = False
     reward_workers: int = 1
     reward_limit_s: float = 10.0
+    reward_cache: int = 10_000
+    overlong_buffer: int | None = None
     device: str | None = None
 
 
@@ -59,11 +73,13 @@ class Run:
 
     Attributes:
         source: model, prompts and reward.
-        recipe: name of a function of `rollalloc.recipes`, or `module:object`, a `Recipe` or a function that returns one.
+        recipe: a key of `rollalloc.bench.methods.RECIPES`, or `module:object`, a `Recipe` or a function that returns one.
         parameters: arguments of that function.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
+        task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
     """
 
     source: Source
@@ -72,6 +88,8 @@ class Run:
     settings: Settings
     max_rollouts: int | None = None
     label: str = ""
+    task: str = ""
+    track: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +101,19 @@ class Run:
         described = asdict(self)
         for name in SAVING:
             del described["settings"][name]
+        del described["track"]
         return json.loads(json.dumps(described))
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder's `run.json` is of this very run, on files with the same contents as now."""
+        path = folder / "run.json"
+        if not path.exists():
+            return False
+        saved = json.loads(path.read_text())
+        digests = saved.pop("digests", {})
+        now = digests_of(self.source)
+        # A file that is gone has no contents that could differ.
+        return saved == self.description() and all(digests.get(name) == now[name] for name in now)
 
     @staticmethod
     def described_in(folder: Path) -> Run:
@@ -96,27 +126,41 @@ class Run:
         path = folder / "run.json"
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
-        saved = json.loads(path.read_text())
         try:
-            source, settings = saved.pop("source"), saved.pop("settings")
-            settings |= {
-                "sampling": Sampling(**settings["sampling"]),
-                "clip": Clip(**settings["clip"]),
-                "betas": tuple(settings["betas"]),
-            }
-            source["prompts"] = tuple(source["prompts"])
-            return Run(source=Source(**source), settings=Settings(**settings), **saved)
-        except (KeyError, TypeError) as error:
+            saved = json.loads(path.read_text())
+            saved.pop("digests", None)  # of the files, which are not the run's
+            return _revived(Run, saved)
+        except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: it has not those fields.
+    """
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, value in saved.items():
+        nested = is_dataclass(hints.get(name))
+        given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
+    return kind(**given)
 
 
 def folder_of(run: Run, folder: Path) -> Path:
     """Where a run stands among others."""
-    return folder / f"{run.name}-{run.settings.seed}"
+    return folder / run.task.replace("/", "-") / f"{run.name}-{run.settings.seed}"
 
 
 def execute(
-    run: Run, folder: Path, listener: Listener | None = None, *, resume: bool = False, accept_recipe: bool = False
+    run: Run,
+    folder: Path,
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    accept_recipe: bool = False,
+    accept_data: bool = False,
 ) -> str:
     """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
 
@@ -125,9 +169,11 @@ def execute(
         listener: called with each line of the metrics.
         resume: go on from the newest checkpoint in the folder; without one the run starts afresh.
         accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
+        accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
 
     Raises:
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+        ImportError: a tracker's library is not installed.
     """
     resume = resume and checkpoint.newest(folder) is not None
     if resume:
@@ -136,26 +182,57 @@ def execute(
     if run.max_rollouts is not None:
         recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    policy = Policy.load(source.model, device=source.device)
-    train = _encoded(source, policy, run.settings, *source.prompts)
-    heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-    if not resume:
-        # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-        checkpoint.start_afresh(folder)
-    with _scorer(source) as scorer:
-        trainer = Trainer(
-            policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listener
-        )
-        if resume:
-            trainer.resume(accept_recipe=accept_recipe)
-        checkpoint.write_whole(folder / "run.json", json.dumps(run.description(), indent=2))
-        return trainer.run()
+    with tracked(run.track, folder, run.description(), listener) as listen:
+        policy = Policy.load(source.model, device=source.device)
+        train = _encoded(source, policy, run.settings, *source.prompts)
+        heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
+        if not resume:
+            # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
+            checkpoint.start_afresh(folder)
+        with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
+            trainer = Trainer(
+                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
+            )
+            if resume:
+                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
+            checkpoint.write_whole(
+                folder / "run.json", json.dumps(run.description() | {"digests": digests_of(source)}, indent=2)
+            )
+            return trainer.run()
+
+
+def digests_of(source: Source) -> dict[str, str]:
+    """SHA-256 of each file that a source names and that is on this machine, by its path."""
+    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward)]
+    places = [Path(name) for name in named if name is not None]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}
+
+
+@cache
+def _digest(file: Path, changed_ns: int) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _reward_file(reward: str) -> str | None:
+    """The file of a reward function, `file.py:function` or `package.module:function`; nothing is imported."""
+    module = reward.rpartition(":")[0]
+    if module.endswith(".py"):
+        return module
+    package, *inner = module.split(".")
+    found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if found is None or not inner:
+        return None if found is None else found.origin
+    places = [Path(place, *inner) for place in found.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return str(files[0]) if files else None
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:
-    """Refuse to resume with another model, data or reward."""
+    """Refuse to resume with another model, evaluation or reward."""
     saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
-    for name in _WHERE_IT_RUNS:
+    for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
         saved[name] = given[name]
     others = list(differences(saved, given, "source"))
     if others:
@@ -171,11 +248,13 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def _scorer(source: Source) -> Scorer:
-    if source.reward_workers == 0:
-        return InlineScorer(load_reward(source.reward))
-    load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
-    return WorkerScorer(source.reward, workers=source.reward_workers, limit_s=source.reward_limit_s)
+def _scorer(source: Source, max_tokens: int) -> Scorer:
+    function = load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
+    scorer: Scorer = InlineScorer(function)
+    if source.reward_workers > 0:
+        workers, limit_s = source.reward_workers, source.reward_limit_s
+        scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
+    return scorer if source.overlong_buffer is None else OverlongScorer(scorer, max_tokens, source.overlong_buffer)
 
 
 def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) -> EncodedPrompts:

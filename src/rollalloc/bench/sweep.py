@@ -1,8 +1,10 @@
-"""Tuning with an equal budget for every recipe: the same number of learning rates, shapes and seeds.
+"""Tuning with an equal budget for every recipe: as many learning rates, shapes, seeds and rollouts for each.
 
-    python -m rollalloc.bench.sweep --task skills --pool late --out runs/sweep
+    python -m rollalloc.bench.sweep --task skills/late --out runs/sweep
 
 The shape of a batch, groups and rollouts a group, matters more than most allocators do, so GRPO's is tuned as the others'.
+Writes `sweep.json`, every setting with its costs, and the best of each recipe as `TASK.json`; copied into `tuned/` of this
+package, that file is what the presets of the task are read from.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,72 +22,110 @@ from rollalloc.bench.compare import compare
 from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run
 
-LEARNING_RATES = (1.5e-4, 3e-4, 6e-4, 1e-3)
+LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
 
 
-def _plain(shapes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    return [{"groups": groups, "n": n} for groups, n in shapes]
+def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list[dict[str, Any]]:
+    return [dict(zip(names.split(), row, strict=True)) | changes for row in rows]
 
 
-def _dapo(surplus: str) -> list[dict[str, Any]]:
-    shapes = ((4, 8), (8, 4), (8, 8), (16, 4), (4, 16), (16, 8))
-    return [shape | {"gen_groups": 3 * shape["groups"], "surplus": surplus} for shape in _plain(shapes)]
+def _ahead(shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prompts for three batches are generated at a time."""
+    return [shape | {"gen_groups": 3 * shape["groups"]} for shape in shapes]
 
 
-def _pilot_commit() -> list[dict[str, Any]]:
-    shapes = ((4, 4, 4), (8, 2, 2), (8, 4, 4), (16, 2, 2), (4, 4, 12), (16, 4, 4))
-    return [
-        {"groups": groups, "n_pilot": pilot, "n_commit": commit, "gen_groups": 3 * groups}
-        for groups, pilot, commit in shapes
-    ]
-
-
-# Label -> recipe and the shapes tried; as many for each.
-GRID: Mapping[str, tuple[str, list[dict[str, Any]]]] = {
-    "grpo": ("grpo", _plain(((8, 8), (16, 4), (32, 4), (16, 8), (8, 16), (16, 16)))),
-    "dapo": ("dapo", _dapo("discard")),
-    "dapo_carry": ("dapo", _dapo("carry")),
-    "pilot_commit": ("pilot_commit", _pilot_commit()),
+_DAPO = _ahead(_shapes("groups n", ((8, 4), (16, 4), (8, 8), (4, 8), (4, 16), (16, 8))))
+_PILOTS = ((4, 4, 4), (8, 4, 4), (8, 2, 2), (16, 2, 2), (4, 4, 12), (16, 4, 4))
+_MIXED = ((4, 4, 4, 4), (8, 4, 4, 4), (8, 2, 4, 4), (4, 4, 8, 8), (8, 4, 4, 6), (4, 4, 12, 8))
+# Recipe -> the shapes tried, the small ones first; as many for each.
+GRID: Mapping[str, list[dict[str, Any]]] = {
+    "grpo": _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16))),
+    "dapo": _DAPO,
+    "dapo_carry": _DAPO,
+    "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),
+    "pods": _shapes("groups n m", ((16, 6, 4), (8, 8, 4), (16, 8, 4), (16, 4, 2), (8, 16, 8), (8, 16, 4))),
+    "darts": _shapes("groups shortest longest", ((8, 3, 1), (16, 2, 1), (16, 3, 1), (32, 3, 1), (8, 7, 1), (16, 7, 1))),
+    "racing": _ahead(
+        _shapes("groups sizes_S", ((8, (2, 4)), (16, (2, 4)), (8, (2, 8)), (4, (4, 8)), (8, (4, 8)), (16, (4, 8))))
+    ),
+    "pilot_commit+pods": _ahead(_shapes("groups n_pilot n_commit m", _MIXED)),
 }
 
 
-def candidates(task: str, pool: str, label: str, folder: Path) -> Iterator[tuple[Tuned, list[Run]]]:
-    """Each setting of a label's grid, with its runs on the tuning seeds."""
-    recipe, shapes = GRID[label]
-    for learning_rate in LEARNING_RATES:
-        for shape in shapes:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every recipe gets of a sweep.
+
+    Attributes:
+        task: to tune on.
+        learning_rates: to try with each shape.
+        shapes: of a recipe's grid, the first so many.
+        seeds: no seed of a comparison.
+        budget: rollouts of a run.
+    """
+
+    task: str
+    learning_rates: tuple[float, ...]
+    shapes: int
+    seeds: tuple[int, ...]
+    budget: int
+
+
+def candidates(plan: Plan, recipe: str, folder: Path) -> Iterator[tuple[Tuned, list[Run]]]:
+    """Each setting of a recipe's grid, with its runs on the tuning seeds."""
+    for learning_rate in plan.learning_rates:
+        for shape in GRID[recipe][: plan.shapes]:
             tuned = Tuned(shape, learning_rate)
-            name = "-".join(str(value) for value in (label, *shape.values(), learning_rate))
-            runs = [task_run(task, pool, recipe, seed, folder, tuned=tuned) for seed in TUNING_SEEDS]
-            yield tuned, [replace(run, label=name) for run in runs]
+            label = "-".join(str(value).replace(" ", "") for value in (recipe, *shape.values(), learning_rate))
+            runs = [task_run(plan.task, "late", recipe, seed, folder / "tasks", tuned=tuned) for seed in plan.seeds]
+            yield tuned, [replace(run, label=label, max_rollouts=plan.budget) for run in runs]
 
 
-def sweep(task: str, pool: str, labels: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """Run the grid of each label; each setting with its costs, best first. A run that never got there costs its budget."""
-    budget = preset_of(task, pool)[1].max_rollouts
-    table: list[dict[str, Any]] = []
-    for label in labels:
-        grid = list(candidates(task, pool, label, folder))
-        results = iter(compare([run for _, runs in grid for run in runs], folder / label))
+def sweep(
+    plan: Plan, recipes: Sequence[str], folder: Path, processes: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """Run the grid of each recipe; its settings with their costs, best median first. A censored run costs its budget."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for recipe in recipes:
+        grid = list(candidates(plan, recipe, folder))
+        results = iter(compare([run for _, runs in grid for run in runs], folder / recipe, processes=processes))
         rows: list[dict[str, Any]] = []
         for tuned, runs in grid:
-            reached = [next(results)["rollouts_to_target"] for _ in runs]
-            costs = [budget if cost is None else cost for cost in reached]
-            rows.append({"label": label, "median": median(costs), "costs": costs, "learning_rate": tuned.learning_rate}
-                        | {"parameters": dict(tuned.parameters)})  # fmt: skip
-        table += sorted(rows, key=lambda row: (row["median"], sum(row["costs"])))
-    return table
+            costs = [round(next(results)["rollouts_to_target"] or plan.budget) for _ in runs]
+            rows.append({"parameters": dict(tuned.parameters), "learning_rate": tuned.learning_rate, "costs": costs})
+        tables[recipe] = sorted(rows, key=lambda row: (median(row["costs"]), sum(row["costs"])))
+    return tables
+
+
+def tuned_file(plan: Plan, tables: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """What `tuned/TASK.json` says: the best setting of each recipe, and how it was found."""
+    return {
+        "task": plan.task,
+        "date": datetime.now(UTC).date().isoformat(),
+        "budget": plan.budget,
+        "seeds": list(plan.seeds),
+        "settings_tried": {recipe: len(rows) for recipe, rows in tables.items()},
+        "recipes": {recipe: rows[0] for recipe, rows in tables.items()},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="skills")
-    parser.add_argument("--pool", default="late")
-    parser.add_argument("--labels", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--task", default="skills/late")
+    parser.add_argument("--recipes", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--learning-rates", nargs="+", type=float, default=list(LEARNING_RATES))
+    parser.add_argument("--shapes", type=int, default=6, help="of each recipe's grid, the first so many")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(TUNING_SEEDS))
+    parser.add_argument("--budget", type=int, help="rollouts of a run; the task's by default")
+    parser.add_argument("--processes", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/sweep"))
     given = parser.parse_args()
-    table = sweep(given.task, given.pool, given.labels, given.out)
-    (given.out / "sweep.json").write_text(json.dumps(table, indent=2))
+    task, preset = preset_of(given.task)
+    budget = given.budget or preset.max_rollouts
+    plan = Plan(task, tuple(given.learning_rates), given.shapes, tuple(given.seeds), budget)
+    tables = sweep(plan, given.recipes, given.out, given.processes)
+    (given.out / "sweep.json").write_text(json.dumps(tables, indent=2))
+    (given.out / f"{task.replace('/', '-')}.json").write_text(json.dumps(tuned_file(plan, tables), indent=2))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,15 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
+from rollalloc.cli.data import data
 from rollalloc.cli.recipes import recipes
+from rollalloc.cli.report import report
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
+from rollalloc.cli.waste import waste
+from rollalloc.cli.watch import watch
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -21,8 +26,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, verify_resume, recipes):
+for command in (train, compare, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

@@ -1,29 +1,39 @@
-"""`rollalloc compare`: several recipes and seeds, a process a run, a table and a picture."""
+"""`rollalloc compare`: several recipes, seeds and tasks, a process a run, a table and a page."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollalloc.cli.options import Given, parameters_of, with_given
 
 if TYPE_CHECKING:
+    from rollalloc.bench.compare import Standing
     from rollalloc.bench.runs import Run
+    from rollalloc.bench.summary import Interval, Summary
 
 
 @with_given
 def compare(
     given: Given,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A built-in task: skills, sort, skills/POOL, or rg/NAME of reasoning-gym; repeatable.",
+            rich_help_panel="What to train on",
+        ),
+    ] = None,
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME.")
     ] = "grpo,dapo,pilot_commit",
@@ -32,34 +42,49 @@ def compare(
         list[str] | None,
         typer.Option("--set", help="A parameter of one of them, LABEL.key=value; repeatable."),
     ] = None,
+    matched: Annotated[
+        str | None,
+        typer.Option(
+            help="groups=G,n=N: the same groups and rollouts a group for every recipe, instead of tuned ones."
+        ),
+    ] = None,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the comparison; finished runs in it are used again.", rich_help_panel="Output"),
+        typer.Option(
+            help="Folder of the comparison; what is finished in it is used again, what is begun goes on.",
+            rich_help_panel="Output",
+        ),
     ] = Path("runs/compare"),
     processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.")] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Batches between two checkpoints of a run.", rich_help_panel="Output")
+    ] = 100,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
     from rollalloc.bench.compare import compare as carry_out  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.cost import curve_of, read_metrics
-    from rollalloc.bench.runs import folder_of
-    from rollalloc.report.figures import accuracy_against_rollouts
+    from rollalloc.bench.summary import summaries
+    from rollalloc.report.page import write_page
 
     console = Console(stderr=True)
     named = _named(recipes.split(","))
     changes = _by_label(parameters_of(set_), named)
+    shapes = _matched(matched, named)
+    changes = {label: {**shapes[label], **changes[label]} for label in named}
     with console.status("preparing"):
-        runs = _runs(given, named, changes, [int(seed) for seed in seeds.split(",")])
-    with _Board(console, runs) as board:
-        results = carry_out(runs, out, processes=processes, watcher=board.show)
-    curves = {
-        label: [curve_of(read_metrics(folder_of(run, out) / "metrics.jsonl")) for run in runs if run.name == label]
-        for label in named
-    }
-    if all(curve.rollouts for of_label in curves.values() for curve in of_label):
-        what = f"{given.task}/{given.pool}" if given.task == "skills" else given.task or given.model or ""
-        accuracy_against_rollouts(curves, out / "accuracy.png", target=runs[0].settings.target, title=what)
-    console.print(cost_table(results))
-    console.print(f"results and picture are in {out}", markup=False)
+        runs = [
+            run
+            for name in task or [None]
+            for run in _runs(replace(given, task=name), named, changes, [int(seed) for seed in seeds.split(",")])
+        ]
+    runs = [replace(run, settings=replace(run.settings, checkpoint_every=checkpoint_every)) for run in runs]
+    try:
+        with _Board(console) as board:
+            carry_out(runs, out, processes=processes, watcher=board.show)
+    finally:  # what is finished is shown, although a run failed
+        if any(out.glob("**/run.json")):
+            for summary in summaries(out):
+                console.print(cost_table(summary))
+            console.print(f"results are in {out}, the report in {write_page(out)}", markup=False)
 
 
 def _runs(
@@ -108,77 +133,127 @@ def _by_label(parameters: Mapping[str, Any], labels: Mapping[str, str]) -> dict[
     return found
 
 
-class _Board:
-    """A progress bar for each recipe, over the rollouts its runs may still pay."""
+def _matched(text: str | None, named: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The parameters of each label under `groups=G,n=N`; none without it.
 
-    def __init__(self, console: Console, runs: Sequence[Run]) -> None:
-        columns = (
-            TextColumn("{task.fields[label]:>14}"),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, console=console)
-        self._bars: dict[str, TaskID] = {}
-        for label in dict.fromkeys(run.name for run in runs):
-            seeds = sum(run.name == label for run in runs)
-            self._bars[label] = self._progress.add_task("waiting", total=seeds, label=label)
+    Raises:
+        ValueError: not of that form, or a recipe without a matched shape.
+    """
+    from rollalloc.bench.methods import matched
+
+    if text is None:
+        return {label: {} for label in named}
+    shape = parameters_of(text.split(","))
+    if set(shape) != {"groups", "n"} or not all(type(value) is int for value in shape.values()):
+        raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
+    return {label: matched(name, **shape) for label, name in named.items()}
+
+
+class _Board:
+    """A live table with a row for each task and recipe."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=2)
+        self._began: dict[tuple[str, str], tuple[float, float]] = {}  # row -> when first seen, and its share then
 
     def __enter__(self) -> _Board:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
-    def show(self, latest: Sequence[tuple[Run, dict[str, Any] | None]]) -> None:
-        """Take the latest line of each run's metrics."""
-        for label, bar in self._bars.items():
-            lines = [line for run, line in latest if run.name == label and line is not None]
-            ended = sum(line["kind"] == "end" for line in lines)
-            paid = sum(line["rollouts_paid"] for line in lines)
-            taught = sum(line["accounts"]["trained"] for line in lines)
-            share = f", {taught / paid:.0%} taught" if paid else ""
-            self._progress.update(bar, completed=ended, description=f"{ended} runs done · {paid:,} rollouts{share}")
+    def show(self, standings: Sequence[tuple[Run, Standing]]) -> None:
+        """Take where each run stands."""
+        rows: dict[tuple[str, str], list[Standing]] = {}
+        for run, standing in standings:
+            rows.setdefault((run.task, run.name), []).append(standing)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in ("task", "recipe", "done", "accuracy", "rollouts", "left, at most", "taught", "wasted on"):
+            prose = heading in ("task", "recipe", "wasted on")
+            table.add_column(heading, justify="left" if prose else "right", no_wrap=True)
+        for (task, label), runs in rows.items():
+            known = [standing.accuracy for standing in runs if standing.accuracy is not None]
+            taught, waste = _uses([standing.accounts for standing in runs])
+            table.add_row(
+                escape(task),
+                escape(label),
+                f"{sum(standing.ended for standing in runs)}/{len(runs)}",
+                f"{fmean(known):.3f}" if known else "",
+                f"{sum(standing.rollouts for standing in runs):,}",
+                self._left((task, label), [standing.share for standing in runs]),
+                taught,
+                waste,
+            )
+        self._live.update(table)
+
+    def _left(self, row: tuple[str, str], shares: Sequence[float | None]) -> str:
+        """Time until the budgets of a row's runs are spent, at its pace so far."""
+        known = [share for share in shares if share is not None]
+        if len(known) < len(shares):
+            return "no budget"
+        now, share = time.monotonic(), fmean(known)
+        if share == 0 or row not in self._began:
+            self._began[row] = now, share
+        since, before = self._began[row]
+        if share in (before, 1.0):
+            return "" if share == 1 else "–"
+        minutes, seconds = divmod(round((1 - share) / (share - before) * (now - since)), 60)
+        return f"{minutes}:{seconds:02d}"
 
 
-def cost_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """What each recipe paid until the target: the median over seeds with its range, and the causes of waste."""
-    target = results[0]["target"]
-    labels = list(dict.fromkeys(result["recipe"] for result in results))
+def _uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:
+    """The share of rollouts that taught, and the two largest causes of waste."""
+    total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
+    paid = sum(total.values())
+    if not paid:
+        return "", ""
+    waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
+    return f"{total['trained'] / paid:.0%}", ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
+
+
+def cost_table(summary: Summary) -> Table:
+    """What each recipe paid until the target, against the baseline, and the causes of waste."""
+    target, recipes = summary.target, summary.recipes
+    exact = all(recipe.standard_error == 0 for recipe in recipes)
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        title="what was paid" + ("" if target is None else f" until held-out accuracy {target:g}"),
+        title=(f"{escape(summary.task)}: " if summary.task else "")
+        + "what was paid"
+        + ("" if target is None else f" until held-out accuracy {target:g}"),
         title_justify="left",
-        caption=f"rollouts: median of the seeds, with their range. ratio: {escape(labels[0])}'s over this one's, median "
-        "of the seeds, above 1 is cheaper. taught: share of all rollouts that were trained on with an advantage.",
+        caption="interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; > and "
+        "<: a bound, since some did not reach the target. "
+        f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
+        + ("accuracy is exact. " if exact else "accuracy is sampled, see standard_error in results.json. ")
+        + "taught: share of all rollouts that were trained on with an advantage.",
         caption_justify="left",
     )
-    for heading in ("recipe", "reached", "rollouts", "range", "ratio", "taught", "wasted on"):
+    headings = ("recipe", "reached", "rollouts", "ratio", "of tokens", "of seconds", "of steps", "taught", "wasted on")
+    for heading in headings:
         prose = heading in ("recipe", "wasted on")
-        table.add_column(heading, justify="left" if prose else "right", no_wrap=heading != "wasted on")
-    first: list[float] = []  # the first recipe's costs by seed; stays empty where it did not always get there
-    for label in labels:
-        rows = [result for result in results if result["recipe"] == label]
-        costs = [row["rollouts_to_target"] for row in rows if row["reached"]]
-        middle = median(costs) if len(costs) == len(rows) else None
-        if label == labels[0] and middle is not None:
-            first = costs
-        paired = [one / other for one, other in zip(first, costs, strict=False) if other] if middle is not None else []
-        paid = sum(row["rollouts_paid"] for row in rows)
-        accounts = {cause: sum(row["accounts"][cause] for row in rows) for cause in rows[0]["accounts"]}
-        waste = sorted(
-            ((n, cause) for cause, n in accounts.items() if n >= paid / 100 and cause != "trained"), reverse=True
-        )
+        table.add_column(heading, justify="left" if prose else "right", no_wrap=heading in ("recipe", "reached"))
+    for recipe in recipes:
         table.add_row(
-            escape(label),
-            f"{len(costs)}/{len(rows)}",
-            "not by all" if middle is None else f"{middle:,.0f}",
-            f"{min(costs):,}–{max(costs):,}" if costs else "",
-            f"{median(paired):.2f}" if paired else "",
-            f"{accounts['trained'] / max(1, paid):.0%}",
-            ", ".join(f"{cause.replace('_', ' ')} {n / paid:.0%}" for n, cause in waste[:2]),
+            escape(recipe.label),
+            f"{recipe.reached}/{len(recipe.seeds)}",
+            said(recipe.costs["rollouts"], ",.0f"),
+            said(recipe.ratios["rollouts"], ".2f"),
+            *(said(recipe.ratios[name], ".2f", point_only=True) for name in ("tokens", "seconds", "steps")),
+            *_uses([recipe.accounts]),
         )
     return table
+
+
+def said(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
+    """An interval in words: its point and its ends, or its values where it has none."""
+    if interval is None:
+        return ""
+    point = f"{interval.bound}{interval.point:{form}}"
+    if point_only:
+        return point
+    if interval.low is None or interval.high is None:
+        return f"{point} ({', '.join(f'{value:{form}}' for value in interval.values)})"
+    return f"{point} [{interval.low:{form}}–{interval.high:{form}}]"

@@ -23,7 +23,7 @@ def _option(help: str, panel: str, *names: str) -> Any:
 class Given:
     """What the command line said of a run, whatever the recipe."""
 
-    task: Annotated[str | None, _option("A built-in task: skills or sort.", _WHAT)] = None
+    task: Annotated[str | None, _option("A built-in task: skills, sort, or rg/NAME of reasoning-gym.", _WHAT)] = None
     pool: Annotated[str, _option("Prompts of skills: balanced, mixed or late.", _WHAT)] = "late"
     model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
     prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
@@ -37,23 +37,54 @@ class Given:
     drop_overlong: Annotated[bool, _option("Leave out prompts that do not fit the model.", _WHAT)] = False
     max_new_tokens: Annotated[int | None, _option("Tokens of a rollout at most; 1024 by default.", _HOW)] = None
     temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
+    kv_tokens: Annotated[
+        int | None, _option("Tokens in the key-value cache at most; what does not fit waits its turn.", _HOW)
+    ] = None
     learning_rate: Annotated[float | None, _option("AdamW's; by default the task's tuned one, or 1e-6.", _HOW)] = None
     optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
+    warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0
+    schedule: Annotated[str, _option("Of the learning rate after that: constant, linear or cosine.", _HOW)] = "constant"
+    schedule_steps: Annotated[
+        int | None, _option("Optimizer steps after which a linear or cosine rate is at its floor.", _HOW)
+    ] = None
+    schedule_floor: Annotated[float, _option("Share of the learning rate that is left then.", _HOW)] = 0.1
+    aggregation: Annotated[str, _option("Of the loss over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
+        "token_mean"
+    )
+    dual_clip: Annotated[
+        float | None, _option("A bad token loses at most this many times its advantage, e.g. 10.", _HOW)
+    ] = None
+    kl: Annotated[float, _option("Weight of the KL divergence to the initial model.", _HOW)] = 0.0
+    tokens_per_forward: Annotated[
+        int, _option("Tokens of one forward and backward pass; less needs less memory.", _HOW)
+    ] = 8192
+    precision: Annotated[str, _option("Of the update: fp32, bf16, or auto, bf16 on a GPU.", _HOW)] = "auto"
     max_rollouts: Annotated[int | None, _option("Rollouts to pay at most.", _HOW)] = None
     target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
     eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
     reward_workers: Annotated[int, _option("Processes that score; 0: in this one, if trusted.", _HOW)] = 1
     reward_limit: Annotated[float, _option("Seconds in which a sample must be scored.", _HOW)] = 10.0
+    reward_cache: Annotated[int, _option("Scores to remember; 0 for a reward that is not deterministic.", _HOW)] = (
+        10_000
+    )
+    overlong_buffer: Annotated[
+        int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
+    ] = None
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
+    track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
     tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE)] = Path("runs/tasks")
 
 
 def with_given(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one that has each field of it as an option."""
+    """A command whose first parameter is a `Given`, as one that has each field of it as an option.
+
+    Where the command declares an option of the same name itself, that one holds.
+    """
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
         for field, hint in zip(fields(Given), get_type_hints(Given, include_extras=True).values(), strict=True)
+        if field.name not in {parameter.name for parameter in own}
     ]
     hints = get_type_hints(command, include_extras=True)
     keyword = [
@@ -62,7 +93,7 @@ def with_given(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**options: Any) -> None:
-        given = Given(**{field.name: options.pop(field.name) for field in fields(Given)})
+        given = Given(**{parameter.name: options.pop(parameter.name) for parameter in shared})
         command(given, **options)
 
     called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]

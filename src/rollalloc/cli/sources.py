@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run
+from rollalloc.bench.methods import matched
+from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
+from rollalloc.engines.loss import Aggregation, Clip, Loss
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
-from rollalloc.named import make_recipe
+from rollalloc.engines.schedule import Schedule, Shape
+from rollalloc.named import RECIPES, make_recipe
 
-# For a model of the user's own: the field's usual shapes, to begin with. Nobody tuned them for that model.
-USUAL: Mapping[str, dict[str, Any]] = {
-    "grpo": {"groups": 16, "n": 8},
-    "dapo": {"groups": 16, "n": 8, "gen_groups": 48},
-    "pilot_commit": {"groups": 16, "n_pilot": 4, "n_commit": 4, "gen_groups": 48},
-    "pods": {"groups": 16, "n": 16, "m": 4},
-    "darts": {"groups": 16, "shortest": 7, "longest": 1},
-    "racing": {"groups": 16, "sizes_S": (2, 8), "gen_groups": 32},
-}
+# For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
+USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong"),
-    *("max_new_tokens", "temperature", "reward_workers", "reward_limit", "device"),
+    *(
+        "max_new_tokens",
+        "temperature",
+        "kv_tokens",
+        "reward_workers",
+        "reward_limit",
+        "reward_cache",
+        "overlong_buffer",
+        "device",
+    ),
 )
 
 
@@ -38,8 +43,9 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         ValueError: neither a task nor a model with prompts and a reward, or both; a recipe that cannot be made.
     """
     if (given.task is None) == (given.model is None):
-        raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
+        raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
+    run = replace(run, track=tuple(given.track or ()))
     make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
     return run
 
@@ -51,10 +57,10 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
         options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     _, preset = preset_of(task, given.pool)
-    tuned = preset.tuned.get(recipe) or Tuned({}, _USUAL_RATE)
+    tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
-    changes = _said(target=given.target, eval_every=given.eval_every, optimizer_steps_per_batch=given.optimizer_steps)
-    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **changes)
+    changes = _said(target=given.target, eval_every=given.eval_every)
+    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)
     return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
 
 
@@ -71,18 +77,35 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         drop_overlong=given.drop_overlong,
         reward_workers=given.reward_workers,
         reward_limit_s=given.reward_limit,
+        reward_cache=given.reward_cache,
+        overlong_buffer=given.overlong_buffer,
         device=given.device,
     )
     settings = Settings(
         seed=seed,
-        sampling=Sampling(_or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature),
+        sampling=Sampling(
+            _or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
+        ),
         learning_rate=_or(given.learning_rate, _USUAL_RATE),
-        optimizer_steps_per_batch=given.optimizer_steps,
         target=given.target,
+        **_update(given),
         **_said(eval_every=given.eval_every),
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def _update(given: Given) -> dict[str, Any]:
+    """Settings of the update, the same for every recipe and task."""
+    return {
+        "optimizer_steps_per_batch": given.optimizer_steps,
+        "schedule": Schedule(
+            given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
+        ),
+        "loss": Loss(clip=Clip(dual=given.dual_clip), aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
+        "tokens_per_forward": given.tokens_per_forward,
+        "precision": given.precision,
+    }
 
 
 def _or(given: Any, otherwise: Any) -> Any:

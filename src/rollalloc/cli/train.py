@@ -51,6 +51,22 @@ def train(
             rich_help_panel="Output",
         ),
     ] = False,
+    accept_data: Annotated[
+        bool,
+        typer.Option(
+            "--accept-data",
+            help="Resume although the prompts are others than the checkpoint's; they are found again by key.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    log_rollouts: Annotated[
+        bool,
+        typer.Option(
+            "--log-rollouts",
+            help="Write each rollout's text and score to rollouts.jsonl.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
 ) -> None:
     """Train one model under one recipe."""
     from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
@@ -60,11 +76,11 @@ def train(
     console = Console(stderr=True)
     with console.status("preparing"):
         run = run_of(given, recipe, parameters_of(set_), seed)
-    saving = replace(run.settings, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
-    run = replace(run, settings=saving)
+    saving = {"checkpoint_every": checkpoint_every, "keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts}
+    run = replace(run, settings=replace(run.settings, **saving))
     if given.task:
         one_thread()
-    folder = out or Path("runs") / f"{given.task or 'train'}-{run.name.replace(':', '.')}-{seed}"
+    folder = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     _say_where_it_starts(console, folder, resume)
     console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
     if run.max_rollouts is None and run.settings.target is None:
@@ -75,7 +91,7 @@ def train(
         console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
     try:
         with _Board(console, run.max_rollouts) as board:
-            why = execute(run, folder, board.show, resume=resume, accept_recipe=accept_recipe)
+            why = execute(run, folder, board.show, resume=resume, accept_recipe=accept_recipe, accept_data=accept_data)
     except Stopped as stopped:
         console.print(f"{stopped} (--resume)", highlight=False, markup=False)
         raise typer.Exit(_EXIT_ON_SIGTERM) from None

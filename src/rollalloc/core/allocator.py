@@ -30,7 +30,7 @@ from rollalloc.core.events import (
     Updated,
 )
 from rollalloc.core.group import Group, GroupView
-from rollalloc.core.ledger import Ledger, moved
+from rollalloc.core.ledger import QUARANTINED, Ledger, moved
 from rollalloc.core.packing import differences, exact_keys, pack_tree, unpack_tree
 from rollalloc.core.purse import Ends, Halt, Purse
 from rollalloc.core.recipe import CAUSES, Act, Memory, OfferedPromptRule, Recipe, View
@@ -38,8 +38,9 @@ from rollalloc.core.roster import NEXT_EPOCH, NOW, Roster, Until
 from rollalloc.core.seeds import rng, rng_when_used
 from rollalloc.core.table import GONE, PromptTable
 
-SCHEMA = 1  # of the saved state
+SCHEMA = 2  # of the saved state
 _PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
+_OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score between them, before a run is given up
 
 
 class EventError(ValueError):
@@ -98,6 +99,7 @@ class Allocator:
         self._next_group = self._next_rollout = 0
         self._accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
         self._barren = 0  # candidates dropped since a group last became ready
+        self._failing = 0  # groups that ended without a score, because rollouts failed, since a rollout last had one
         self._settled = False  # nothing changed since the last decision, which need not be taken again
         self._cached_view: View | None = None
 
@@ -166,10 +168,27 @@ class Allocator:
         rule = self.recipe.prompts
         if not isinstance(rule, OfferedPromptRule) or rule.ended(self._memory):
             return 0
-        if self._blocked() or self._finished or self._opening_halt():
+        if self._blocked() or self._finished or self._opening_halt() or self._roster.exhausted():
             return 0
         groups = self._at_most_candidates(self.recipe.intake(self._view(), self._memory))
         return max(0, groups - len(self._drawn) - rule.waiting(self._memory))
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch handed out and not yet trained."""
+        return self._batch
+
+    def quarantined(self) -> list[int]:
+        """The prompts that are not drawn again because their rollouts always failed."""
+        return self.ledger.with_fate(QUARANTINED)
+
+    def away(self) -> dict[str, int]:
+        """Prompts `evicted` and `quarantined` now, and visits so far to prompts that had been evicted (`revived`)."""
+        return {
+            "evicted": self._roster.evicted(),
+            "revived": self._roster.revived,
+            "quarantined": len(self.quarantined()),
+        }
 
     def accounts(self) -> dict[str, int]:
         """Rollouts paid, by cause; the sum is what was ordered."""
@@ -192,7 +211,7 @@ class Allocator:
 
     # --------------------------------------------------------------------------------------------- saving and loading
 
-    _PLAIN = ("version", "finished", "next_group", "next_rollout", "barren", "cancel", "release")
+    _PLAIN = ("version", "finished", "next_group", "next_rollout", "barren", "failing", "cancel", "release")
     _NESTED = ("schema", "recipe", "seed", "prompts", "accounts", "purse", "ledger", "roster", "memory", "drawn")
     _IN_FLIGHT = ("groups", "waiting", "owing", "touched", "stopped", "batch")
 
@@ -325,6 +344,7 @@ class Allocator:
             self._release.append(event.rollout)
         else:
             group.add(event)
+            self._failing = 0
             self._judge(group)
 
     def _on_other(self, event: Event) -> None:
@@ -335,6 +355,7 @@ class Allocator:
                 self._accounts["failed" if failed else "cancelled"] += 1
                 self._release.append(event.rollout)
                 if group is not None:
+                    group.failed += failed
                     self._judge(group)
             case Progress():
                 group = self._owner.get(event.rollout)
@@ -397,7 +418,10 @@ class Allocator:
         if event.epoch > self._roster.epoch:
             self._roster.begin(event.epoch)
         self._changed()
-        rule.offer(self._memory, event.prompts)
+        # What may never be drawn must not pass for what waits to be: the driver would be told that it has offered enough.
+        useful = [prompt for prompt in event.prompts if not self._roster.is_barred(prompt)]
+        if useful or not event.prompts:
+            rule.offer(self._memory, useful)
 
     # ----------------------------------------------------------------------------------------------- a group's way
 
@@ -457,11 +481,23 @@ class Allocator:
         if group.prompt == GONE:
             return
         self.recipe.prompts.observe(self._memory, group.view)
+        quarantined = bool(group.failed) and not group.done and self._fail(group.prompt)
+        if quarantined:
+            fate = QUARANTINED
         self.ledger.close_visit(
             group.prompt, fate, self.version, [d.metric for d in group.done], [d.tokens for d in group.done]
         )
         self.ledger.pay(group.prompt, group.tokens)
-        self._roster.give_back(group.prompt, until, group.epoch, self.version)
+        if quarantined:
+            self._roster.bar(group.prompt)
+        else:
+            self._roster.give_back(group.prompt, until, group.epoch, self.version)
+
+    def _fail(self, prompt: int) -> bool:
+        """Count a visit that gave no score because rollouts failed; whether it is one too many."""
+        self._failing += 1
+        failures, limit = self.ledger.fail(prompt), self.recipe.quarantine_after
+        return limit is not None and failures >= limit
 
     def _stop(self, group: Group, rollouts: Sequence[int]) -> None:
         """Cancel rollouts of a group; those not handed out yet are simply not ordered."""
@@ -735,6 +771,12 @@ class Allocator:
         if limit is not None and self._purse.batch_opened >= limit:
             ready = f"{len(self._waiting[-1])} of {self.recipe.groups} groups ready"
             return Halt(f"max_candidates: {limit} prompts tried, {ready}", Ends.BATCH)
+        if self._failing >= _OUTAGE:
+            return Halt(
+                f"failed: the last {self._failing} prompts tried gave no score, because their rollouts failed; prompts by "
+                f"the fate of their last visit: {self._fates()}",
+                Ends.RUN,
+            )
         if self._barren >= max(_PATIENCE, len(self.table)):
             return Halt(
                 f"barren: none of the last {self._barren} prompts tried gave a group to train on; prompts by the fate of "
@@ -747,14 +789,14 @@ class Allocator:
     def _prompts_halt(self) -> Halt:
         """No prompt can be drawn."""
         rule = self.recipe.prompts
-        if isinstance(rule, OfferedPromptRule) and not rule.ended(self._memory):
+        if isinstance(rule, OfferedPromptRule) and not rule.ended(self._memory) and not self._roster.exhausted():
             why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
             return Halt(f"{why} where the loader has ended", Ends.NOTHING)
-        if isinstance(rule, OfferedPromptRule):
+        if isinstance(rule, OfferedPromptRule) and not self._roster.exhausted():
             return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
         return Halt(
-            f"prompts: none of {len(self.table)} may be drawn, {self._roster.evicted()} are evicted; prompts by the fate "
-            f"of their last visit: {self._fates()}",
+            f"prompts: none of {len(self.table)} may be drawn, {self._roster.evicted()} are evicted and "
+            f"{len(self.quarantined())} quarantined; prompts by the fate of their last visit: {self._fates()}",
             Ends.RUN,
         )
 

@@ -22,7 +22,7 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "cancelled", "done", "epoch", "first_version", "id", "owed", "prompt", "running", "spans", "stage",
+        "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "prompt", "running", "spans", "stage",
         "tokens", "until", "view", "waits",
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ class Group:
         self.owed: deque[int] = deque()  # decided, not yet handed out
         self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
         self.done: list[Done] = []
-        self.cancelled = 0
+        self.cancelled = self.failed = 0
         self.tokens = 0  # paid for its rollouts
         self.first_version: int | None = None  # oldest first-token version among `done`
         self.until: Until = NEXT_EPOCH
@@ -80,7 +80,7 @@ class Group:
         return {
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "waits": self.waits,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
-            "done": pack(done_G7), "cancelled": self.cancelled, "tokens": self.tokens, "until": until,
+            "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
         }  # fmt: skip
 
     @staticmethod
@@ -92,7 +92,7 @@ class Group:
         group.running = dict(state["running"])
         for rollout, reward, metric, tokens, version, last, truncated in unpack(state["done"]).tolist():
             group.add(Done(int(rollout), reward, metric, int(tokens), int(version), int(last), bool(truncated)))
-        group.cancelled, group.tokens = state["cancelled"], state["tokens"]
+        group.cancelled, group.failed, group.tokens = state["cancelled"], state["failed"], state["tokens"]
         until = state["until"]
         group.until = until["version"] if "version" in until else Epochs(until["epochs"])
         return group

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.packing import Packed, exact_keys, pack, unpack
 
-NEW = "new"
+NEW, QUARANTINED = "new", "quarantined"
 _LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
 
 
@@ -25,6 +25,7 @@ class Record:
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
         length_std: running standard deviation of its rollouts' lengths in tokens; NaN before two were seen.
+        failures: visits in a row that gave no score because rollouts failed, at most 255.
     """
 
     attempts: int = 0
@@ -33,10 +34,11 @@ class Record:
     version: int = -1
     fate: str = NEW
     length_std: float = float("nan")
+    failures: int = 0
 
 
 class Ledger:
-    """The per-prompt record in arrays of shape (N,); 29 bytes a prompt. Rules read it, the allocator writes it."""
+    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt. Rules read it, the allocator writes it."""
 
     def __init__(self, prompts: int) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
@@ -45,6 +47,7 @@ class Ledger:
         self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
     def record(self, prompt: int) -> Record:
@@ -56,12 +59,22 @@ class Ledger:
             version=int(self.version_N[prompt]),
             fate=self.fates[int(self.fate_N[prompt])],
             length_std=float(self.length_std_N[prompt]),
+            failures=int(self.failures_N[prompt]),
         )
 
     def counts(self) -> dict[str, int]:
         """Number of prompts by the fate of their last visit."""
         count_F: list[int] = np.bincount(self.fate_N, minlength=len(self.fates)).tolist()
         return dict(zip(self.fates, count_F, strict=True))
+
+    def with_fate(self, fate: str) -> list[int]:
+        """The prompts whose last visit ended so."""
+        return np.flatnonzero(self.fate_N == self.fates.index(fate)).tolist() if fate in self.fates else []
+
+    def fail(self, prompt: int) -> int:
+        """Book that a visit gives no score because rollouts failed; returns how many visits in a row that makes."""
+        self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
+        return int(self.failures_N[prompt])
 
     def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float], lengths: list[int]) -> None:
         """Book a visit that ended: the metrics of its scored rollouts and their lengths in tokens."""
@@ -75,6 +88,8 @@ class Ledger:
         self.version_N[prompt] = version
         self.attempts_N[prompt] += len(metrics)
         self.successes_N[prompt] += sum(metrics)
+        if metrics:
+            self.failures_N[prompt] = 0
         if len(lengths) > 1:
             std, last = float(np.asarray(lengths, np.float64).std()), float(self.length_std_N[prompt])
             self.length_std_N[prompt] = std if np.isnan(last) else last + _LENGTH_STD_STEP * (std - last)
@@ -83,7 +98,7 @@ class Ledger:
         """Book tokens that one rollout of the prompt has cost."""
         self.tokens_N[prompt] += tokens
 
-    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "length_std_N")
+    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "length_std_N", "failures_N")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""

@@ -17,6 +17,8 @@ from rollalloc.core.packing import describe
 from rollalloc.core.roster import NEXT_EPOCH, Until
 from rollalloc.core.table import PromptTable
 
+_MOST_FAILURES = 255  # the ledger counts no further
+
 Memory = dict[str, Any]  # what a prompt rule remembers: numpy arrays, numbers, strings and lists of them
 
 
@@ -231,6 +233,8 @@ class Recipe:
         max_candidates: groups opened for one batch at most; None: no limit. Then the batch is short; where not one group is
             ready, the count begins anew.
         budget: limits on rollouts and tokens.
+        quarantine_after: a prompt is not drawn again after so many visits in a row that gave no score because rollouts
+            failed, in [1, 255]; None: it is tried for ever.
 
     Raises:
         TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
@@ -246,12 +250,17 @@ class Recipe:
     max_staleness: int
     max_candidates: int | None
     budget: Budget
+    quarantine_after: int | None
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
         at_least("max_staleness", self.max_staleness, 0)
         if self.max_candidates is not None:
             at_least("max_candidates", self.max_candidates, 1)
+        if self.quarantine_after is not None:
+            at_least("quarantine_after", self.quarantine_after, 1)
+            if self.quarantine_after > _MOST_FAILURES:
+                raise ValueError(f"quarantine_after must be at most {_MOST_FAILURES}, got {self.quarantine_after}")
         object.__setattr__(self, "stages", tuple(self.stages))
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")

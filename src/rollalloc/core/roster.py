@@ -46,11 +46,16 @@ class Roster:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
+        self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # sent away for longer than an epoch
+        self.barred = 0  # prompts that may never be drawn again
+        self.revived = 0  # visits to a prompt that had been evicted
         self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
         """The prompt is drawn."""
+        self.revived += bool(self.evicted_N[prompt])
+        self.evicted_N[prompt] = False
         self.free_N[prompt] = False
         self.due_N[prompt] = _IN_FLIGHT
 
@@ -63,13 +68,23 @@ class Roster:
                 self.due_N[prompt] = _ON_VERSION
                 heapq.heappush(self._by_version, (until, prompt))
                 return
+        self.evicted_N[prompt] = until.count is None or until.count > 1
         if until.count is None:
-            self.due_N[prompt] = _NEVER
+            self.bar(prompt)
             return
         due = self.epoch if until.count == 0 else drawn_epoch + until.count
         self.due_N[prompt] = due
         self.free_N[prompt] = due <= self.epoch
         self.dry = False
+
+    def bar(self, prompt: int) -> None:
+        """The prompt may never be drawn again."""
+        self.due_N[prompt] = _NEVER
+        self.barred += 1
+
+    def is_barred(self, prompt: int) -> bool:
+        """Whether the prompt may never be drawn again."""
+        return bool(self.due_N[prompt] == _NEVER)
 
     def on_version(self, version: int) -> None:
         """Free the prompts that waited for this version of the weights."""
@@ -95,17 +110,31 @@ class Roster:
         self.dry = False
 
     def evicted(self) -> int:
-        """Number of prompts that will never be drawn again."""
-        return int(np.count_nonzero(self.due_N == _NEVER))
+        """Number of prompts that were sent away for longer than an epoch and have not been drawn since."""
+        return int(np.count_nonzero(self.evicted_N))
+
+    def exhausted(self) -> bool:
+        """Whether no prompt may ever be drawn again."""
+        return self.barred == len(self.due_N)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        return {"epoch": self.epoch, "dry": self.dry, "due_N": pack(self.due_N), "by_version": sorted(self._by_version)}
+        return {
+            "epoch": self.epoch,
+            "dry": self.dry,
+            "due_N": pack(self.due_N),
+            "evicted_N": pack(self.evicted_N),
+            "revived": self.revived,
+            "by_version": sorted(self._by_version),
+        }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
-        exact_keys(state, ("epoch", "dry", "due_N", "by_version"), "roster")
+        exact_keys(state, ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version"), "roster")
         moved(self.due_N, unpack(state["due_N"]), source_N)
+        self.barred = int(np.count_nonzero(self.due_N == _NEVER))
+        moved(self.evicted_N, unpack(state["evicted_N"]), source_N)
+        self.revived = int(state["revived"])
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:
             target = {int(old): new for new, old in enumerate(source_N) if old >= 0}

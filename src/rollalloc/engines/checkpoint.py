@@ -28,8 +28,9 @@ from rollalloc.engines.sampler import Generation
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1  # of the folder
-METRICS = "metrics.jsonl"
+SCHEMA = 2  # of the folder
+METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
+_GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
 _FOLDER, _MANIFEST, _STATE = "checkpoints", "manifest.json", "state.json"
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
 
@@ -60,6 +61,8 @@ def start_afresh(folder: Path) -> None:
     """Make the folder of a run, without the metrics and checkpoints of one that was there before."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+    for name in (ROLLOUTS, REWARDS):
+        (folder / name).unlink(missing_ok=True)
     (folder / METRICS).write_text("")
 
 
@@ -212,33 +215,38 @@ def write_whole(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-# ------------------------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------- metrics and logged rollouts
 
 
-def metrics_written(folder: Path) -> int:
-    """Bytes of the metrics, once the disk holds them."""
-    _sync(folder / METRICS)
-    return (folder / METRICS).stat().st_size
+def bytes_written(folder: Path) -> dict[str, int]:
+    """Bytes of each file that grows with the run, once the disk holds them."""
+    there = [name for name in _GROWING if (folder / name).exists()]
+    for name in there:
+        _sync(folder / name)
+    return {name: (folder / name).stat().st_size for name in there}
 
 
-def check_metrics(folder: Path, written: int) -> None:
-    """Refuse to go on from metrics that are not those of a checkpoint.
+def check_written(folder: Path, written: Mapping[str, int]) -> None:
+    """Refuse to go on from files that are not those of a checkpoint.
 
     Raises:
-        ValueError: the metrics are missing, or shorter than they were then.
+        ValueError: one is missing, or shorter than it was then.
     """
-    path = folder / METRICS
-    size = path.stat().st_size if path.exists() else 0
-    if size < written:
-        raise ValueError(
-            f"{path} has {size} bytes, but had {written} when the checkpoint was saved; it was changed or "
-            "belongs to another run: put it back, or start afresh"
-        )
+    for name, expected in written.items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else 0
+        if size < expected:
+            raise ValueError(
+                f"{path} has {size} bytes, but had {expected} when the checkpoint was saved; it was changed or "
+                "belongs to another run: put it back, or start afresh"
+            )
 
 
-def cut_metrics(folder: Path, written: int) -> None:
-    """Take from the metrics what was written after a checkpoint."""
-    os.truncate(folder / METRICS, written)
+def cut_written(folder: Path, written: Mapping[str, int]) -> None:
+    """Take from those files what was written after a checkpoint."""
+    for name in _GROWING:
+        if (folder / name).exists():
+            os.truncate(folder / name, written.get(name, 0))
 
 
 # ------------------------------------------------------------------------------------------- model, optimizer, rollouts

@@ -11,47 +11,67 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.events import Batch, Updated
 from rollalloc.core.packing import describe, differences, exact_keys
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.likelihood import completion_logprobs, exact_success
-from rollalloc.engines.loss import Clip, token_losses
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
-from rollalloc.rewards.function import Outcome, Sample, Scored
+from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
+from rollalloc.engines.loss import Loss
+from rollalloc.engines.policy import Policy, Precision
+from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.update import Updater
+from rollalloc.rewards.function import Outcome
 from rollalloc.rewards.scorers import Scorer
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
-_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
-_OTHER_REASONS = "other reasons"
 
-SAVING = ("checkpoint_every", "keep_checkpoints")  # settings that change nothing but when the run is saved
+_POLITE_S = 0.1  # how often the run looks whether it was asked to stop, while it waits for scores of held-out samples
+_NAMED = 20  # quarantined prompts that the last line of the metrics names
+
+SAVING = ("checkpoint_every", "keep_checkpoints", "log_rollouts")  # settings that change nothing but what is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_COUNTERS = ("batches", "steps", "seconds", "waves", "unscored", "evaluated_at", "accuracies", "barren_groups")
+_MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
+_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
+_COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
 class Stopped(RuntimeError):
     """The run was asked to stop (SIGTERM), was saved, and can be resumed."""
+
+
+class _Interrupted(Exception):
+    """An evaluation was given up because the run was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedData:
+    """Prompts that are gone, that are new, and that are still there, since a checkpoint was saved."""
+
+    lost: int
+    new: int
+    kept: int
+
+    def __str__(self) -> str:
+        return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +84,22 @@ class Settings:
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's.
-        warmup_steps: optimizer steps over which the learning rate rises linearly to its value.
+        schedule: of the learning rate, over optimizer steps.
         optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
-        clip: limits of the loss.
+        loss: its clipping, its aggregation over tokens, its KL term.
         max_grad_norm: gradients are clipped to this norm.
-        rows_per_forward: rows of one forward and backward pass; bounds memory, changes nothing else.
-        eval_every: rollouts paid between two evaluations.
+        tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
+            of its own. Bounds memory, changes nothing else.
+        precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
+            gradients, optimizer and log-probabilities are in fp32 whatever it is.
+        eval_every: rollouts paid between two points of the grid of evaluations.
         eval_samples: rollouts a held-out prompt, where it has not one single right answer.
         max_batches: batches after which the run ends; None: no limit.
         stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
-        target: held-out accuracy at which the run ends, once two evaluations in a row reach it; None: none.
+        target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: none.
         checkpoint_every: batches between two checkpoints; None: only at the end, and on SIGTERM.
         keep_checkpoints: newest checkpoints to keep, at least 1.
+        log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
 
     Raises:
         ValueError: a value out of its range.
@@ -86,11 +110,12 @@ class Settings:
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    warmup_steps: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
     optimizer_steps_per_batch: int = 1
-    clip: Clip = field(default_factory=Clip)
+    loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
-    rows_per_forward: int = 512
+    tokens_per_forward: int = 8192
+    precision: Precision = "auto"
     eval_every: int = 2000
     eval_samples: int = 4
     max_batches: int | None = None
@@ -98,6 +123,7 @@ class Settings:
     target: float | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    log_rollouts: bool = False
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -105,7 +131,13 @@ class Settings:
                 "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
                 f"policy's; got {self.sampling}"
             )
-        for name in ("optimizer_steps_per_batch", "rows_per_forward", "eval_every", "eval_samples", "keep_checkpoints"):
+        for name in (
+            "optimizer_steps_per_batch",
+            "tokens_per_forward",
+            "eval_every",
+            "eval_samples",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_batches", "checkpoint_every"):
@@ -114,29 +146,10 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, or None, got {given}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        if not (self.learning_rate > 0 and self.max_grad_norm > 0 and self.warmup_steps >= 0):
-            raise ValueError(f"learning_rate and max_grad_norm must be above 0 and warmup_steps 0 or more, got {self}")
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Prompts for evaluation. With `answers`, accuracy is exact by teacher forcing; else it is sampled.
-
-    Attributes:
-        prompts: never trained on.
-        answers: the single right answer of each prompt as token ids, end of sequence included; None: sample and score.
-    """
-
-    prompts: EncodedPrompts
-    answers: tuple[tuple[int, ...], ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    """What the driver keeps of a rollout until the core releases it."""
-
-    prompt: int
-    generation: Generation
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        if not (self.learning_rate > 0 and self.max_grad_norm > 0):
+            raise ValueError(f"learning_rate and max_grad_norm must be above 0, got {self}")
 
 
 class Trainer:
@@ -149,8 +162,8 @@ class Trainer:
         scorer: rewards.
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
-        folder: gets `metrics.jsonl`, checkpoints, and at the end the model and the allocator's state; None: nothing is
-            written.
+        folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
+            None: nothing is written.
         listener: called with each line of the metrics, for progress.
     """
 
@@ -169,22 +182,18 @@ class Trainer:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
         self.heldout, self.folder, self.listener = heldout, folder, listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
-        self._payloads: dict[int, _Payload] = {}
-        self._batches = self._steps = 0
+        logged = folder / checkpoint.ROLLOUTS if folder is not None and settings.log_rollouts else None
+        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
+        self.updater = Updater(policy, train.tokens, settings)
+        self._batches = 0
         self._seconds = 0.0  # spent on anything but evaluation
-        self._waves: list[tuple[float, float, bool]] = []  # reward, metric, truncated of rollouts since the last batch
-        self._unscored: dict[str, int] = {}
-        self._evaluated_at: int | None = None  # rollouts paid at the last evaluation
-        self._accuracies: list[float] = []  # of the evaluations that have one
+        self._next_at = 0  # the next grid point, in rollouts paid
+        self._evaluated: tuple[int, Evaluation] | None = None  # the last, with the version of its weights
+        self._accuracies: list[tuple[int, float]] = []  # of versions evaluated on the grid, where they have one
         self._barren_groups = 0  # groups trained since one had an advantage
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
         self._asked_to_stop = False
+        self._made = self._spent()  # when the weights were made
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -192,48 +201,60 @@ class Trainer:
         """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
 
         Raises:
-            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work. Only a run with a folder,
-                in the main thread, is stopped so.
+            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work, or in the evaluation that
+                was. Only a run with a folder, in the main thread, is stopped so.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
+        if self._saved_at is None and self.folder is not None:
+            checkpoint.start_afresh(self.folder)
         with _sigterm_asks(self._ask_to_stop, when=self.folder is not None):
-            if self._saved_at is None:
-                if self.folder is not None:
-                    checkpoint.start_afresh(self.folder)
-                self._evaluate()
-            why = self._why_stop()
-            while why is None:
-                started = time.perf_counter()
-                actions = self.allocator.ask()
-                self._release(actions)
-                if actions.generate or actions.cancel:
-                    self.allocator.tell(self._roll_out(actions))
-                # A batch may have been returned while rollouts still ran.
-                batch = actions.batch or self.allocator.outstanding().batch
-                if batch:
-                    self._train_on(batch)
-                self._seconds += time.perf_counter() - started
-                why = actions.finished
-                if batch and why is None:
-                    self._evaluate_if_due()
-                    why = self._why_stop()
-                    if why is None:
-                        self._save_if_due()
-            self._finish(why)
+            try:
+                return self._run()
+            except _Interrupted:
+                self._save()
+                raise self._stopped("in an evaluation after") from None
+
+    def _run(self) -> str:
+        self._evaluate_until(0)
+        why = self._why_stop()
+        while why is None:
+            if self.allocator.batch is None:  # one is there where the run was stopped in the evaluation before it
+                why = self._roll_out()
+            if batch := self.allocator.batch:
+                # The batch's own weights come too late for the points that its rollouts went beyond.
+                self._evaluate_until(self.allocator.paid - 1)
+                self._train_on(batch)
+                why = self._why_stop()
+                if why is None:
+                    self._save_if_due()
+        self._finish(why)
         return why
+
+    def _roll_out(self) -> str | None:
+        """Have the allocator's orders carried out; says why the run is over, if it is."""
+        started = time.perf_counter()
+        actions = self.allocator.ask()
+        self.roller.carry_out(actions, self.allocator)
+        self._seconds += time.perf_counter() - started
+        if actions.finished is None or 2 * self.allocator.accounts()["failed"] <= self.allocator.paid:
+            return actions.finished
+        return f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.commonest_failure()}"
 
     def _finish(self, why: str) -> None:
         """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
         self._save()
+        self._evaluate_until(self.allocator.paid)
         self._evaluate()
         if self.folder is not None:
             self.policy.save(self.folder / "model")
             (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
-        self._write({"kind": "end", "why": why, **self._spent(), "prompts": self.allocator.ledger.counts()})
+            self._report()
+        named = self._quarantined()[:_NAMED]
+        self._write({"kind": "end", "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
-        target, latest = self.settings.target, self._accuracies[-2:]
+        target, latest = self.settings.target, [accuracy for _, accuracy in self._accuracies[-2:]]
         if target is not None and len(latest) == 2 and min(latest) >= target:
             return f"target: held-out accuracy {latest[-1]:.4f} reaches {target}"
         if self.settings.max_batches is not None and self._batches >= self.settings.max_batches:
@@ -246,19 +267,18 @@ class Trainer:
             )
         return None
 
-    def _release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self._payloads.pop(rollout, None)  # a rollout without a score has none
-
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
-    def resume(self, *, accept_recipe: bool = False) -> int:
+    def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
         """Take the state of the newest whole checkpoint in the folder, so that `run` goes on from it.
 
         What the metrics hold beyond it is cut off: the run writes it again.
 
         Args:
             accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
+            accept_data: go on with this trainer's prompts although the checkpoint was saved with others; each is found again
+                by its key. What is known of prompts that are gone is dropped, their rollouts too; how many are gone and how
+                many are new is logged, and written to the metrics as a line of kind "resume".
 
         Returns:
             The batches trained so far.
@@ -272,62 +292,82 @@ class Trainer:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         saved = checkpoint.load_newest(self.folder)
         state = saved.state
-        exact_keys(state, ("identity", "allocator", "counters", "payloads", "prompts", "metrics_bytes"), "checkpoint")
+        exact_keys(state, _STATE, "checkpoint")
         exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
-        others = list(differences(state["identity"], self._identity, "run"))
+        changed = self._changed_data(state)
+        others = [*differences(_but_prompts(state["identity"]), _but_prompts(self._identity), "run")]
+        if changed and not accept_data:
+            others.append(f"run.prompts: {changed} (accept_data=True, or --accept-data, goes on with them)")
+        elif changed and state["allocator"]["batch"] is not None:
+            others.append(f"run.prompts: {changed}, and a batch of the old ones is still to be trained")
         if others:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {self.folder} is of another run: {'; '.join(others)}; "
                 "give what it was saved with, or start afresh in another folder"
             )
-        checkpoint.check_metrics(self.folder, state["metrics_bytes"])
+        checkpoint.check_written(self.folder, state["written"])
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
-        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe)
+        remap = "keys" if changed else None
+        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap=remap)
         if others:
             log.warning("going on under another recipe: %s", "; ".join(others))
-        checkpoint.cut_metrics(self.folder, state["metrics_bytes"])
+        checkpoint.cut_written(self.folder, state["written"])
         checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
-        checkpoint.load_moments(self.policy.model, self.optimizer, saved.tensors["optimizer"])
-        generations = checkpoint.unpack_generations(state["payloads"], saved.tensors["payloads"])
-        self._payloads = {
-            made.rollout: _Payload(prompt, made) for prompt, made in zip(state["prompts"], generations, strict=True)
-        }
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
+        self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
         for name in _COUNTERS:
             setattr(self, f"_{name}", state["counters"][name])
+        self.updater.steps = state["optimizer_steps"]
         self._saved_at = saved.batches
+        if changed:
+            log.warning("going on with other prompts: %s", changed)
+            self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
         return saved.batches
+
+    def _changed_data(self, state: Mapping[str, Any]) -> _ChangedData | None:
+        """How the prompts differ from a checkpoint's; None where they do not."""
+        if state["identity"]["prompts"] == self._identity["prompts"]:
+            return None
+        saved = state["allocator"]["prompts"]
+        source_N = self.allocator.table.source_of(saved, "keys")
+        assert source_N is not None
+        new = int((source_N < 0).sum())
+        return _ChangedData(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
 
     def _save_if_due(self) -> None:
         every = self.settings.checkpoint_every
         if self._asked_to_stop or (every is not None and self._batches % every == 0):
             self._save()
         if self._asked_to_stop:
-            raise Stopped(
-                f"stopped by SIGTERM after batch {self._batches}; a checkpoint is in {self.folder}, resuming goes on from it"
-            )
+            raise self._stopped("after")
+
+    def _stopped(self, when: str) -> Stopped:
+        return Stopped(
+            f"stopped by SIGTERM {when} batch {self._batches}; a checkpoint is in {self.folder}, resuming goes on from it"
+        )
 
     def _save(self) -> None:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
         if self.folder is None or self._saved_at == self._batches:
             return
-        held = list(self._payloads.values())
-        described, payloads = checkpoint.pack_generations([payload.generation for payload in held])
+        rollouts, payloads = self.roller.state()
         state = {
             "identity": self._identity,
             "allocator": self.allocator.state_dict(),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
-            "payloads": described,
-            "prompts": [payload.prompt for payload in held],
-            "metrics_bytes": checkpoint.metrics_written(self.folder),
+            "optimizer_steps": self.updater.steps,
+            "rollouts": rollouts,
+            "written": checkpoint.bytes_written(self.folder),
         }
         model = self.policy.model
         tensors = {
             "weights": checkpoint.weights(model),
-            "optimizer": checkpoint.moments(model, self.optimizer),
+            "optimizer": checkpoint.moments(model, self.updater.optimizer),
             "payloads": payloads,
         }
         checkpoint.save(self.folder, self._batches, state, tensors, keep=self.settings.keep_checkpoints)
         self._saved_at = self._batches
+        self._report()
 
     def _ask_to_stop(self) -> None:
         self._asked_to_stop = True
@@ -335,7 +375,8 @@ class Trainer:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
-        settings = {name: value for name, value in describe(self.settings).items() if name not in (*SAVING, *_ENDING)}
+        may_differ = (*SAVING, *_ENDING, *_MEMORY)
+        settings = {name: value for name, value in describe(self.settings).items() if name not in may_differ}
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         return {
@@ -345,268 +386,102 @@ class Trainer:
             if heldout is None
             else {"prompts": _digest(heldout.prompts), "answers": _sha(heldout.answers)},
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
+            "reference": self.updater.reference_digest(),
         }
-
-    # -------------------------------------------------------------------------------------------------------- rollouts
-
-    def _roll_out(self, actions: Actions) -> list[Event]:
-        """Generate and score everything ordered.
-
-        Where a stage has a stop rule, what ended is told and the core is asked what to stop while the rest is generated; a
-        batch that it returns then stays `outstanding`.
-
-        Returns:
-            What happened and is not told yet.
-        """
-        orders = list(_joined(actions.generate))
-        prompt_of = {rollout: order.prompt for order in orders for rollout in order.rollouts}
-        requests = [Request(order.prompt, self.train.tokens[order.prompt], order.rollouts) for order in orders]
-        events: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        if all(self.allocator.recipe.stages[order.stage].stop is None for order in orders):
-            made = self._generate(requests, self.settings.sampling, self.settings.seed)
-            return events + self._scored(made, prompt_of)
-        self.allocator.tell(events)
-        running = len(prompt_of)
-
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
-            nonlocal running
-            running -= len(ended)
-            self.allocator.tell(self._scored(ended, prompt_of))
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = self.allocator.ask(capacity=0)
-            self._release(meanwhile)
-            return meanwhile.cancel
-
-        policy, settings = self.policy, self.settings
-        stream(
-            policy.model,
-            requests,
-            settings.sampling,
-            on_finished,
-            eos_ids=policy.eos_ids,
-            pad_id=policy.pad_id,
-            seed=settings.seed,
-        )
-        return []
-
-    def _scored(self, generations: Sequence[Generation], prompt_of: dict[int, int]) -> list[Event]:
-        """Score what was generated, keep what has a score, and say what happened to each."""
-        version = self.allocator.version
-        events: list[Event] = [Cancelled(made.rollout, len(made.tokens)) for made in generations if made.cancelled]
-        ended = [made for made in generations if not made.cancelled]
-        outcomes = self._score(self.train, [(prompt_of[made.rollout], made) for made in ended])
-        for made, outcome in zip(ended, outcomes, strict=True):
-            tokens = len(made.tokens)
-            if isinstance(outcome, Scored):
-                self._payloads[made.rollout] = _Payload(prompt_of[made.rollout], made)
-                self._waves.append((outcome.reward, outcome.metric, made.truncated))
-                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
-                events.append(done)
-            else:
-                self._count_unscored(outcome.reason)
-                events.append(Failed(made.rollout, outcome.reason, tokens))
-        return events
-
-    def _count_unscored(self, reason: str) -> None:
-        if reason not in self._unscored and len(self._unscored) >= _REASONS:
-            reason = _OTHER_REASONS
-        self._unscored[reason] = self._unscored.get(reason, 0) + 1
-
-    def _generate(self, requests: Sequence[Request], sampling: Sampling, seed: int) -> list[Generation]:
-        policy = self.policy
-        return generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-
-    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
-        given = prompts.prompt_set
-        return self.scorer.score(
-            [
-                Sample(
-                    data_source=given.sources[prompt],
-                    completion=self.policy.text(generation.tokens),
-                    ground_truth=given.ground_truths[prompt],
-                    extra_info=given.extra_infos[prompt],
-                )
-                for prompt, generation in made
-            ]
-        )
 
     # -------------------------------------------------------------------------------------------------------- updates
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        proximal = self._proximal(batch)
-        figures = [self._step(rows, proximal) for rows in self._mini_batches(batch)]
+        figures = self.updater.update(batch, self.roller.generations)
         self._batches += 1
         groups = len({row.group for row in batch.rows})
         self._barren_groups = 0 if any(row.advantage for row in batch.rows) else self._barren_groups + groups
         self.allocator.tell([Updated(batch.version + 1)])
+        seconds = time.perf_counter() - started
+        self._seconds += seconds
+        self._made = self._spent()
         ages = [batch.version - row.version for row in batch.rows]
         self._write(
             {
                 "kind": "batch",
                 "batch": self._batches,
-                **self._spent(),
-                **self._wave_figures(),
+                **self._made,
+                **self.roller.figures(),
                 "rows": len(batch.rows),
                 "groups": groups,
                 "short_because": batch.short_because,
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
-                "loss": float(np.mean([step["loss"] for step in figures])),
-                "grad_norm": float(np.mean([step["grad_norm"] for step in figures])),
-                "clip_fraction": float(np.mean([step["clip_fraction"] for step in figures])),
-                "steps_in_batch": len(figures),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "update_seconds": round(time.perf_counter() - started, 4),
+                "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
+                **self.allocator.away(),
+                **figures,
+                "update_seconds": round(seconds, 4),
             }
         )
 
-    def _mini_batches(self, batch: Batch) -> Iterator[list[Row]]:
-        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
-        parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Row]] = {}
-        for row in batch.rows:
-            by_group.setdefault(row.group, []).append(row)
-        units = list(by_group.values()) if len(by_group) >= parts else [[row] for row in batch.rows]
-        if len(units) < parts:
-            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", batch.version).permutation(len(units))
-        for part in np.array_split(order, min(parts, len(units))):
-            yield [row for unit in part.tolist() for row in units[unit]]
-
-    def _proximal(self, batch: Batch) -> dict[int, Tensor]:
-        """Log-probabilities of stale rows under the weights before the first step; fresh rows keep their sampler's."""
-        stale = [row for row in batch.rows if row.version < batch.version and row.advantage]
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for rows in _chunks(stale, self.settings.rows_per_forward):
-                logprobs_BT, mask_BT = self._logprobs(rows)
-                found |= {row.rollout: l_T[m_T] for row, l_T, m_T in zip(rows, logprobs_BT, mask_BT, strict=True)}
-        return found
-
-    def _step(self, rows: list[Row], proximal: dict[int, Tensor]) -> dict[str, float]:
-        """One optimizer step on the mean loss over the tokens of a mini-batch.
-
-        A row without advantage has no gradient: its tokens count in the mean, but it needs no forward pass.
-        """
-        tokens = sum(len(self._payloads[row.rollout].generation.tokens) for row in rows)
-        self.optimizer.zero_grad(set_to_none=False)
-        loss_sum, clipped = 0.0, 0
-        for chunk in _chunks([row for row in rows if row.advantage], self.settings.rows_per_forward):
-            loss, outside = self._loss(chunk, proximal)
-            (loss / tokens).backward()
-            loss_sum += loss.item()
-            clipped += outside
-        parameters = list(self.policy.model.parameters())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-        if not isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient's norm is {norm} in optimizer step {self._steps + 1}: the training diverged; "
-                "try a smaller learning rate"
-            )
-        self._warm_up()
-        self.optimizer.step()
-        self._steps += 1
-        return {"loss": loss_sum / tokens, "grad_norm": norm, "clip_fraction": clipped / tokens}
-
-    def _loss(self, rows: list[Row], proximal: dict[int, Tensor]) -> tuple[Tensor, int]:
-        """Summed loss of some rows, and how many of their tokens are outside the clip range."""
-        logprobs_BT, mask_BT = self._logprobs(rows)
-        behaviour_BT, proximal_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(logprobs_BT)
-        for at, row in enumerate(rows):
-            sampled_T = torch.from_numpy(self._payloads[row.rollout].generation.logprobs).to(logprobs_BT)
-            behaviour_BT[at, : len(sampled_T)] = sampled_T
-            proximal_BT[at, : len(sampled_T)] = proximal.get(row.rollout, sampled_T)
-        column = [
-            torch.tensor([getattr(row, name) for row in rows]).to(logprobs_BT) for name in ("advantage", "weight")
-        ]
-        clip = self.settings.clip
-        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, column[0], column[1], clip)
-        ratio_BT = (logprobs_BT.detach() - proximal_BT).exp()
-        outside_BT = (ratio_BT < 1 - clip.low) | (ratio_BT > 1 + clip.high)
-        return (losses_BT * mask_BT).sum(), int((outside_BT & mask_BT).sum())
-
-    def _logprobs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        return completion_logprobs(
-            self.policy.model,
-            [self.train.tokens[row.prompt] for row in rows],
-            [self._payloads[row.rollout].generation.tokens for row in rows],
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
-        )
-
-    def _warm_up(self) -> None:
-        share = min(1.0, (self._steps + 1) / max(1, self.settings.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * share
-
     # ------------------------------------------------------------------------------------------------------ evaluation
 
-    def _evaluate_if_due(self) -> None:
-        """Evaluate at the first batch after each multiple of `eval_every` rollouts paid."""
-        last = self._evaluated_at or 0
-        if self.allocator.paid // self.settings.eval_every > last // self.settings.eval_every:
-            self._evaluate()
+    def _evaluate_until(self, rollouts: int) -> None:
+        """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""
+        while self.heldout is not None and self._next_at <= rollouts:
+            self._evaluate(self._next_at)
+            self._next_at += self.settings.eval_every
 
-    def _evaluate(self) -> None:
-        """Held-out accuracy: exact where each prompt has a single right answer, else the mean metric of samples."""
-        if self.heldout is None or self._evaluated_at == self.allocator.paid:
+    def _evaluate(self, at: int | None = None) -> None:
+        """Write the held-out accuracy of the weights, beside what was paid when they were made.
+
+        Args:
+            at: the grid point; None: the last evaluation of the run.
+        """
+        if self.heldout is None:
             return
-        self._evaluated_at = self.allocator.paid
-        started = time.perf_counter()
-        exact = self.heldout.answers is not None
-        accuracy, error, unscored = self._exact(self.heldout) if exact else self._sampled(self.heldout)
-        if accuracy is None:
-            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", unscored)
-        else:
-            self._accuracies.append(accuracy)
+        started, version = time.perf_counter(), self.allocator.version
+        if self._evaluated is None or self._evaluated[0] != version:
+            self._evaluated = version, self._measure(self.heldout)
+        found = self._evaluated[1]
+        if at is not None and found.accuracy is not None and [version] != [known for known, _ in self._accuracies[-1:]]:
+            self._accuracies.append((version, found.accuracy))
         line = {
             "kind": "eval",
-            **self._spent(),
-            "accuracy": accuracy,
-            "standard_error": error,
-            "eval_unscored": unscored,
+            **self._made,
+            "at": at,
+            "accuracy": found.accuracy,
+            "standard_error": found.standard_error,
+            "eval_unscored": found.unscored,
         }
         self._write(line | {"eval_seconds": round(time.perf_counter() - started, 4)})
 
-    def _exact(self, heldout: HeldOut) -> tuple[float, float, int]:
-        p_N = exact_success(
-            self.policy.model,
-            heldout.prompts.tokens,
-            heldout.answers or (),
-            pad_id=self.policy.pad_id,
-            temperature=self.settings.sampling.temperature,
+    def _measure(self, heldout: HeldOut) -> Evaluation:
+        """Evaluate the weights as they are."""
+        settings = self.settings
+        found = evaluate(
+            self.policy,
+            heldout,
+            self._score,
+            sampling=settings.sampling,
+            samples=settings.eval_samples,
+            seed=settings.seed,
         )
-        accuracy = float(p_N.mean())
-        if not isfinite(accuracy):
+        if found.accuracy is None:
+            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
+        elif not isfinite(found.accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {accuracy} after {self._steps} optimizer steps: the weights diverged; "
-                "try a smaller learning rate"
+                f"the held-out accuracy is {found.accuracy} after {self.updater.steps} optimizer steps: the "
+                "weights diverged; try a smaller learning rate"
             )
-        return accuracy, 0.0, 0
+        return found
 
-    def _sampled(self, heldout: HeldOut) -> tuple[float | None, float | None, int]:
-        """Mean over prompts of their mean metric, its standard error over prompts, and the samples without a score."""
-        prompts, each = heldout.prompts, self.settings.eval_samples
-        requests = [
-            Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
-            for prompt, tokens in enumerate(prompts.tokens)
-        ]
-        # A seed of its own, the same at every evaluation: differences between evaluations are the model's.
-        seed = int(rng(self.settings.seed, "evaluation").integers(2**31))
-        made = self._generate(requests, self.settings.sampling, seed)
-        outcomes = self._score(prompts, [(generation.rollout // each, generation) for generation in made])
-        metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
-        metrics_NE = np.array(metrics).reshape(-1, each)
-        unscored = int(np.isnan(metrics_NE).sum())
-        scored_N = ~np.isnan(metrics_NE).all(axis=1)
-        mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
-        if not mean_N.size:
-            return None, None, unscored
-        error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
-        return float(mean_N.mean()), error, unscored
+    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
+        """The outcomes of held-out samples, which may hang by the hundred; given up when the run is asked to stop."""
+        future = self.roller.submit(prompts, made)
+        while not future.done():
+            if self._asked_to_stop:
+                future.cancel()
+                raise _Interrupted
+            wait([future], _POLITE_S)
+        return future.result()
 
     # --------------------------------------------------------------------------------------------------------- figures
 
@@ -614,21 +489,24 @@ class Trainer:
         return {
             "rollouts_paid": self.allocator.paid,
             "tokens_paid": self.allocator.tokens_paid,
-            "optimizer_steps": self._steps,
+            "optimizer_steps": self.updater.steps,
             "version": self.allocator.version,
             "epoch": self.allocator.epoch,
             "seconds": round(self._seconds, 3),
             "accounts": self.allocator.accounts(),
-            "unscored": dict(self._unscored),
+            "unscored": dict(self.roller.unscored),
+            "prompts": self.allocator.ledger.counts(),
         }
 
-    def _wave_figures(self) -> dict[str, float | None]:
-        """Means over everything generated since the last batch, trained on or not: a filtered mean would mislead."""
-        waves, self._waves = self._waves, []
-        if not waves:
-            return {"reward_mean": None, "metric_mean": None, "truncated": None}
-        means = np.mean(np.array(waves, np.float64), axis=0).tolist()
-        return dict(zip(("reward_mean", "metric_mean", "truncated"), means, strict=True))
+    def _quarantined(self) -> list[str]:
+        """Keys of the prompts whose rollouts always failed."""
+        return [self.train.prompt_set.keys[prompt] for prompt in self.allocator.quarantined()]
+
+    def _report(self) -> None:
+        """Write what scoring was like since this process began, and which prompts it has given up."""
+        assert self.folder is not None
+        report = self.scorer.report() | {"quarantined": self._quarantined()}
+        checkpoint.write_whole(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
@@ -636,15 +514,6 @@ class Trainer:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
-
-
-def _joined(orders: Sequence[Order]) -> Iterator[Order]:
-    """Orders of the same prompt as one, so that they share a prefill."""
-    by_group: dict[int, Order] = {}
-    for order in orders:
-        before = by_group.get(order.group)
-        by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
-    yield from by_group.values()
 
 
 @contextmanager
@@ -660,6 +529,10 @@ def _sigterm_asks(ask: Callable[[], None], *, when: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name != "prompts"}
+
+
 def _digest(prompts: EncodedPrompts) -> str:
     given = prompts.prompt_set
     return _sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
@@ -667,8 +540,3 @@ def _digest(prompts: EncodedPrompts) -> str:
 
 def _sha(value: Any) -> str:
     return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]
-
-
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    for start in range(0, len(rows), size):
-        yield list(rows[start : start + size])

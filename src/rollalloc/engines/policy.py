@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from errno import ENOENT
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +46,12 @@ class Policy:
             device: "cpu", "cuda", "cuda:1" ...; default: a GPU where there is one.
 
         Raises:
+            FileNotFoundError: the name is a path, and there is no folder.
             OSError: no such model, or no safetensors in it.
             ValueError: a folder without a model, a tokenizer without an end-of-sequence token, or a model that does not say
                 how long its context is.
         """
+        name = _found(name)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         # The model first: where there is none, its error is the one that says so.
         model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
@@ -77,6 +83,39 @@ class Policy:
     def answer(self, text: str) -> tuple[int, ...]:
         """A right answer as the token ids of a completion, end of sequence included."""
         return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+
+
+def computing(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """A context in which a model computes in that precision; its weights and their gradients stay in float32.
+
+    Leave it before the weights change: it keeps their casts.
+
+    Args:
+        device: the model's.
+        precision: "fp32"; "bf16", that is PyTorch's autocast; "auto": bf16 on a GPU that has it, else fp32.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device, precision))
+
+
+def in_bf16(device: torch.device, precision: Precision) -> bool:
+    """Whether a model on that device computes in bfloat16."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def _found(name: str | Path) -> str:
+    """A model's name on the hub as it is, or its folder with ~ expanded.
+
+    Raises:
+        FileNotFoundError: it can only be a folder, and there is none; the hub would answer that it is no name.
+    """
+    text = str(name)
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
+    if is_path and not path.is_dir():
+        raise FileNotFoundError(
+            ENOENT, "there is no such folder; give that of a model, or a model's name on the hub", str(path)
+        )
+    return str(path) if is_path else text
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:

@@ -35,11 +35,14 @@ class Sampling:
     """How to sample.
 
     Attributes:
-        max_new_tokens: tokens of a rollout, EOS included, at least 1.
+        max_new_tokens: tokens of a rollout, the one that ends it included, at least 1.
         temperature: divides the logits, above 0.
         top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1]; 1 keeps all.
         top_k: keep this many most likely tokens (more where the last one ties); 0 keeps all. Applied before `top_p`.
-        max_rows: rollouts in the batch at once, at least 1; it bounds the key-value cache. The rest wait their turn.
+        max_rows: rollouts in the batch at once, at least 1. The rest wait their turn.
+        kv_tokens: tokens in the key-value cache at once, as if each rollout of a wave had the longest prompt there and
+            `max_new_tokens`; at least 1. The rest wait their turn. None: only `max_rows` bounds the cache.
+        stop_ids: tokens that end a rollout besides EOS, each in the vocabulary; they stay in the text.
 
     Raises:
         ValueError: a value out of its range.
@@ -50,14 +53,18 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     max_rows: int = 1024
+    kv_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         ranges = {
             "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
             "temperature": (0 < self.temperature < float("inf"), "above 0 and finite (greedy decoding is top_k=1)"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps every token)"),
             "max_rows": (self.max_rows >= 1, "at least 1"),
+            "kv_tokens": (self.kv_tokens is None or self.kv_tokens >= 1, "at least 1, or None"),
         }
         for name, (holds, expected) in ranges.items():
             if not holds:
@@ -88,7 +95,7 @@ class Generation:
         tokens: generated token ids, EOS included where it was sampled.
         logprobs: float32 log-probability of each token under the distribution it was drawn from, that is after
             temperature, top-k and top-p.
-        truncated: True where the length limit came before an EOS.
+        truncated: True where the length limit came before an EOS or another token that ends a rollout.
         cancelled: True where it was stopped before either; the tokens are those so far, none where it had not begun.
     """
 
@@ -141,16 +148,20 @@ def stream(
     The model runs in eval mode without gradients; afterwards its mode is what it was. Where CUDA's memory does not suffice,
     a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
 
+    The same requests in the same waves give the same tokens, bit by bit. In other company a rollout's draws are the same,
+    but a matrix product of another shape may round otherwise, and where two tokens are all but equally near to the draw the
+    other one may come; `benchmarks/sampler.py` reports how often.
+
     Args:
         on_finished: called after each decoding step in which rollouts ended, with those; returns the rollouts to stop.
             They are handed over in a call of their own, `cancelled`, and may name others. Called in inference mode.
-        eos_ids: tokens that end a rollout, each in the vocabulary.
+        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do, each in the vocabulary.
         pad_id: any id in the vocabulary; what stands there is masked.
         seed: of the run.
 
     Raises:
         ValueError: a rollout requested twice, or to be stopped and not requested; an empty prompt, or an EOS outside the
-            vocabulary.
+            vocabulary; `kv_tokens` too few for one rollout.
         FloatingPointError: the model's logits are not numbers.
         torch.cuda.OutOfMemoryError: the memory does not suffice for one rollout.
     """
@@ -164,13 +175,15 @@ def stream(
             f"each rollout may be requested once, got {twice} {times} times; it would draw the same tokens"
         )
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
-    ends_V = _lookup(eos_ids, model.config.get_text_config().vocab_size)
+    ends_V = _lookup((*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
     open_R = np.ones(len(rollout_R), bool)  # not handed over yet
+    tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
     width = sampling.max_rows
     with evaluating(model):
         while open_R.any():
             now_B = np.flatnonzero(open_R)[:width]
+            now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling.kv_tokens)]
             present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
             prompts = [by_length[index].tokens for index in present]
             wave = _Wave(
@@ -193,6 +206,19 @@ def stream(
                             f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
                         )
                     ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
+
+
+def _rows_that_fit(tokens_B: NDArray[np.int64], kv_tokens: int | None) -> int:
+    """How many of these rows, in ascending order of length, a cache of so many tokens holds."""
+    if kv_tokens is None:
+        return len(tokens_B)
+    if tokens_B[0] > kv_tokens:
+        raise ValueError(
+            f"kv_tokens must hold at least one rollout, prompt and max_new_tokens, that is {tokens_B[0]} tokens, got "
+            f"{kv_tokens}"
+        )
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row is as long as the longest, which is the last
+    return int(np.searchsorted(held_B, kv_tokens, side="right"))
 
 
 def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray[np.uint64]:

@@ -39,12 +39,16 @@ class Sample:
         completion: the generated text, whatever characters it holds.
         ground_truth: what the prompt set holds for the prompt.
         extra_info: likewise.
+        tokens: length of the completion, where it is known; for `Shaped`, the function does not see it.
+        name: what a report calls the sample, as "gsm8k/17#3"; the function does not see it.
     """
 
     data_source: str
     completion: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    tokens: int | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,15 @@ def load_reward(path: str) -> RewardFunction:
     """Finds a reward function by its path.
 
     Args:
-        path: `package.module:function`, or `file.py:function`, the file relative to the working directory.
+        path: `package.module:function`, or `file.py:function`, the file relative to the working directory. A
+            `frameworks.Reward` stands for the function that it wraps.
 
     Raises:
         ValueError: the path is not of that form.
         FileNotFoundError: there is no such file.
         ImportError: the module cannot be found, or what it imports cannot.
         AttributeError: the module has no such name.
-        TypeError: what has that name cannot be called.
+        TypeError: what has that name cannot be called, or wraps more than a function.
     """
     location, colon, name = path.rpartition(":")
     if not (location and colon and name):
@@ -91,7 +96,7 @@ def load_reward(path: str) -> RewardFunction:
     function = getattr(module, name)
     if not callable(function):
         raise TypeError(f"reward {path!r} must be a function, got {short(function)}; name one that can be called")
-    return function
+    return getattr(function, "bare_function", function)
 
 
 def score_sample(function: RewardFunction, sample: Sample) -> Outcome:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, make_once, write_splits
-from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell
+from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
 __all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "prepare"]
 
@@ -139,7 +139,7 @@ def prepare(folder: Path, pool: str = "late", config: Config = Config()) -> Task
 
     def make_model(to: Path) -> None:
         rng = np.random.default_rng([config.seed, 0])
-        save_warm_model(to, skills.words, config.warm_up, partial(skills.noisy_examples, rng))
+        save_warm_model(to, word_tokenizer(skills.words), config.warm_up, partial(skills.noisy_examples, rng))
 
     def make_pool(to: Path) -> None:
         sizes = {"train": config.train, "heldout": config.heldout}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, make_once, write_splits
-from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell
+from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
 __all__ = ["Config", "compute_score", "prepare"]
 
@@ -52,7 +52,7 @@ def prepare(folder: Path, config: Config = Config()) -> TaskFiles:
     def make_model(to: Path) -> None:
         rng = np.random.default_rng([config.seed, 0])
         words = spell("s", np.arange(config.symbols)).split()
-        save_warm_model(to, words, config.warm_up, partial(_examples, config.symbols, rng))
+        save_warm_model(to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng))
 
     def make_prompts(to: Path) -> None:
         sizes = {"train": config.train, "heldout": config.heldout}

@@ -1,8 +1,10 @@
-"""Tiny language models over a vocabulary of whole words, and their supervised warm-up."""
+"""Tiny language models over a vocabulary of words, or of phrases and characters, and their supervised warm-up."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rollalloc.engines.likelihood import completion_logprobs
@@ -55,6 +57,29 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     vocabulary = {word: index for index, word in enumerate([PAD, EOS, SEPARATOR, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _fast(tokenizer)
+
+
+def character_tokenizer(prompts: Sequence[str], answers: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Tokenizer with one token a character, white space included, and one for each word that most prompts have.
+
+    So a task's fixed phrases are short, what varies is spelled, and text comes back as it was.
+
+    Args:
+        prompts: that hold, together with the answers, every character there is.
+        answers: all of them.
+    """
+    counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
+    common = sorted(word for word, count in counts.items() if 2 * count > len(prompts) and len(word) > 1)
+    vocabulary = [PAD, EOS, *common, *sorted(set("".join([*prompts, *answers])))]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}))
+    whole = "|".join(word if word[0] == " " else f"(?<![A-Za-z]){word}" for word in common) or "(?!)"
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"(?:{whole})(?![A-Za-z])|[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _fast(tokenizer)
+
+
+def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -64,19 +89,34 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Llama with tied embeddings and no dropout, in float32 and with about 150,000 parameters.
+@dataclass(frozen=True)
+class Shape:
+    """Of a tiny Llama; as it is, about 150,000 parameters with a vocabulary of some hundred tokens.
+
+    Attributes:
+        hidden: width, a multiple of 32.
+        layers: number of them.
+        context: tokens of a prompt and its completion at most.
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    context: int = 64
+
+
+def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> LlamaForCausalLM:
+    """Llama with tied embeddings and no dropout, in float32.
 
     Llama, because for some families (Qwen2 among them) `AutoTokenizer` ignores the tokenizer class saved with a model.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=256,
-        num_hidden_layers=2,
+        hidden_size=shape.hidden,
+        intermediate_size=4 * shape.hidden,
+        num_hidden_layers=shape.layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         # About 1/√hidden: from the usual 0.02, tied embeddings this narrow take three times as many steps.
         initializer_range=0.1,
@@ -87,20 +127,27 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def save_warm_model(folder: Path, words: Sequence[str], warm_up: WarmUp, draw: Callable[[int], Examples]) -> None:
+def save_warm_model(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    warm_up: WarmUp,
+    draw: Callable[[int], Examples],
+    shape: Shape = Shape(),
+) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
     The same arguments give the same weights: the seed is the warm-up's own, and one thread keeps the order of sums.
 
     Args:
         folder: where both are saved, for `from_pretrained`.
-        words: the vocabulary, special tokens left out.
+        tokenizer: of prompts and answers.
+        warm_up: the training.
         draw: number of examples → prompts and answers as text, EOS left out.
+        shape: of the model.
     """
-    tokenizer = word_tokenizer(words)
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(warm_up.seed)
-        model = tiny_model(tokenizer)
+        model = tiny_model(tokenizer, shape)
         supervise(model, tokenizer, warm_up, draw)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -120,7 +167,7 @@ def supervise(
         logprobs_BT, mask_BT = completion_logprobs(
             model,
             tokenizer(prompts)["input_ids"],
-            tokenizer([f"{answer} {EOS}" for answer in answers])["input_ids"],
+            [[*ids, EOS_ID] for ids in tokenizer(answers)["input_ids"]],
             pad_id=PAD_ID,
         )
         optimizer.zero_grad()

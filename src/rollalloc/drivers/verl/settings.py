@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import Any
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.named import make_recipe, parameters_of, refuse_unknown
-from rollalloc.recipes import grpo, mix
+from rollalloc.recipes import grpo
 from rollalloc.rules.prompts import AsOffered, Shuffled
 
 SECTION = "trainer.v1.rollalloc"
@@ -85,13 +84,11 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
         if parameter in given:
             raise ValueError(f"{SECTION}.{parameter} is verl's own {key}; set it there")
     own = {field.name: given.pop(field.name) for field in fields(Settings) if field.name in given}
-    names = [part.strip() for part in name.split("+")]
-    known = {part: parameters_of(part) for part in names}
-    takes = [parameter for part in names for parameter in known[part] if parameter not in _VERL_KEYS]
+    known = parameters_of(name)
+    takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
     refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(Settings)][1:]]))
     available = given | {"groups": groups, "n": n}
-    made = [make_recipe(part, {key: available[key] for key in known[part] if key in available}) for part in names]
-    recipe = reduce(mix, made)
+    recipe = make_recipe(name, {key: available[key] for key in known if key in available})
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"

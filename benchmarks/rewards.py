@@ -1,0 +1,175 @@
+"""Rewards: what their safety costs against a bare loop over math-verify, and what 50 hostile answers among 1,000 do.
+
+The first part times the same checks twice in one run: math-verify in this process's main thread, as its documentation
+calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts; its limits
+are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from math_verify import parse, verify
+
+from rollalloc.rewards.function import Sample, Scored
+from rollalloc.rewards.math import MathVerify
+from rollalloc.rewards.scorers import WorkerScorer
+
+_verify = MathVerify(timeout_s=2)
+KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
+
+
+def reward(**sample: Any) -> float:
+    """math-verify under a short limit, in a process that some answers kill or hold up for ever."""
+    if KILL in sample["solution_str"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if SPIN in sample["solution_str"]:
+        return 9**9**9**9
+    return _verify(**sample)
+
+
+def _integer(draw: random.Random) -> tuple[str, str, str]:
+    number = draw.randrange(-999, 99_999)
+    return str(number), f"{number:,}", str(number + 1)
+
+
+def _fraction(draw: random.Random) -> tuple[str, str, str]:
+    above, below = draw.randrange(1, 999), draw.randrange(2, 99)
+    return rf"\frac{{{above}}}{{{below}}}", f"{2 * above}/{2 * below}", rf"\frac{{{above + 1}}}{{{below}}}"
+
+
+def _root(draw: random.Random) -> tuple[str, str, str]:
+    factor, inside = draw.randrange(2, 30), draw.choice([2, 3, 5, 6, 7])
+    return rf"{factor}\sqrt{{{inside}}}", rf"\sqrt{{{factor**2 * inside}}}", rf"{factor + 1}\sqrt{{{inside}}}"
+
+
+def _square(draw: random.Random) -> tuple[str, str, str]:
+    shift = draw.randrange(1, 99)
+    return f"(x+{shift})^2", f"x^2+{2 * shift}x+{shift**2}", f"x^2+{shift}x+{shift**2}"
+
+
+def _pair(draw: random.Random) -> tuple[str, str, str]:
+    first, second = draw.randrange(-99, 99), draw.randrange(100, 999)
+    return rf"\{{{first}, {second}\}}", rf"\{{{second}, {first}\}}", rf"\{{{second}, {first + 1}\}}"
+
+
+def ordinary(count: int, seed: int) -> list[tuple[Sample, bool]]:
+    """Checks of five kinds in turn, half of them right, each with whether it is."""
+    draw = random.Random(seed)
+    kinds: Sequence[Callable[[random.Random], tuple[str, str, str]]] = (_integer, _fraction, _root, _square, _pair)
+    checks: list[tuple[Sample, bool]] = []
+    for index in range(count):
+        truth, right, wrong = kinds[index % len(kinds)](draw)
+        is_right = draw.random() < 0.5
+        text = f"We solve for it step by step. {'So it goes. ' * 30}Hence \\boxed{{{right if is_right else wrong}}}."
+        checks.append((Sample("math", text, truth, {"index": index}, name=f"ordinary/{index}"), is_right))
+    return checks
+
+
+def hostile() -> list[Sample]:
+    """50 answers of ten kinds that hang, kill, flood or confuse."""
+    kinds = {
+        "exponent tower": [r"\boxed{9^{9^{9^{9}}}}", "9**9**9**9", r"\boxed{2^{3^{4^{5^{6}}}}}"],
+        "huge factorial": [r"\boxed{(10^{9})!}", r"\boxed{99999999!}"],
+        "long product": [r"\boxed{\prod_{i=1}^{1000000} (x+i)}", r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"],
+        "gigabyte repeat": ["x" * 2**30],
+        "megabyte repeat": [r"\boxed{" + "1+" * 400_000 + "1}", "$" * 900_000],
+        "deep braces": [r"\boxed{" + "{" * 10_000 + "1" + "}" * 10_000 + "}", r"\boxed{" * 50_000],
+        "deep fractions": [r"\boxed{" + r"\frac{1}{" * 3_000 + "1" + "}" * 3_000 + "}"],
+        "null bytes": ["\0" * 1000 + r"\boxed{\0}", "\0"],
+        "broken UTF-8": [b"\xff\xfe\\boxed{\xed\xa0\x80".decode("utf-8", "surrogateescape") + "}", "\ud800\udfff"],
+        "lost worker": [KILL, SPIN],
+    }
+    return [
+        Sample("math", texts[index % len(texts)], "4", {"index": index}, name=f"{kind}/{index}")
+        for kind, texts in kinds.items()
+        for index in range(5)
+    ]
+
+
+def time_bare(samples: Sequence[Sample]) -> tuple[float, list[bool]]:
+    start = time.perf_counter()
+    answers = [verify(parse(f"\\boxed{{{sample.ground_truth}}}"), parse(sample.completion)) for sample in samples]
+    return time.perf_counter() - start, answers
+
+
+def time_workers(samples: Sequence[Sample], workers: int) -> tuple[float, list[bool]]:
+    start = time.perf_counter()
+    with WorkerScorer("rollalloc.rewards.math:compute_score", workers=workers, cached=0) as scorer:
+        outcomes = scorer.score(samples)
+    seconds = time.perf_counter() - start
+    return seconds, [isinstance(outcome, Scored) and outcome.metric == 1.0 for outcome in outcomes]
+
+
+def measure_speed(count: int, repeats: int) -> None:
+    checks = ordinary(count, seed=0)
+    samples, truth = [sample for sample, _ in checks], [is_right for _, is_right in checks]
+    time_bare(samples[:20])  # imports
+    ratios: list[float] = []
+    for _ in range(repeats):
+        bare_s, bare_answers = time_bare(samples)
+        worker_s, worker_answers = time_workers(samples, workers=1)
+        ratios.append(worker_s / bare_s)
+        agreeing = sum(bare == ours for bare, ours in zip(bare_answers, worker_answers, strict=True))
+        wrong = sum(ours != is_right for ours, is_right in zip(worker_answers, truth, strict=True))
+        print(f"{count} checks: bare {bare_s:.2f} s, one worker {worker_s:.2f} s, ratio {ratios[-1]:.2f}; ", end="")
+        print(f"{agreeing} agree, {wrong} scored against the truth")
+    print(f"median ratio {statistics.median(ratios):.2f} (bar: at most 2)")
+
+
+def measure_hostile(workers: int) -> None:
+    checks = ordinary(950, seed=1)
+    truth = {sample.name: float(is_right) for sample, is_right in checks}
+    samples = [sample for sample, _ in checks] + hostile()
+    random.Random(2).shuffle(samples)
+    start = time.perf_counter()
+    with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, limit_s=5, cached=0) as scorer:
+        outcomes = scorer.score(samples)
+        report = scorer.report()
+    seconds = time.perf_counter() - start
+    misjudged = 0
+    fates: Counter[tuple[str, str]] = Counter()
+    for sample, outcome in zip(samples, outcomes, strict=True):
+        if sample.name in truth:
+            misjudged += outcome != Scored(truth[sample.name], truth[sample.name])
+        else:
+            fate = f"scored {outcome.metric:g}" if isinstance(outcome, Scored) else outcome.reason[:60]
+            fates[sample.name.partition("/")[0], fate] += 1
+    print(f"{len(samples)} answers, {sum(fates.values())} hostile, {workers} workers: {seconds:.0f} s")
+    print(f"ordinary answers misjudged or unscored: {misjudged} (bar: 0)")
+    for (kind, fate), number in fates.items():
+        print(f"  {kind}: {number} × {fate}")
+    print(f"workers lost: {len(report['lost'])}, slowest: {[entry['name'] for entry in report['slowest'][:3]]}")
+    here, children = (
+        resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    print(
+        f"peak memory: this process {here:.2f} GiB, of which 1 is the gigabyte repeat; largest worker {children:.2f} GiB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["speed", "hostile"])
+    parser.add_argument("--checks", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    if given.part == "speed":
+        measure_speed(given.checks, given.repeats)
+    else:
+        measure_hostile(given.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The shape that each recipe has for a given number of groups and of rollouts a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
+    """A recipe's parameters where every recipe is to have the same groups a batch and rollouts a group.
+
+    A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
+    chooses half of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three
+    batches' worth at a time.
+
+    Args:
+        recipe: a key of `rollalloc.named.RECIPES`.
+        groups: prompts in a batch, at least 1.
+        n: rollouts a group, even and at least 4, so that half of them is a group too.
+
+    Raises:
+        ValueError: an unknown recipe, or an n that cannot be halved.
+    """
+    if n < 4 or n % 2:
+        raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
+    half, ahead = n // 2, {"gen_groups": 3 * groups}
+    shapes: dict[str, dict[str, Any]] = {
+        "grpo": {"n": n},
+        "dapo": {"n": n, **ahead},
+        "dapo_carry": {"n": n, **ahead},
+        "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
+        "pods": {"n": n, "m": half},
+        "darts": {"shortest": n - 1, "longest": 1},
+        "racing": {"sizes_S": (half, n), **ahead},
+        "pilot_commit+pods": {"n_pilot": half, "n_commit": half, "m": half, **ahead},
+    }
+    if recipe not in shapes:
+        raise ValueError(f"{recipe} has no matched shape; there is one for {', '.join(shapes)}")
+    return {"groups": groups, **shapes[recipe]}

@@ -1,0 +1,208 @@
+"""Tasks of reasoning-gym: any of them by name, and a ladder that a model of some hundred thousand parameters climbs.
+
+A task's questions and answers are written to our prompt files once, each with the entry that its verifier needs. Its
+traps are met here. A wrong answer may get some marks: right is what gets full ones. A verifier may look for the answer
+in prose, or raise at what it does not expect: only what stands in `<answer>` tags counts, where there are any, and what
+it raises at is wrong. One that gives full marks for no answer, or none for its own, is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollalloc.bench.tasks.files import Problem, TaskFiles, make_once, write_splits
+from rollalloc.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
+from rollalloc.data.prompts import load_prompts
+
+__all__ = ["LADDER", "Config", "compute_score", "prepare"]
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rg/"
+_FULL = 1 - 1e-6  # marks
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NOT_ANSWERS = ("I do not know", "")
+_PROBED = 16  # questions on which the verifier is tried
+_WARM_UP_POOL = 65_536  # questions
+_DRAWS = 50  # for each prompt wanted, before a task is said to have too few
+_REFUSED = {"codeio": "its questions are not the same under the same seed"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A task of reasoning-gym, and the tiny model that is warmed up for it.
+
+    Attributes:
+        name: in reasoning-gym.
+        settings: of its generator, where not its own defaults.
+        single_answer: a question has one right answer, to the letter: the verifier is not asked, and accuracy is exact.
+        train: training prompts.
+        heldout: held-out prompts; none of them is seen in the warm-up.
+        warm_up: the supervised training of the initial model.
+        hidden: width of the model.
+        layers: of the model.
+        seed: of the questions.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    single_answer: bool = False
+    train: int = 4096
+    heldout: int = 512
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1000))
+    hidden: int = 64
+    layers: int = 2
+    seed: int = 13
+
+
+LADDER: dict[str, Config] = {}
+
+
+def config_of(task: str) -> Config:
+    """The configuration of `rg/NAME`: the ladder's, or the task as it comes.
+
+    Raises:
+        ValueError: no such task, or one that cannot be used.
+        ImportError: reasoning-gym is not installed.
+    """
+    name = task.removeprefix(PREFIX)
+    known = _gym().factory.DATASETS
+    if name not in known:
+        raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
+    if name in _REFUSED:
+        raise ValueError(f"{task} cannot be used: {_REFUSED[name]}")
+    return LADDER.get(task, Config(name))
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
+    """1.0 for a right answer, 0.0 for a wrong one.
+
+    Args:
+        data_source: "rg/NAME".
+        solution_str: the completion; where it has `<answer>` tags, what stands in the last of them.
+        ground_truth: the answer as reasoning-gym writes it.
+        extra_info: the prompt's, with `entry` and `single_answer`.
+    """
+    tagged = _ANSWER.findall(solution_str)
+    answer = (tagged[-1] if tagged else solution_str).strip()
+    if answer == ground_truth.strip():
+        return 1.0
+    if extra_info["single_answer"]:
+        return 0.0
+    return float(_marks(_dataset(data_source.removeprefix(PREFIX)), answer, json.loads(extra_info["entry"])) >= _FULL)
+
+
+def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
+    """Make the task's files, or find them made.
+
+    Args:
+        folder: holds the model and the prompts.
+        task: "rg/NAME".
+        config: instead of the task's own, for tests.
+
+    Raises:
+        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
+        was
+            made with another configuration.
+        ImportError: reasoning-gym is not installed.
+    """
+    config = config or config_of(task)
+
+    def make(to: Path) -> None:
+        _refuse_bad_verifier(task, config)
+        sizes = {"train": config.train, "heldout": config.heldout}
+        write_splits(to, sizes, partial(_problems, config), data_source=task, seed=config.seed)
+        prompts, answers = _warm_up_examples(config, frozenset(map(str, load_prompts(to / "heldout.parquet").prompts)))
+        files = load_prompts(to / "train.parquet", to / "heldout.parquet")
+        every_prompt, every_answer = [*prompts, *map(str, files.prompts)], [*answers, *map(str, files.ground_truths)]
+        tokenizer = character_tokenizer(every_prompt, every_answer)
+        longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
+        rng = np.random.default_rng([config.seed, 0])
+
+        def draw(count: int) -> Examples:
+            chosen = rng.integers(len(prompts), size=count)
+            return [prompts[index] for index in chosen], [answers[index] for index in chosen]
+
+        shape = Shape(config.hidden, config.layers, context=sum(longest) + 1)
+        save_warm_model(to / "model", tokenizer, config.warm_up, draw, shape)
+        (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
+
+    made = make_once(folder, config, make)
+    return TaskFiles(
+        model=made / "model",
+        train=made / "train.parquet",
+        heldout=made / "heldout.parquet",
+        reward=f"{__name__}:compute_score",
+        max_new_tokens=json.loads((made / "rollout.json").read_text())["max_new_tokens"],
+        single_answer=config.single_answer,
+    )
+
+
+def _problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+    """Different questions that are not taken; the drawn ones become taken."""
+    found: list[Problem] = []
+    for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
+        if entry["question"] in taken:
+            continue
+        taken.add(entry["question"])
+        extra = {"single_answer": config.single_answer, "entry": _packed(entry)}
+        found.append(Problem(entry["question"], entry["answer"], extra))
+        if len(found) == count:
+            return found
+    raise ValueError(
+        f"expected {count} more different questions of {config.name}, found {len(found)} in {_DRAWS * count}; "
+        "ask for fewer, or for harder ones"
+    )
+
+
+def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
+    """Questions that are not held out, with their answers."""
+    rng = np.random.default_rng([config.seed, 3])
+    entries = _dataset(config.name, _WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
+    kept = [(entry["question"], entry["answer"]) for entry in entries if entry["question"] not in heldout]
+    return [question for question, _ in kept], [answer for _, answer in kept]
+
+
+def _refuse_bad_verifier(task: str, config: Config) -> None:
+    dataset = _dataset(config.name, _PROBED, config.seed, **config.settings)
+    for written in dataset:
+        entry = json.loads(_packed(written))  # as the reward will see it
+        if not isinstance(entry["answer"], str) or _marks(dataset, entry["answer"], entry) < _FULL:
+            raise ValueError(f"{task} cannot be used: its verifier does not accept its own answer {entry['answer']!r}")
+        for text in _NOT_ANSWERS:
+            if _marks(dataset, text, entry) >= _FULL:
+                raise ValueError(f"{task} cannot be used: its verifier gives full marks to {text!r}")
+
+
+def _packed(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, default=str)
+
+
+def _marks(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+    try:
+        return float(dataset.score_answer(answer, entry))
+    except Exception as error:  # its own answer passed, so it is this one that it cannot read
+        log.debug("the verifier of %s raises at %r: %s", type(dataset).__name__, answer, error)
+        return 0.0
+
+
+@lru_cache
+def _dataset(name: str, size: int = 1, seed: int = 0, **settings: Any) -> Any:
+    return _gym().create_dataset(name, size=size, seed=seed, **settings)
+
+
+def _gym() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ImportError:
+        raise ImportError("tasks of reasoning-gym need the package; pip install rollalloc[tasks]") from None

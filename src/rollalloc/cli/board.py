@@ -1,0 +1,25 @@
+"""`rollalloc board`: all runs of a folder on a local page while they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def board(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.")] = Path("runs"),
+    port: Annotated[int, typer.Option(help="Of the page; 0: a free one.", min=0, max=65535)] = 0,
+) -> None:
+    """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
+    from rollalloc.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
+
+    console = Console(stderr=True)
+    with serve(folder, port) as server:
+        console.print(f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves", markup=False)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

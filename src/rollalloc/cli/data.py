@@ -1,0 +1,70 @@
+"""`rollalloc data prepare`: public sets as files to train and evaluate on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rollalloc.data.prepare import Prepared
+
+data = typer.Typer(help="Prepare data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@data.callback()
+def _group() -> None:
+    """A group of one command is still a group: `data prepare`, not `data`."""
+
+
+@data.command()
+def prepare(
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            help="deepmath, polaris, dapo17k, gsm8k, math500, aime24, aime25, amc23, minerva, olympiadbench."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("data"),
+    from_local: Annotated[
+        Path | None, typer.Option(help="Folder with the sets' own files, where there is no hub.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make files again that are there.")] = False,
+    ngram: Annotated[int, typer.Option(help="Words that overlapping questions share.")] = 13,
+) -> None:
+    """Write public sets as parquet in verl's schema, and count what training and evaluation sets share."""
+    from rollalloc.data.prepare import prepare as carry_out
+
+    console = Console(stderr=True)
+    with console.status("preparing") as status:
+        files = carry_out(
+            sets,
+            out,
+            local=from_local,
+            force=force,
+            ngram=ngram,
+            progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
+        )
+    console.print(_table(files, ngram))
+    console.print(f"the files are in {out}", markup=False)
+
+
+def _table(files: list[Prepared], ngram: int) -> Table:
+    shared = any(file.overlap for file in files)
+    table = Table(
+        caption=f"overlap: questions that share {ngram} words in a row with one of an evaluation set"
+        if shared
+        else None,
+        caption_justify="left",
+    )
+    for heading in ("file", "rows", "left out", *(("overlap",) if shared else ())):
+        table.add_column(heading, justify="right" if heading == "rows" else "left")
+    for file in files:
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in file.dropped.items())
+        overlap = ", ".join(f"{count:,} {name}" for name, count in file.overlap.items() if count)
+        name = f"{file.path.name}{' (was there)' if file.reused else ''}"
+        table.add_row(name, f"{file.rows:,}", left_out, *((overlap,) if shared else ()))
+    return table

@@ -1,0 +1,167 @@
+"""Public sets of mathematics: where each lies, what its columns mean, and its rows in verl's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from reprlib import repr as short
+from typing import Any, Literal
+
+INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
+
+Row = Mapping[str, Any]
+
+
+class NoAnswer(ValueError):
+    """A row without a final answer: nothing could score a rollout of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a row of a public set says.
+
+    Attributes:
+        index: unique within its set; None: the row's number is.
+        question: as it is asked, without instructions.
+        answer: the final answer alone.
+        about: further fields of verl's `extra_info`, e.g. `prior`.
+        prompt: the messages, where the set brings its own.
+    """
+
+    index: int | str | None
+    question: str
+    answer: str
+    about: Mapping[str, Any]
+    prompt: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One split of a public set, which becomes one file.
+
+    Attributes:
+        name: of the file.
+        hub: of the data set on the Hugging Face hub; also verl's `data_source`.
+        split: there.
+        use: "train" or "evaluation"; overlap is looked for between the two.
+        read: from a row to what it says.
+        config: of the data set on the hub.
+    """
+
+    name: str
+    hub: str
+    split: str
+    use: Literal["train", "evaluation"]
+    read: Callable[[Row], Problem]
+    config: str | None = None
+
+
+def to_verl(part: Part, number: int, problem: Problem) -> dict[str, Any]:
+    """A problem as a row in verl's schema.
+
+    Args:
+        part: it belongs to.
+        number: of the row, from 0; its index where the set has none.
+        problem: what the row says.
+    """
+    prompt = problem.prompt or (
+        {"role": "system", "content": ""},
+        {"role": "user", "content": f"{problem.question} {INSTRUCTION}"},
+    )
+    index = number if problem.index is None else problem.index
+    return {
+        "data_source": part.hub,
+        "prompt": [dict(message) for message in prompt],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        # Text in every set, so that files of several sets have one schema.
+        "extra_info": {"split": part.split, "index": str(index), **problem.about},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+
+
+def _deepmath(row: Row) -> Problem:
+    about = {"rating": f"{float(row['difficulty'])}/9.0"} if row.get("difficulty") is not None else {}
+    return Problem(row.get("original_index"), _text(row, "question"), _answer(row, "final_answer"), about)
+
+
+def _polaris(row: Row) -> Problem:
+    rate = row.get("difficulty")
+    return Problem(None, _text(row, "problem"), _answer(row, "answer"), {} if rate is None else _pass_rate(str(rate)))
+
+
+def _dapo(row: Row) -> Problem:
+    """Already in verl's schema; its prompts ask for the answer in words of their own and keep them."""
+    prompt = tuple(row["prompt"])
+    answer = _answer(row["reward_model"], "ground_truth")
+    return Problem(row["extra_info"]["index"], prompt[-1]["content"], answer, {}, prompt)
+
+
+def _gsm8k(row: Row) -> Problem:
+    _, marker, answer = _answer(row, "answer").rpartition("####")
+    if not marker:
+        raise NoAnswer("no #### in it")
+    return Problem(None, _text(row, "question"), answer.strip().replace(",", ""), {})
+
+
+def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], Problem]:
+    """A set whose columns need no more than their names; of several answer columns the first that is there counts."""
+
+    def read(row: Row) -> Problem:
+        named = next((name for name in answers if row.get(name) is not None), answers[0])
+        return Problem(None if index is None else row.get(index), _text(row, question), _answer(row, named), {})
+
+    return read
+
+
+def _text(row: Row, column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{column} must be text, got {short(value)}")
+    return value.strip()
+
+
+def _answer(row: Row, column: str) -> str:
+    """The column as text; the first of several answers."""
+    value = row[column]
+    if isinstance(value, (list, tuple)):
+        value = value[0] if value else None
+    if value is None or not str(value).strip():
+        raise NoAnswer(f"{column} is empty")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def _pass_rate(text: str) -> dict[str, Any]:
+    """A share of solved attempts, "3/8", which is a prior; a rating, "x/9.0", is not one."""
+    right, _, attempts = text.partition("/")
+    rate = float(right) / float(attempts or 1)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"difficulty must be a pass rate such as 3/8, got {text!r}")
+    return {"pass_rate": text, "prior": rate}
+
+
+_MATH = ("answer", "expected_answer")  # either is used, by one copy of a set or another
+
+SETS: Mapping[str, tuple[Part, ...]] = {
+    "deepmath": (Part("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
+    "polaris": (Part("polaris", "POLARIS-Project/Polaris-Dataset-53K", "train", "train", _polaris),),
+    "dapo17k": (Part("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo),),
+    "gsm8k": (
+        Part("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
+        Part("gsm8k_test", "openai/gsm8k", "test", "evaluation", _gsm8k, "main"),
+    ),
+    "math500": (Part("math500", "HuggingFaceH4/MATH-500", "test", "evaluation", _columns("problem", *_MATH)),),
+    "aime24": (
+        Part("aime24", "HuggingFaceH4/aime_2024", "train", "evaluation", _columns("problem", *_MATH, index="id")),
+    ),
+    "aime25": (Part("aime25", "math-ai/aime25", "test", "evaluation", _columns("problem", *_MATH, index="id")),),
+    "amc23": (Part("amc23", "math-ai/amc23", "test", "evaluation", _columns("question", *_MATH, index="id")),),
+    "minerva": (Part("minerva", "math-ai/minervamath", "test", "evaluation", _columns("question", *_MATH)),),
+    "olympiadbench": (
+        Part("olympiadbench", "math-ai/olympiadbench", "test", "evaluation", _columns("question", "final_answer")),
+    ),
+}

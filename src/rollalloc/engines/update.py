@@ -1,0 +1,238 @@
+"""The update: optimizer steps on a batch of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from rollalloc.core.events import Batch, Row
+from rollalloc.core.seeds import rng
+from rollalloc.engines.likelihood import Tokens, completion_logprobs
+from rollalloc.engines.loss import divergences, shares, token_losses
+from rollalloc.engines.policy import Policy, computing, in_bf16
+from rollalloc.engines.sampler import Generation
+
+if TYPE_CHECKING:
+    from rollalloc.engines.native import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Example:
+    """A row with what its loss needs; each tensor has one entry a token of the completion.
+
+    Attributes:
+        row: of the batch.
+        prompt: token ids.
+        tokens: of the completion.
+        behaviour_T: log-probabilities when it was sampled.
+        proximal_T: those under the weights before the batch's first step.
+        reference_T: those under the initial policy; None without a KL term.
+        share: of the row's summed losses in its mini-batch's loss.
+    """
+
+    row: Row
+    prompt: Tokens
+    tokens: Tokens
+    behaviour_T: Tensor
+    proximal_T: Tensor
+    reference_T: Tensor | None = None
+    share: float = 0.0
+
+
+class Updater:
+    """Trains a policy on batches.
+
+    Args:
+        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a run that is resumed
+            must be given the policy that it began with, before it loads the weights of a checkpoint.
+        prompts: token ids of each prompt.
+        settings: of the trainer.
+
+    Attributes:
+        optimizer: AdamW.
+        steps: taken so far.
+        reference: a frozen copy of the initial policy's model; None without a KL term.
+    """
+
+    def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
+        self.policy, self.prompts, self.settings = policy, prompts, settings
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self.steps = 0
+        self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
+
+    def update(self, batch: Batch, generations: Mapping[int, Generation]) -> dict[str, Any]:
+        """Take the configured number of optimizer steps.
+
+        Args:
+            batch: rows with advantages and weights.
+            generations: by rollout, at least those of the batch.
+
+        Returns:
+            Means over the steps, their number, and the last one's learning rate.
+
+        Raises:
+            FloatingPointError: a gradient is not finite.
+        """
+        examples = self._examples(batch, generations)
+        figures = [self._step(part) for part in self._mini_batches(examples, batch.version)]
+        return {
+            **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
+            "steps_in_batch": len(figures),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def reference_digest(self) -> str | None:
+        """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
+        if self.reference is None:
+            return None
+        digest = sha256()
+        for parameter in self.reference.parameters():
+            digest.update(parameter.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _examples(self, batch: Batch, generations: Mapping[int, Generation]) -> list[Example]:
+        """The batch's rows, with log-probabilities of those that need them under the policy and the reference.
+
+        A fresh row's proximal log-probabilities are its sampler's. In bfloat16 these are not what a forward pass gives,
+        so that every row is treated as stale: the importance weight then corrects for the difference.
+        """
+        examples: list[Example] = []
+        for row in batch.rows:
+            made = generations[row.rollout]
+            sampled_T = torch.from_numpy(made.logprobs)
+            examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T))
+        model, rounded = self.policy.model, in_bf16(self.policy.model.device, self.settings.precision)
+        stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
+        for example, logprobs_T in self._judged(model, stale):
+            example.proximal_T = logprobs_T
+        if self.reference is not None:
+            for example, logprobs_T in self._judged(self.reference, examples):
+                example.reference_T = logprobs_T
+        return examples
+
+    def _mini_batches(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
+        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
+        parts = self.settings.optimizer_steps_per_batch
+        by_group: dict[int, list[Example]] = {}
+        for example in examples:
+            by_group.setdefault(example.row.group, []).append(example)
+        units = list(by_group.values()) if len(by_group) >= parts else [[example] for example in examples]
+        if len(units) < parts:
+            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+        order = rng(self.settings.seed, "mini-batches", version).permutation(len(units))
+        for part in np.array_split(order, min(parts, len(units))):
+            yield [example for unit in part.tolist() for example in units[unit]]
+
+    def _step(self, examples: Sequence[Example]) -> dict[str, float]:
+        """One optimizer step on the loss of a mini-batch."""
+        self.optimizer.zero_grad(set_to_none=False)
+        figures = self._backward(examples)
+        parameters = list(self.policy.model.parameters())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        if not isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
+                "try a smaller learning rate"
+            )
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps)
+        self.optimizer.step()
+        return figures | {"grad_norm": norm}
+
+    def _backward(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens.
+
+        Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
+        """
+        settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
+        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
+        for example, share in zip(examples, of_rows.tolist(), strict=True):
+            example.share = share
+        figures = {"loss": 0.0, "clip_fraction": 0.0} | ({} if self.reference is None else {"kl": 0.0})
+        tokens = int(lengths_B.sum())
+        needed = [each for each in examples if each.row.advantage or self.reference is not None]
+        for part in passes(needed, settings.tokens_per_forward):
+            loss, sums = self._loss(part)
+            loss.backward()
+            figures["loss"] += loss.item()
+            for name, of_tokens in sums.items():
+                figures[name] += of_tokens / tokens
+        return figures
+
+    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, float]]:
+        """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
+        loss = self.settings.loss
+        logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+        behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
+        proximal_BT = _beside([each.proximal_T for each in examples], logprobs_BT)
+        advantages_B, weights_B, shares_B = (
+            torch.tensor(column).to(logprobs_BT)
+            for column in zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
+        )
+        reference_BT = None
+        if self.reference is not None:
+            reference_BT = _beside([each.reference_T for each in examples if each.reference_T is not None], logprobs_BT)
+        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, advantages_B, weights_B, loss, reference_BT)
+        with torch.no_grad():
+            ratio_BT = (logprobs_BT - proximal_BT).exp()
+            outside_BT = (ratio_BT < 1 - loss.clip.low) | (ratio_BT > 1 + loss.clip.high)
+            sums = {"clip_fraction": float((outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum())}
+            if reference_BT is not None:
+                sums["kl"] = float((divergences(logprobs_BT, reference_BT) * mask_BT).sum())
+        return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
+
+    def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
+        """Log-probabilities of each row under a model, without gradient; kept on the CPU, as the sampler's are."""
+        for part in passes(examples, self.settings.tokens_per_forward):
+            with torch.no_grad():
+                logprobs_BT, mask_BT = self._logprobs(model, part)
+            yield from ((each, l_T[m_T].cpu()) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
+
+    def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        with computing(model.device, self.settings.precision):
+            return completion_logprobs(
+                model,
+                [each.prompt for each in examples],
+                [each.tokens for each in examples],
+                pad_id=self.policy.pad_id,
+                temperature=self.settings.sampling.temperature,
+            )
+
+
+def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
+    """Rows that share a forward pass: of like length, and with padding no more than so many tokens, or a row alone."""
+    part: list[Example] = []
+    longest_prompt = 0
+    for example in sorted(examples, key=lambda each: (len(each.tokens), len(each.prompt))):
+        longest_prompt = max(longest_prompt, len(example.prompt))
+        width = longest_prompt + len(example.tokens)
+        if part and (len(part) + 1) * width > tokens_per_forward:
+            yield part
+            part, longest_prompt = [], len(example.prompt)
+        part.append(example)
+    if part:
+        yield part
+
+
+def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
+    """A row's entries a row of a matrix, 0 beyond its end."""
+    return pad_sequence(list(rows), batch_first=True).to(like_BT)

@@ -1,0 +1,175 @@
+"""The live board: all runs of a folder on a page of this machine, read-only; reports are redrawn when files change."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from rollalloc.report.page import POLICY, render, sections, title_of
+from rollalloc.report.recorded import Reader, RecordedRun, comparisons
+
+HOST = "127.0.0.1"
+_NAMES = re.compile(
+    r"(127\.0\.0\.1|localhost)(:\d+)?"
+)  # a page elsewhere must not reach the board by a name of its own
+_REFRESH_S = 3  # of the overview while a run trains
+_REFRESH_REPORT_S = 15  # of a report: its figures take seconds to draw
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A comparison on the board: its runs, and the address of its report."""
+
+    address: str
+    name: str
+    runs: Sequence[RecordedRun]
+
+
+class Board:
+    """The pages of the board.
+
+    Args:
+        folder: of runs, at any depth that `comparisons` knows; it may not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reader = Reader()
+        self._reports: dict[Path, _Report] = {}
+        self._lock = threading.Lock()
+
+    def page(self, address: str) -> str | None:
+        """The page at an address; None where there is none. The address chooses among what was found, it is no path."""
+        with self._lock:
+            try:
+                found = comparisons(self.folder, self._reader)
+            except FileNotFoundError:
+                found = {}
+            places = {_address(place): place for place in found}
+            if address == "/":
+                return self._overview({at: found[place] for at, place in places.items()})
+            if address not in places:
+                return None
+            place = places[address]
+            if place not in self._reports:
+                self._reports[place] = _Report(place)
+            return self._reports[place].page(found[place])
+
+    def _overview(self, runs: dict[str, list[RecordedRun]]) -> str:
+        entries = [Entry(address, _name(self.folder, of_one), of_one) for address, of_one in runs.items()]
+        live = not entries or any(run.why is None for entry in entries for run in entry.runs)
+        title = f"rollalloc: runs in {self.folder}"
+        return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries)
+
+
+class _Report:
+    """A report that is drawn beside the requests for it, for that takes seconds; meanwhile the one before is shown."""
+
+    _one_at_a_time = threading.Lock()  # matplotlib's style is global
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._page = render("drawing.html.j2", refresh=1, title="drawing the report")
+        self._shows: object = None  # the state of the files that is, or is being, drawn
+        self._drawing: threading.Thread | None = None
+
+    def page(self, runs: Sequence[RecordedRun]) -> str:
+        """The newest page there is."""
+        state = [(run.folder, run.changed) for run in runs]
+        if state != self._shows and not (self._drawing and self._drawing.is_alive()):
+            self._shows = state
+            live = any(run.why is None for run in runs)
+            self._drawing = threading.Thread(
+                target=self._draw, args=(_REFRESH_REPORT_S if live else None,), daemon=True
+            )
+            self._drawing.start()
+        return self._page
+
+    def _draw(self, refresh: int | None) -> None:
+        with self._one_at_a_time:
+            try:
+                made = sections(self._place)
+                self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
+            except Exception as error:  # whatever a file holds: the board goes on and says it
+                why = f"{type(error).__name__}: {error}"
+                self._page = render("drawing.html.j2", refresh=_REFRESH_REPORT_S, title="no report", why=why)
+
+
+def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the board, bound to this machine and not yet running; `serve_forever` runs it.
+
+    Args:
+        folder: of the runs.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    board = Board(folder)
+
+    class Handler(_Handler):
+        pages = board
+
+    return ThreadingHTTPServer((HOST, port), Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of the board's pages, nothing else."""
+
+    pages: Board
+    timeout = 10  # a connection that says nothing does not keep its thread
+
+    def do_GET(self) -> None:
+        if not _NAMES.fullmatch(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {HOST}, not for another name of it")
+            return
+        page = self.pages.page(self.path.partition("?")[0])
+        if page is None:
+            self._answer(HTTPStatus.NOT_FOUND, "there is no such page; the board is at /")
+        else:
+            self._answer(HTTPStatus.OK, page, "text/html")
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "the board can be read, not written")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        body = text.encode("utf-8", errors="replace")
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+            *([("Allow", "GET, HEAD")] if status == HTTPStatus.METHOD_NOT_ALLOWED else []),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(ConnectionError):  # the reader has gone on to another page
+                self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal shows the address."""
+
+
+def _address(place: Path) -> str:
+    """Stays the same when other runs begin, and says nothing of the file system."""
+    return f"/{sha256(str(place).encode(errors='surrogateescape')).hexdigest()[:12]}"
+
+
+def _name(folder: Path, runs: Sequence[RecordedRun]) -> str:
+    place = runs[0].folder if len(runs) == 1 else runs[0].folder.parent
+    return str(place.relative_to(folder)) if place != folder else folder.name

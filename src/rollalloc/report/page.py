@@ -1,0 +1,293 @@
+"""The report: one HTML page that needs nothing else, and its figures as PNG."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+import rollalloc
+from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries
+from rollalloc.report import figures, style
+from rollalloc.report.recorded import RecordedRun, by_label, comparisons, read_run, remaining, state
+from rollalloc.report.samples import Example, examples
+from rollalloc.report.svg import inline_svg
+from rollalloc.report.text import one_line, shortened, visible
+from rollalloc.report.wording import caveats, findings, story
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page.
+
+    Attributes:
+        name: of its PNG, without the ending.
+        title: a heading.
+        caption: one sentence on how to read it.
+        figure: as drawn.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+    @property
+    def svg(self) -> Markup:
+        """The figure as an element of the page."""
+        return Markup(inline_svg(self.figure, self.name, f"{self.title}. {self.caption}"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence about a method, what matters most of it first, in the colour that its curves have."""
+
+    lead: str
+    rest: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A comparison, or a run by itself.
+
+    Attributes:
+        name: a short one.
+        task: what was trained on.
+        summary: None for a run by itself.
+    """
+
+    name: str
+    task: str
+    findings: Sequence[Finding]
+    caveats: Sequence[str]
+    charts: Sequence[Chart]
+    summary: Summary | None
+    runs: Sequence[RecordedRun]
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict[str, Sequence[Example]])
+
+    @property
+    def provenance(self) -> dict[str, list[tuple[str, str]]]:
+        """Label → what its runs were started with, by name."""
+        return {label: list(_settings(runs)) for label, runs in by_label(self.runs).items()}
+
+    @property
+    def methods(self) -> Sequence[RecipeSummary]:
+        """The rows of the cost table."""
+        return () if self.summary is None else self.summary.recipes
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Write the report on a comparison, on several in one folder, or on a single run.
+
+    Args:
+        folder: of the comparison, comparisons or run.
+        out: the page; `report.html` in the folder by default. The figures stand beside it as PNG.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        FileNotFoundError: no run in the folder.
+    """
+    out = folder / "report.html" if out is None else out
+    made = sections(folder)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render("report.html.j2", title=title_of(made), sections=made), encoding="utf-8", errors="replace")
+    for section in made:
+        for chart in section.charts:
+            figures.save(chart.figure, out.parent / f"{chart.name}.png")
+    return out
+
+
+def sections(folder: Path) -> list[Section]:
+    """What the page shows: a section for each task of a comparison, or for a run by itself.
+
+    Raises:
+        FileNotFoundError: no run in the folder.
+    """
+    if (folder / "run.json").exists():
+        return [_section(folder.name, [read_run(folder)])]
+    try:
+        made = summaries(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # Runs that cannot be compared, of another version for one, are still runs to be shown.
+        why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
+        return [_section(place.name, runs, why=why) for place, runs in comparisons(folder).items()]
+    return [_section(each.task or folder.name, _runs_of(each), each, several=len(made) > 1) for each in made]
+
+
+def _runs_of(summary: Summary) -> list[RecordedRun]:
+    """The summary's runs in its order, then those that have not ended."""
+    folders = [place for recipe in summary.recipes for place in recipe.folders]
+    return [read_run(place) for place in (*folders, *summary.unfinished)]
+
+
+def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
+    """A page of this package's templates, everything escaped; with `refresh`, loaded anew after so many seconds."""
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=POLICY,
+            colours=style.COLOURS,
+            causes=style.CAUSES,
+            states=style.STATES,
+            version=rollalloc.__version__,
+            refresh=refresh,
+            **values,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("rollalloc.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {
+        "visible": visible,
+        "one_line": one_line,
+        "by_cause": style.by_cause,
+        "state": state,
+        "remaining": remaining,
+        "clock": lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "",
+    }
+    return environment
+
+
+def _section(
+    name: str,
+    runs: Sequence[RecordedRun],
+    summary: Summary | None = None,
+    *,
+    why: str | None = None,
+    several: bool = False,
+) -> Section:
+    """A section on some runs.
+
+    Args:
+        why: there is no summary of a comparison.
+        several: its figures are told from those of other sections by their names.
+    """
+    methods = by_label(runs)
+    colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
+    said = {} if summary is None else findings(summary)
+    said = said or {label: story(of_label[0]) for label, of_label in methods.items()}
+    return Section(
+        name=name,
+        task=(summary and summary.task) or _task(runs),
+        findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
+        caveats=([why] if why else []) + caveats(runs),
+        charts=list(_charts(methods, runs[0].target, f"{name.replace('/', '-')}-" if several else "")),
+        summary=summary,
+        runs=runs,
+        examples={label: shown for label, of_label in methods.items() if (shown := _examples(of_label))},
+    )
+
+
+def _examples(runs: Sequence[RecordedRun]) -> Sequence[Example]:
+    """Rollouts of the first run that kept some."""
+    return next(filter(None, (examples(run.folder) for run in runs)), [])
+
+
+def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
+    """The figures that the runs have the numbers for, in the order of the page."""
+    seeds = max(len(runs) for runs in methods.values())
+    over = "" if seeds == 1 else ", mean of the seeds and as far as every seed goes"
+    for name, title, caption, draw in (
+        (
+            "where",
+            "Where every rollout went",
+            "A bar is as long as the rollouts that a method paid; green is the part that taught something.",
+            figures.where_rollouts_went,
+        ),
+        (
+            "accuracy",
+            "Accuracy against rollouts",
+            _how_curves_read(seeds),
+            partial(figures.accuracy, cost="rollouts", target=target),
+        ),
+        (
+            "accuracy-tokens",
+            "Accuracy against tokens",
+            "The same against the tokens generated: long rollouts cost more than short ones.",
+            partial(figures.accuracy, cost="tokens", target=target),
+        ),
+        (
+            "causes",
+            "Where rollouts went, over time",
+            f"What became of the rollouts paid in each window of the run{over}.",
+            figures.causes_over_time,
+        ),
+        (
+            "states",
+            "What the model could do, over time",
+            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: evicted; revived: visits to such a one.",
+            figures.states_over_time,
+        ),
+        (
+            "lengths",
+            "Length of rollouts",
+            f"Median, middle half and middle four fifths of all rollouts between two batches{over}; dotted, the longest.",
+            figures.lengths,
+        ),
+        (
+            "staleness",
+            "Staleness",
+            "Updates of the weights between a rollout's first token and its use in training; 0 is fresh.",
+            figures.staleness,
+        ),
+    ):
+        figure = draw(methods)
+        if figure is not None:
+            yield Chart(prefix + name, title, caption, figure)
+
+
+def _how_curves_read(seeds: int) -> str:
+    if seeds == 1:
+        return "Held-out accuracy after each evaluation; further left is cheaper."
+    band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
+    return (
+        f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. A run that reached the "
+        "target keeps its last accuracy from there on; a line ends where the first run short of the target ends."
+    )
+
+
+def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
+    """What the runs of a recipe were started with; the first stands for all but the seed."""
+    described, settings = runs[0].description, runs[0].settings
+    yield "recipe", _plain(described.get("recipe"))
+    yield "seeds", ", ".join(str(run.seed) for run in runs)
+    for name, value in {**(described.get("parameters") or {}), **(described.get("source") or {})}.items():
+        yield name, _plain(value)
+    for name, value in settings.items():
+        if name != "seed":
+            yield name, _plain(value)
+    yield "max_rollouts", _plain(described.get("max_rollouts"))
+
+
+def _plain(value: Any) -> str:
+    return visible(shortened(value if isinstance(value, str) else json.dumps(value), 300))
+
+
+def title_of(made: Sequence[Section]) -> str:
+    """What the page is called."""
+    return f"What the rollouts bought: {', '.join(one_line(section.task, 60) for section in made)}"
+
+
+def _task(runs: Sequence[RecordedRun]) -> str:
+    """What a run's description says it was trained on."""
+    source = runs[0].description.get("source") or {}
+    prompts = ", ".join(Path(path).name for path in source.get("prompts", ())) or "unknown prompts"
+    return f"{Path(str(source.get('model', 'unknown model'))).name} on {prompts}"

@@ -1,0 +1,115 @@
+"""What was found, in sentences for a reader who never heard of the method; losses are said as plainly as wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollalloc.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.report.recorded import RecordedRun
+from rollalloc.report.text import one_line, visible
+
+Sentence = tuple[str, str]  # what matters most of it, and the rest
+
+
+def findings(summary: Summary) -> dict[str, Sentence]:
+    """A sentence for each method, by its label, the baseline's first."""
+    return {each.label: _finding(each, summary.recipes[0], summary.target) for each in summary.recipes}
+
+
+def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None) -> Sentence:
+    name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
+    taught = f"{_share(method)} of its rollouts taught something"
+    cost, ratio, accuracy = method.costs["rollouts"], method.ratios["rollouts"], f"held-out accuracy {target}"
+    if target is None or cost is None:
+        why = "No target was set" if target is None else "It was not evaluated"
+        paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
+        return paid, f"; {taught}. {why}, so costs are not compared."
+    if method.reached < seeds:
+        paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
+        return f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}", paid
+    needed = f"{name} needed {cost.point:,.0f} rollouts"
+    if method is baseline or ratio is None:
+        return needed, f"{_between(cost)} for {accuracy}; {taught}."
+    taught = f"{taught}, {first}'s {_share(baseline)}"
+    if ratio.bound:
+        return needed, f"{_between(cost)} for {accuracy}{_bound(ratio, first)}; {taught}."
+    times = 1 / ratio.point
+    than = "than" if _more(times).endswith(("more", "fewer")) else "as"
+    return f"{name} needed {_more(times)} rollouts {than} {first}", f" for {accuracy} ({_certainty(ratio)}); {taught}."
+
+
+def _more(times: float) -> str:
+    """1.05 times as "5% more"; twice and above as a multiple."""
+    percent = round(100 * (times - 1))
+    if times >= 2:
+        return f"{times:.1f} times as many"
+    return f"{abs(percent)}% {'fewer' if percent < 0 else 'more'}" if percent else "as many"
+
+
+def _certainty(ratio: Interval) -> str:
+    """The interval of a ratio baseline over method, as the method's cost."""
+    if ratio.low is None or ratio.high is None:
+        return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
+    said = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
+    return f"{said}, so no clear difference" if ratio.low <= 1 <= ratio.high else said
+
+
+def _bound(ratio: Interval | None, baseline: str) -> str:
+    """What censored runs allow to say."""
+    if ratio is None or not ratio.bound:
+        return ""
+    at_least = "at least" if ratio.bound == "<" else "at most"
+    return f", {at_least} {1 / ratio.point:.2f} times what {baseline} paid"
+
+
+def _between(cost: Interval) -> str:
+    return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
+
+
+def _share(method: RecipeSummary) -> str:
+    return f"{method.accounts.get('trained', 0) / max(1, method.rollouts_paid):.0%}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def story(run: RecordedRun) -> Sentence:
+    """A run by itself in a sentence or two."""
+    accuracy, paid, name = run.curve.accuracy, run.paid, one_line(run.label)
+    if not paid:
+        return f"{name} has not paid a rollout yet", "."
+    taught = f"{run.accounts.get('trained', 0) / paid:.0%} of them taught something"
+    learned = f" Its held-out accuracy went from {accuracy[0]:.3f} to {accuracy[-1]:.3f}." if accuracy else ""
+    return f"{name} {'paid' if run.why else 'has so far paid'} {paid:,} rollouts", f", and {taught}.{learned}"
+
+
+def caveats(runs: Sequence[RecordedRun]) -> list[str]:
+    """What a reader must know before believing the figures: what is unfinished, damaged, unscored or not evaluated."""
+    said: list[str] = []
+    for run in runs:
+        name = _called(run)
+        if run.problem:
+            said.append(f"{name} cannot be read in full: {visible(run.problem)}")
+        if not run.metrics:
+            said.append(f"{name} has written no metrics: it is about to start, or it failed.")
+        elif run.why is None:
+            said.append(
+                f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
+            )
+        elif not run.curve.accuracy:
+            said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
+        if run.last and (unscored := sum(run.last.get("unscored", {}).values())):
+            said.append(
+                f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
+                + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.last["unscored"].items())
+            )
+        if run.batches and (quarantined := run.batches[-1].get("quarantined")):
+            said.append(
+                f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored."
+            )
+    return said
+
+
+def _called(run: RecordedRun) -> str:
+    return one_line(run.label) + ("" if run.seed is None else f", seed {run.seed}")

@@ -1,0 +1,103 @@
+"""One reward for every trainer: called as verl and as TRL call theirs, and loaded as rollalloc's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored
+from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
+
+
+class Reward:
+    """A scorer in the shape of a reward function, for verl's `custom_reward_function` and TRL's `reward_funcs`.
+
+    rollalloc's own commands take its path as well, and give the function that it wraps workers of their own. May be
+    called from several threads, and pickled: a copy has processes of its own.
+
+    Args:
+        scorer: scores the samples; `close` it to end its processes before the interpreter does.
+        ground_truth: the data set's column that TRL hands over as the ground truth; verl has its own place for it.
+        name: what TRL calls the reward in its logs.
+    """
+
+    def __init__(self, scorer: Scorer, *, ground_truth: str = "ground_truth", name: str = "reward") -> None:
+        self.scorer = scorer
+        self.ground_truth = ground_truth
+        self.__name__ = name
+
+    def __call__(self, *, completions: Sequence[Any] | None = None, **given: Any) -> Any:
+        """Answers verl, which asks about one `solution_str`, or TRL, which asks about a batch of `completions`.
+
+        Returns:
+            To verl a dict of `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. verl knows no missing score: an
+            unscored sample has score and acc 0.0 there, and `unscored` tells it from a wrong one.
+            To TRL a list of rewards, None where a sample is unscored, which TRL leaves out.
+
+        Raises:
+            ValueError: TRL's data set has no column `ground_truth`.
+            RuntimeError: a worker could not load the reward function.
+        """
+        return self._answer_verl(**given) if completions is None else self._answer_trl(completions, given)
+
+    @property
+    def bare_function(self) -> RewardFunction:
+        """The function itself, without the scorer's processes.
+
+        Raises:
+            TypeError: the scorer does more than run a function.
+        """
+        if not isinstance(self.scorer, (InlineScorer, WorkerScorer)):
+            what = type(self.scorer).__name__
+            raise TypeError(
+                f"a Reward of a {what} cannot stand for a function; wrap the scorer inside, or shape outside"
+            )
+        return self.scorer.function
+
+    def _answer_verl(
+        self, *, data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
+    ) -> dict[str, float | str]:
+        extra_info = extra_info or {}
+        name = f"{data_source}/{extra_info['index']}" if "index" in extra_info else ""
+        (outcome,) = self.scorer.score([Sample(data_source, solution_str, ground_truth, extra_info, name=name)])
+        if isinstance(outcome, Scored):
+            return {"score": outcome.reward, "acc": outcome.metric, "unscored": 0.0, "reason": ""}
+        return {"score": 0.0, "acc": 0.0, "unscored": 1.0, "reason": outcome.reason}
+
+    def _answer_trl(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[float | None]:
+        if self.ground_truth not in columns:
+            raise ValueError(
+                f"the data set has no column {self.ground_truth!r}, but {sorted(columns)}; "
+                "name the one with the answers: Reward(..., ground_truth=...)"
+            )
+        count = len(completions)
+        sources = columns.get("data_source", [""] * count)
+        extra_infos = columns.get("extra_info", [{}] * count)
+        token_ids = columns.get("completion_ids")
+        step = getattr(columns.get("trainer_state"), "global_step", 0)
+        samples = [
+            Sample(
+                sources[index],
+                _text(completion),
+                columns[self.ground_truth][index],
+                extra_infos[index],
+                tokens=None if token_ids is None else len(token_ids[index]),
+                name=f"sample {index} of step {step}",
+            )
+            for index, completion in enumerate(completions)
+        ]
+        return [_reward(outcome) for outcome in self.scorer.score(samples)]
+
+
+def _reward(outcome: Outcome) -> float | None:
+    return outcome.reward if isinstance(outcome, Scored) else None
+
+
+def _text(completion: str | list[dict[str, Any]]) -> str:
+    """A completion's text; of a conversation, the last message's, whose content may come in parts."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""

@@ -1,0 +1,88 @@
+"""DAPO's soft punishment of long completions: it shapes the reward that training uses, never the metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rollalloc.rewards.function import Outcome, Sample, Scored
+from rollalloc.rewards.scorers import Scorer
+
+
+def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
+    """What DAPO adds to the reward of a completion (Yu et al. 2025, arXiv 2503.14476, equation 13).
+
+    0 up to max_tokens − buffer tokens, then linearly down to −1 at max_tokens, −1 beyond.
+
+    Args:
+        tokens: length of the completion, at least 0.
+        max_tokens: the longest completion that is not fully punished, positive.
+        buffer: over how many tokens the punishment grows, in [1, max_tokens].
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    if tokens < 0:
+        raise ValueError(f"tokens must be at least 0, got {tokens}")
+    if not 1 <= buffer <= max_tokens:
+        raise ValueError(f"buffer must be in [1, max_tokens], got buffer {buffer} and max_tokens {max_tokens}")
+    return -min(1.0, max(0, tokens - (max_tokens - buffer)) / buffer)
+
+
+@dataclass(frozen=True)
+class OverlongScorer(Scorer):
+    """Adds `overlong_penalty` to the rewards of another scorer; metrics, and what is unscored, stay as they are.
+
+    Args:
+        scorer: scores the samples, which must have `tokens`; closed with this one.
+        max_tokens: as in `overlong_penalty`.
+        buffer: likewise.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    scorer: Scorer
+    max_tokens: int
+    buffer: int
+
+    def __post_init__(self) -> None:
+        overlong_penalty(0, self.max_tokens, self.buffer)
+
+    def score(self, samples: Sequence[Sample]) -> list[Outcome]:
+        return self._shape(samples, self.scorer.score(samples))
+
+    def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
+        shaped: Future[list[Outcome]] = Future()
+
+        def finish(scored: Future[list[Outcome]]) -> None:
+            if scored.cancelled():
+                shaped.cancel()
+            if not shaped.set_running_or_notify_cancel():
+                return
+            try:
+                shaped.set_result(self._shape(samples, scored.result()))
+            except Exception as error:
+                shaped.set_exception(error)
+
+        self.scorer.submit(samples).add_done_callback(finish)
+        return shaped
+
+    def report(self) -> dict[str, Any]:
+        return self.scorer.report()
+
+    def close(self) -> None:
+        self.scorer.close()
+
+    def _shape(self, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        return [self._shape_one(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
+
+    def _shape_one(self, sample: Sample, outcome: Outcome) -> Outcome:
+        if sample.tokens is None:
+            raise ValueError("the overlong penalty needs the length of each completion; set Sample.tokens")
+        if not isinstance(outcome, Scored):
+            return outcome
+        penalty = overlong_penalty(sample.tokens, self.max_tokens, self.buffer)
+        return Scored(outcome.reward + penalty, outcome.metric)

@@ -1,0 +1,72 @@
+"""What a scorer has done so far, and the samples that were slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from reprlib import repr as short
+from threading import Lock
+from typing import Any
+
+from rollalloc.rewards.function import Outcome, Sample, Scored
+
+_NAMED = 20  # slow samples that are named, and killed ones
+_REASONS = 50  # distinct reasons counted; an exception's text may be different each time
+
+
+class Tally:
+    """Counts outcomes, and remembers the slowest samples and those whose worker was lost. Its size is bounded."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._scored = 0
+        self._cached = 0
+        self._unscored: Counter[str] = Counter()
+        self._slowest: list[dict[str, Any]] = []
+        self._lost: list[dict[str, Any]] = []
+
+    def add(self, sample: Sample, outcome: Outcome, seconds: float, lost: bool = False) -> None:
+        """One sample scored or given up.
+
+        Args:
+            sample: it.
+            outcome: its outcome.
+            seconds: what it took.
+            lost: whether its worker was killed or died.
+        """
+        entry = {"name": _name(sample), "seconds": round(seconds, 3)}
+        with self._lock:
+            if isinstance(outcome, Scored):
+                self._scored += 1
+            else:
+                known = outcome.reason in self._unscored or len(self._unscored) < _REASONS
+                self._unscored[outcome.reason if known else "other reasons"] += 1
+                entry["reason"] = outcome.reason
+            _keep_slowest(self._lost if lost else self._slowest, entry)
+
+    def add_cached(self) -> None:
+        """One sample whose outcome was known already."""
+        with self._lock:
+            self._scored += 1
+            self._cached += 1
+
+    def report(self) -> dict[str, Any]:
+        """The counts and names as plain JSON data; see `Scorer.report`."""
+        with self._lock:
+            return {
+                "scored": self._scored,
+                "cached": self._cached,
+                "unscored": dict(self._unscored.most_common()),
+                "slowest": [dict(entry) for entry in self._slowest],
+                "lost": [dict(entry) for entry in self._lost],
+            }
+
+
+def _name(sample: Sample) -> str:
+    return sample.name or f"{sample.data_source or 'a sample'} that answers {short(sample.completion)}"
+
+
+def _keep_slowest(entries: list[dict[str, Any]], entry: dict[str, Any]) -> None:
+    if len(entries) < _NAMED or entry["seconds"] > entries[-1]["seconds"]:
+        entries.append(entry)
+        entries.sort(key=lambda entry: -entry["seconds"])
+        del entries[_NAMED:]

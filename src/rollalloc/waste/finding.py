@@ -1,0 +1,156 @@
+"""From a log to what is said about it: shares, forecast or why there is none, and the notes that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollalloc.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
+from rollalloc.waste.groups import Group, Log, outcomes
+from rollalloc.waste.shares import Shares, drift, shares_of
+
+NOT_THE_TARGET = (
+    "rollouts for a unit of signal are not rollouts to a target accuracy: in rollalloc's own benchmark recipes that wasted "
+    "less did not always get there cheaper"
+)
+FROZEN = (
+    "the forecast holds for the policy and the prompts that were logged; another recipe would have moved the policy, and "
+    "these shares with it"
+)
+_GRADES = 2  # rewards of more values than these are graded
+
+
+@dataclass(slots=True)
+class Finding:
+    """What is said about a log.
+
+    Attributes:
+        format: which reader read it.
+        rollouts: logged.
+        shares: by cause, from groups; None where the log has only sums.
+        booked: the trainer's own accounts, rollouts by cause; empty where the log has none.
+        forecast: None where it was refused.
+        refused: why.
+        notes: in the order of importance.
+    """
+
+    format: str
+    rollouts: int
+    shares: Shares | None
+    booked: dict[str, int]
+    forecast: Forecast | None = None
+    refused: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def wasted(self) -> float:
+        """Share of the rollouts that taught nothing; by the trainer's own accounts where there are any."""
+        if self.booked:
+            return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
+        return 0.0 if self.shares is None else self.shares.wasted.value
+
+    def described(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        said = sentence(self) if self.forecast is None else f"{sentence(self)} {forecast_sentence(self.forecast)}"
+        return {"finding": said, "wasted": self.wasted, **asdict(self)}
+
+
+def find(
+    log: Log, *, threshold: float | None = None, from_step: int | None = None, n: int | None = None,
+    n_pilot: int | None = None, resamples: int = 60, seed: int = 0, watcher: Watcher | None = None,
+) -> Finding:  # fmt: skip
+    """What there is to say about a log.
+
+    Args:
+        log: as read.
+        threshold: rewards of at least this are right; None: rewards count as they are.
+        from_step: groups logged before it, or without a step, are left out.
+        n: rollouts of a trained group in the forecast.
+        n_pilot: pilots among them.
+        resamples: for the forecast's interval.
+        seed: of everything random.
+        watcher: called after each resample.
+
+    Raises:
+        ValueError: no group at or after `from_step`.
+    """
+    groups = outcomes(log.groups, threshold)
+    if from_step is not None:
+        groups = [group for group in groups if group.step is not None and group.step >= from_step]
+        if not groups:
+            raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
+    booked = (
+        {} if log.accounts is None or from_step is not None else {k: v for k, v in log.accounts.items() if k != "open"}
+    )
+    shares = shares_of(groups, seed=seed) if groups else None
+    rollouts = sum(booked.values()) if shares is None else sum(shares.rollouts.values())
+    if not rollouts:
+        raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
+    finding = Finding(log.format, rollouts, shares, booked)
+    try:
+        plan = plan_for(log, groups, n=n, n_pilot=n_pilot)
+        finding.forecast = forecast(groups, plan, seed=seed, resamples=resamples, watcher=watcher)
+        finding.notes += [NOT_THE_TARGET, FROZEN]
+    except Refused as refused:
+        finding.refused = str(refused)
+    finding.notes += _warnings(log, groups, threshold, seed) + log.notes
+    return finding
+
+
+def sentence(finding: Finding) -> str:
+    """The finding in one sentence."""
+    shares = finding.shares
+    if finding.booked:
+        paid = sum(finding.booked.values())
+        return f"{finding.wasted:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
+    assert shares is not None
+    interval = shares.wasted.interval
+    within = "" if interval is None else " (95% interval {:.1%} – {:.1%})".format(*interval)
+    return (
+        f"{shares.wasted.value:.1%}{within} of {finding.rollouts:,} rollouts taught nothing: {shares.groups:,} groups of "
+        f"{shares.prompts:,} prompts."
+    )
+
+
+def forecast_sentence(forecast: Forecast) -> str:
+    """The forecast in one sentence: by how much the rollouts paid for the same signal would have differed from GRPO's."""
+    changes = [
+        f"{name} {_change(price.ratio_signal.value)} ({_change(high)} to {_change(low)})"
+        for name, price in forecast.prices.items()
+        if name != BASELINE and price.ratio_signal.interval is not None
+        for low, high in [price.ratio_signal.interval]
+    ]
+    return f"For the same signal as GRPO, rollouts paid: {'; '.join(changes)}."
+
+
+def _change(ratio: float) -> str:
+    return f"{1 / ratio - 1:+.0%}" if ratio > 0 else "unbounded"
+
+
+def _warnings(log: Log, groups: Sequence[Group], threshold: float | None, seed: int) -> list[str]:
+    found: list[str] = []
+    if log.bad:
+        found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
+    values = np.concatenate([group.rewards_G for group in groups]) if groups else np.zeros(0)
+    grades = np.unique(values[~np.isnan(values)])
+    if threshold is None and len(grades) > _GRADES:
+        found.append(
+            f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
+            "all counts as one that taught; --threshold tells right from wrong instead"
+        )
+    if any(group.first < group.rewards_G.size for group in groups):
+        found.append(
+            "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
+        )
+    thirds = drift(groups, seed=seed)
+    if thirds is not None and thirds[0].interval and thirds[1].interval:
+        (early, late), (low, high) = thirds, zip(thirds[0].interval, thirds[1].interval, strict=True)
+        if max(low) > min(high):
+            found.append(
+                f"the waste moved from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last; "
+                "what comes next is nearer to the last, --from-step looks at it alone"
+            )
+    return found

@@ -1,0 +1,126 @@
+"""Tasks of reasoning-gym: their traps, their files, and a tokenizer that spells."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rollalloc.bench.tasks import gym
+from rollalloc.bench.tasks.gym import Config, compute_score, prepare
+from rollalloc.bench.tasks.tiny import WarmUp, character_tokenizer
+from rollalloc.data.prompts import load_prompts
+from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.policy import Policy
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+TINY = WarmUp(steps=2, batch=4, rise=1)
+SIZES = {"train": 60, "heldout": 20, "warm_up": TINY}
+SUMS = Config("chain_sum", {"min_terms": 2, "max_terms": 2, "max_digits": 2}, single_answer=True, **SIZES)
+
+
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch):
+    monkeypatch.setattr(gym, "_WARM_UP_POOL", 64)
+
+
+@pytest.fixture
+def sums(tmp_path):
+    return prepare(tmp_path / "sums", "rg/chain_sum", SUMS)
+
+
+def score(name, completion):
+    """The score of a completion, made from the question's own answer, for the first question of a task."""
+    entry = reasoning_gym.create_dataset(name, size=1, seed=1)[0]
+    extra = {"single_answer": False, "entry": json.dumps(entry, default=str)}
+    return compute_score(f"rg/{name}", completion(entry["answer"]), entry["answer"], extra)
+
+
+@pytest.mark.parametrize(
+    "name", ["chain_sum", "spell_backward", "number_sorting", "letter_counting", "base_conversion"]
+)
+def test_right_answers_are_right_and_marks_for_trying_are_not(name):
+    assert score(name, lambda answer: answer) == 1
+    assert score(name, lambda answer: f" {answer}\n") == 1
+    assert score(name, lambda answer: f"Well, 7? <answer>1</answer> No: <answer> {answer} </answer>.") == 1
+    assert score(name, lambda answer: f"<answer>{answer}</answer> or <answer>not that</answer>") == 0
+    assert score(name, lambda answer: f"It must be {answer}9, I think") == 0
+
+
+def test_what_a_verifier_raises_at_is_wrong():
+    dataset = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1)
+    with pytest.raises(ValueError):  # the trap itself
+        dataset.score_answer("a × b", dataset[0])
+    assert score("prime_factorization", lambda _: "a × b") == 0
+
+
+@pytest.mark.parametrize(("single", "right"), [(False, 1.0), (True, 0.0)])
+def test_an_answer_written_another_way_is_right_unless_there_is_one_single_answer(single, right):
+    entry = {"question": "2 + 1 =", "answer": "3", "metadata": {}}
+    extra = {"single_answer": single, "entry": json.dumps(entry)}
+    assert compute_score("rg/chain_sum", "3.0", "3", extra) == right
+    assert compute_score("rg/chain_sum", " 3 ", "3", extra) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("rg/chain_sun", "no task 'chain_sun'"),
+        ("rg/codeio", "not the same under the same seed"),
+        ("rg/game_of_life_halting", "full marks to 'I do not know'"),
+        ("rg/rubiks_cube", "does not accept its own answer None"),
+    ],
+)
+def test_tasks_that_cannot_be_trusted_are_refused(tmp_path, task, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "task", task)
+    assert not (tmp_path / "task").exists()
+
+
+def test_too_few_questions_are_an_error(tmp_path):
+    few = Config("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
+    with pytest.raises(ValueError, match=r"expected 60 more different questions of gcd, found \d+ in 3000"):
+        prepare(tmp_path / "task", "rg/gcd", few)
+
+
+def test_a_task_is_files_like_any_other(sums):
+    train, heldout = load_prompts(sums.train), load_prompts(sums.heldout)
+    assert (len(train.prompts), len(heldout.prompts)) == (60, 20)
+    assert not set(train.prompts) & set(heldout.prompts)
+    assert set(train.sources) == {"rg/chain_sum"}
+    for truth, extra in zip(train.ground_truths, train.extra_infos, strict=True):
+        assert compute_score("rg/chain_sum", truth, truth, extra) == 1
+        assert compute_score("rg/chain_sum", truth + "0", truth, extra) == 0
+    policy = Policy.load(sums.model, device="cpu")
+    tokens = [policy.tokenizer(prompt)["input_ids"] for prompt in heldout.prompts]
+    answers = [policy.answer(truth) for truth in heldout.ground_truths]
+    assert max(map(len, answers)) <= sums.max_new_tokens
+    assert max(map(len, tokens)) + sums.max_new_tokens <= policy.context
+    assert [policy.text(ids) for ids in tokens] == list(heldout.prompts)
+    assert [policy.text(ids) for ids in answers] == list(heldout.ground_truths)
+    assert (exact_success(policy.model, tokens, answers, pad_id=policy.pad_id) > 0).all()
+
+
+def test_the_warm_up_sees_no_held_out_question():
+    every, _ = gym._warm_up_examples(SUMS, frozenset())
+    seen, answers = gym._warm_up_examples(SUMS, frozenset(every[:3]))
+    assert not set(every[:3]) & set(seen)
+    assert 0 < len(seen) == len(answers) < len(every)
+
+
+@pytest.mark.parametrize("task", gym.LADDER)
+def test_the_ladder_is_made_of_tasks_with_enough_questions(task):
+    config = gym.LADDER[task]
+    count = config.train + config.heldout
+    problems = gym._problems(config, np.random.default_rng(0), count, set())
+    assert len({problem.prompt for problem in problems}) == count
+
+
+def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():
+    prompts = ["Add the words: 12 and one!", "Add the words: 7 and two?", "Add the words: 304 and ten"]
+    tokenizer = character_tokenizer(prompts, ["Ünö 13"])
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer(prompts[0])["input_ids"])
+    assert pieces == ["Add", " the", " words", ":", " ", "1", "2", " and", " ", "o", "n", "e", "!"]
+    for text in (*prompts, "Ünö 13", "theand Add"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

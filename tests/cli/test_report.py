@@ -1,0 +1,97 @@
+"""`rollalloc report`, `watch` and `board`, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rollalloc.cli.watch import watch
+
+ROLLALLOC = [sys.executable, "-m", "rollalloc.cli.app"]
+
+
+@pytest.fixture
+def start():
+    """Arguments → a process of `rollalloc`, ended after the test."""
+    processes = []
+
+    def started(*arguments):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen([*ROLLALLOC, *map(str, arguments)], env=os.environ | {"COLUMNS": "200"}, **pipes)
+        processes.append(process)
+        return process
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def write_run(folder: Path, *, ended: bool) -> Path:
+    """A run that paid 10 rollouts."""
+    folder.mkdir(parents=True)
+    spent = {
+        "rollouts_paid": 10,
+        "tokens_paid": 50,
+        "seconds": 1.0,
+        "accounts": {"trained": 4, "open": 6},
+        "unscored": {},
+    }
+    lines = [{"kind": "batch", **spent}] + ([{"kind": "end", "why": "budget: spent", **spent}] if ended else [])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "run.json").write_text(json.dumps({"recipe": "grpo", "settings": {"seed": 3}, "max_rollouts": 100}))
+    return folder
+
+
+def test_report_says_where_the_page_is(start, tmp_path):
+    run = write_run(tmp_path / "run", ended=True)
+    out = tmp_path / "elsewhere" / "page.html"
+    process = start("report", run, "--out", out)
+    assert "page.html" in process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    assert out.exists()
+    assert (out.parent / "where.png").exists()
+
+
+def test_report_of_a_folder_without_runs_is_one_message(start, tmp_path):
+    process = start("report", tmp_path)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert "FileNotFoundError: expected" in said
+    assert "Traceback" not in said
+
+
+def test_watch_leaves_when_the_run_has_ended(start, tmp_path):
+    process = start("watch", write_run(tmp_path / "run", ended=True))
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert "grpo · seed 3 · ended" in said
+    assert "10% of 100" in said
+
+
+def test_watch_waits_for_a_run_and_ctrl_c_leaves(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "later"
+    looks = iter([lambda: write_run(folder, ended=False), lambda: None, lambda: signal.raise_signal(signal.SIGINT)])
+    monkeypatch.setattr("rollalloc.cli.watch.time.sleep", lambda _: next(looks)())
+    watch(folder, every=0.1)
+    assert "grpo · seed 3 · not ended" in capsys.readouterr().out
+    assert next(looks, None) is None
+
+
+def test_board_says_its_address_serves_and_ctrl_c_leaves(start, tmp_path):
+    write_run(tmp_path / "run", ended=False)
+    process = start("board", tmp_path)
+    address = process.stdout.readline().split()[0]
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert b"grpo" in answer.read()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert "Traceback" not in said

@@ -1,0 +1,227 @@
+"""Public sets, from small files in each set's own columns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rollalloc.cli.app import app
+from rollalloc.data import prepare as module
+from rollalloc.data._files import read_rows, write_rows
+from rollalloc.data.prepare import prepare
+from rollalloc.data.prompts import load_prompts
+from rollalloc.data.public import INSTRUCTION, SETS
+
+LONG = "A train leaves the station at noon and travels north at sixty miles an hour for exactly three hours"
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "deepmath": [
+        {"question": "Find $2+2$.", "final_answer": "4", "difficulty": 4.5, "original_index": 7},
+        {"question": "Find the limit.", "final_answer": "\\infty", "difficulty": 8.0, "original_index": 9},
+    ],
+    "polaris": [{"problem": "Count.", "answer": "12", "difficulty": "3/8"}],
+    "dapo17k": [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "Solve it. Answer: $Answer"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": "9a9b6eb4"},
+        }
+    ]
+    * 3,
+    "gsm8k_train": [{"question": "How many?", "answer": "Some work.\n#### 1,080"}],
+    "gsm8k_test": [{"question": "How much?", "answer": "More work.\n#### -3"}],
+    "math500": [{"problem": "Area?", "expected_answer": "\\frac{1}{2}"}],
+    "aime24": [{"id": 60, "problem": "Every morning...", "answer": "204"}],
+    "aime25": [{"id": "0", "problem": "Find the sum.", "answer": "70"}],
+    "amc23": [{"id": 0, "question": "Cities A and B.", "answer": 27.0}],
+    "minerva": [{"question": "Mass?", "answer": "4.5e33"}],
+    "olympiadbench": [{"question": "Xenia?", "final_answer": ["2", "3"]}],
+}
+
+ANSWERS = {
+    "deepmath": ["4", "\\infty"],
+    "polaris": ["12"],
+    "dapo17k": ["34"],
+    "gsm8k_train": ["1080"],
+    "gsm8k_test": ["-3"],
+    "math500": ["\\frac{1}{2}"],
+    "aime24": ["204"],
+    "aime25": ["70"],
+    "amc23": ["27"],
+    "minerva": ["4.5e33"],
+    "olympiadbench": ["2"],
+}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    for name, rows in ROWS.items():
+        write_rows(tmp_path / "sets" / f"{name}.jsonl", rows)
+    return tmp_path / "sets"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_in_its_own_columns_is_read_back_as_prompts(name: str, local: Path, tmp_path: Path) -> None:
+    for file in prepare([name], tmp_path / "out", local=local):
+        loaded = load_prompts(file.path)
+        assert list(loaded.ground_truths) == ANSWERS[file.part.name]
+        assert set(loaded.sources) == {file.part.hub}
+
+
+def test_the_prompt_asks_for_a_boxed_answer_after_an_empty_system_message(local: Path, tmp_path: Path) -> None:
+    (file,) = prepare(["polaris"], tmp_path / "out", local=local)
+    (prompt,) = load_prompts(file.path).prompts
+    assert prompt == (
+        {"role": "system", "content": ""},
+        {"role": "user", "content": f"Count. {INSTRUCTION}"},
+    )
+
+
+def test_a_set_that_brings_its_own_prompt_keeps_it(local: Path, tmp_path: Path) -> None:
+    (file,) = prepare(["dapo17k"], tmp_path / "out", local=local)
+    assert load_prompts(file.path).prompts == (({"role": "user", "content": "Solve it. Answer: $Answer"},),)
+    assert file.dropped == {"duplicate": 2}
+
+
+def test_a_pass_rate_is_a_prior_and_a_rating_is_not(local: Path, tmp_path: Path) -> None:
+    polaris, deepmath = prepare(["polaris", "deepmath"], tmp_path / "out", local=local)
+    assert load_prompts(polaris.path).extra_infos[0]["prior"] == 0.375
+    info = load_prompts(deepmath.path).extra_infos[0]
+    assert info["rating"] == "4.5/9.0"
+    assert "prior" not in info
+
+
+def test_keys_are_unique_across_all_sets_together(local: Path, tmp_path: Path) -> None:
+    files = prepare(list(SETS), tmp_path / "out", local=local)
+    together = load_prompts(*(file.path for file in files))
+    assert len(set(together.keys)) == len(together) == sum(file.rows for file in files)
+
+
+def test_indices_that_repeat_within_a_set_name_nobody(tmp_path: Path) -> None:
+    rows = [{"id": 1, "problem": "First?", "answer": "1"}, {"id": 1, "problem": "Second?", "answer": "2"}]
+    write_rows(tmp_path / "sets" / "aime24.parquet", rows)
+    (file,) = prepare(["aime24"], tmp_path / "out", local=tmp_path / "sets")
+    assert [row["extra_info"]["index"] for _, row in read_rows(file.path)] == ["row-0", "row-1"]
+
+
+def test_rows_without_an_answer_or_with_two_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "Kept?", "answer": "1"},
+        {"problem": "Empty?", "answer": " "},
+        {"problem": "Null?", "answer": None},
+        {"problem": "Which?", "answer": "1"},
+        {"problem": " Which? ", "answer": "2"},
+        {"problem": "Kept?", "answer": "1"},
+    ]
+    write_rows(tmp_path / "sets" / "math500.jsonl", rows)
+    (file,) = prepare(["math500"], tmp_path / "out", local=tmp_path / "sets")
+    assert (file.rows, file.dropped) == (1, {"no answer": 2, "duplicate": 1, "contradicted": 2})
+
+
+def test_training_questions_that_an_evaluation_set_shares_are_counted(tmp_path: Path) -> None:
+    sets = tmp_path / "sets"
+    write_rows(
+        sets / "polaris.jsonl",
+        [
+            {"problem": f"{LONG}. How far does it go?", "answer": "180", "difficulty": "1/8"},
+            {"problem": "What is the smallest prime?", "answer": "2", "difficulty": "1/8"},
+            {"problem": "What is the largest prime below ten?", "answer": "7", "difficulty": "1/8"},
+        ],
+    )
+    write_rows(
+        sets / "math500.jsonl",
+        [
+            {"problem": f"{LONG.upper()}! Then it stops. Where?", "answer": "north"},
+            {"problem": "What is the smallest  prime", "answer": "2"},
+        ],
+    )
+    training, evaluation = prepare(["polaris", "math500"], tmp_path / "out", local=sets)
+    assert training.overlap == {"math500": 2}
+    assert evaluation.overlap == {}
+
+
+def test_files_that_are_there_are_not_made_again(local: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (first,) = prepare(["gsm8k"], out, local=local)[:1]
+    written = first.path.read_bytes()
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, True]
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local, force=True)] == [False, False]
+    assert first.path.read_bytes() == written
+
+
+def test_a_call_cut_short_keeps_what_was_finished_and_a_torn_file_is_made_again(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = tmp_path / "out", module.write_prompts
+
+    def killed_at_the_second(path: Path, rows: list[dict[str, Any]]) -> None:
+        if "gsm8k_test" in path.name:
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+        write(path, rows)
+
+    monkeypatch.setattr(module, "write_prompts", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(["gsm8k"], out, local=local)
+    monkeypatch.undo()
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
+    (out / "gsm8k_test.parquet").write_bytes(b"torn")
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
+    assert len(load_prompts(out / "gsm8k_test.parquet")) == 1
+
+
+def test_files_of_a_folder_are_one_set(local: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sets" / "deepmath"
+    (local / "deepmath.jsonl").unlink()
+    write_rows(folder / "data" / "train-0.parquet", ROWS["deepmath"][:1])
+    write_rows(folder / "data" / "train-1.parquet", ROWS["deepmath"][1:])
+    (file,) = prepare(["deepmath"], tmp_path / "out", local=local)
+    assert file.rows == 2
+
+
+def test_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[Any] = []
+
+    def load_dataset(*named: Any, split: str) -> list[dict[str, Any]]:
+        asked.append((*named, split))
+        return ROWS["gsm8k_train" if split == "train" else "gsm8k_test"]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert [file.rows for file in prepare(["gsm8k"], tmp_path)] == [1, 1]
+    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("gsm9k", [], "unknown set 'gsm9k' .did you mean 'gsm8k'"),
+        ("aime25", [], "expected aime25.parquet or .jsonl"),
+        (
+            "polaris",
+            [{"question": "Q?", "answer": "1"}],
+            "polaris.jsonl:1: not a row of POLARIS-Project.*question, answer",
+        ),
+        ("polaris", [{"problem": "Q?", "answer": "1", "difficulty": "9/8"}], "pass rate such as 3/8, got '9/8'"),
+    ],
+)
+def test_what_cannot_be_prepared_is_said(name: str, rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+    if rows:
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        prepare([name], tmp_path / "out", local=tmp_path)
+
+
+def test_the_command_says_what_was_written_and_what_overlaps(local: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(
+        app, ["data", "prepare", "gsm8k", "math500", "--out", str(out), "--from-local", str(local)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "gsm8k_train.parquet" in result.output
+    assert "overlap" in result.output
+    assert set(json.loads((out / "prepared.json").read_text())["files"]) == {"gsm8k_train", "gsm8k_test", "math500"}

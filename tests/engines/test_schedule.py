@@ -1,0 +1,62 @@
+"""Learning rates step by step, against tables and against the schedules of transformers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from rollalloc.engines.schedule import Schedule
+
+HALF = math.sqrt(0.5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        (Schedule(), [1, 1, 1]),
+        (Schedule(warmup=4), [0.25, 0.5, 0.75, 1, 1, 1]),
+        (Schedule(shape="linear", steps=4, floor=0.0), [1, 0.75, 0.5, 0.25, 0, 0]),
+        (Schedule(shape="linear", steps=4, floor=0.2), [1, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        (Schedule(warmup=2, shape="linear", steps=4, floor=0.2), [0.5, 1, 1, 0.6, 0.2, 0.2]),
+        (Schedule(shape="cosine", steps=4, floor=0.0), [1, (1 + HALF) / 2, 0.5, (1 - HALF) / 2, 0, 0]),
+        (Schedule(warmup=1, shape="cosine", steps=3), [1, 1, 0.55, 0.1, 0.1]),
+        (Schedule(shape="linear", steps=1), [1, 0.1, 0.1]),
+    ],
+)
+def test_the_share_of_each_step(schedule, shares):
+    assert [schedule.share(step) for step in range(1, len(shares) + 1)] == pytest.approx(shares, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "theirs"), [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)]
+)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 9), (4, 30)])
+def test_after_the_rise_the_shares_are_those_of_transformers(shape, theirs, warmup, steps):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = theirs(optimizer, warmup, steps)
+    ours = Schedule(warmup=warmup, shape=shape, steps=steps, floor=0.0)
+    for step in range(1, steps + 2):  # beyond, the cosine of transformers rises again
+        if step > warmup:
+            assert ours.share(step) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"warmup": -1}, "warmup must be 0 or more"),
+        ({"shape": "step", "steps": 5}, "constant, linear, cosine, got 'step'"),
+        ({"floor": 1.1}, "floor must be a share"),
+        ({"floor": math.nan}, "floor must be a share"),
+        ({"steps": 5}, "a constant rate has no steps"),
+        ({"shape": "linear"}, "a falling one needs them"),
+        ({"shape": "cosine", "steps": 5, "warmup": 5}, "steps must be more than those of the warm-up, 5, got 5"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**given)

@@ -1,0 +1,196 @@
+"""The update of a batch: forward passes, the reference, precision. Its loss and gradient are in test_trl_agreement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollalloc.core.events import Batch, Row
+from rollalloc.engines.loss import Loss
+from rollalloc.engines.native import Settings
+from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.update import Example, Updater, passes
+
+SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, learning_rate=1e-4)
+
+
+@pytest.fixture
+def updater_of(policy_of, prompts_of):
+    """(**changes of the settings) → an updater of a fresh policy with 30 prompts."""
+    return lambda **changes: Updater(policy_of(), prompts_of(30).tokens, replace(SETTINGS, **changes))
+
+
+def batch_of(lengths, advantages, *, age=0, noise=0.3, seed=0):
+    """A row of each length, with log-probabilities near those of a uniform policy; (batch, generations)."""
+    rng = np.random.default_rng(seed)
+    generations = {
+        rollout: Generation(
+            rollout,
+            tuple(rng.integers(2, 13, length).tolist()),
+            (-2.4 + noise * rng.standard_normal(length)).astype(np.float32),
+            False,
+        )
+        for rollout, length in enumerate(lengths)
+    }
+    rows = tuple(
+        Row(rollout, rollout, rollout // 2, advantage, 1.0 + rollout % 3, 5 - age)
+        for rollout, advantage in enumerate(advantages)
+    )
+    return Batch(rows, 5), generations
+
+
+def gradient(updater):
+    parameters = updater.policy.model.parameters()
+    return torch.cat([torch.zeros(each.numel()) if each.grad is None else each.grad.flatten() for each in parameters])
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# Forward passes
+
+
+def example(prompt, completion):
+    nothing_T = torch.zeros(completion)
+    return Example(Row(0, 0, 0, 1.0, 1.0, 0), (2,) * prompt, (3,) * completion, nothing_T, nothing_T)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=40), st.integers(1, 400))
+def test_every_row_is_in_one_pass_and_no_pass_is_larger_than_it_may_be(lengths, tokens_per_forward):
+    examples = [example(*each) for each in lengths]
+    parts = list(passes(examples, tokens_per_forward))
+    assert sorted(map(id, (each for part in parts for each in part))) == sorted(map(id, examples))
+    for part in parts:
+        padded = len(part) * (max(len(each.prompt) for each in part) + max(len(each.tokens) for each in part))
+        assert padded <= tokens_per_forward or len(part) == 1
+    if sum(map(sum, lengths)) <= tokens_per_forward and len(set(lengths)) == 1:
+        assert len(parts) == 1
+
+
+def test_rows_of_like_length_share_a_pass():
+    parts = list(passes([example(2, length) for length in (9, 1, 8, 2)], 25))
+    assert [[len(each.tokens) for each in part] for part in parts] == [[1, 2], [8, 9]]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+@pytest.mark.parametrize("kl", [0.0, 0.2])
+def test_the_passes_do_not_change_the_gradient(updater_of, aggregation, kl):
+    loss = Loss(aggregation=aggregation, kl=kl)
+
+    def updated(lengths, advantages, tokens_per_forward):
+        updater = updater_of(loss=loss, tokens_per_forward=tokens_per_forward)
+        if kl:
+            with torch.no_grad():  # the policy has moved
+                updater.policy.model.lm_head.weight.mul_(0.9)
+        return updater.update(*batch_of(lengths, advantages)), gradient(updater)
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(1, 8), st.sampled_from([0.0, -1.5, 0.5, 1.0])), min_size=1, max_size=10),
+        st.integers(1, 100),
+    )
+    def law(rows, tokens_per_forward):
+        lengths, advantages = zip(*rows, strict=True)
+        whole, expected = updated(lengths, advantages, 10_000)
+        parted, found = updated(lengths, advantages, tokens_per_forward)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        assert parted == pytest.approx(whole, abs=1e-6, rel=1e-5)
+
+    law()
+
+
+# The reference
+
+
+def test_without_a_kl_term_there_is_no_reference(updater_of):
+    updater = updater_of()
+    assert updater.reference is None
+    assert updater.reference_digest() is None
+    assert "kl" not in updater.update(*batch_of([3, 4], [1.0, -1.0]))
+
+
+def test_the_reference_is_the_initial_policy_and_stays(updater_of, policy_of):
+    updater = updater_of(loss=Loss(kl=0.1), learning_rate=0.01)
+    digest = updater.reference_digest()
+    figures = [updater.update(*batch_of([3, 4, 5, 2], [1.0, -1.0, 0.5, 0.0])) for _ in range(3)]
+    assert [step["kl"] for step in figures] == sorted(step["kl"] for step in figures)
+    assert figures[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert figures[-1]["kl"] > 1e-4
+    assert torch.equal(weights(updater.reference), weights(policy_of().model))
+    assert not torch.equal(weights(updater.policy.model), weights(policy_of().model))
+    assert updater.reference_digest() == digest
+    assert not any(parameter.requires_grad for parameter in updater.reference.parameters())
+
+
+def test_rows_without_advantage_pay_the_divergence_and_nothing_else(updater_of):
+    silent = batch_of([3, 4, 5], [0.0, 0.0, 0.0])
+    for kl, pulls in ((0.0, False), (0.5, True)):
+        updater = updater_of(loss=Loss(kl=kl))
+        with torch.no_grad():
+            updater.policy.model.lm_head.weight.mul_(0.5)
+        figures = updater.update(*silent)
+        assert figures["clip_fraction"] == 0
+        assert (figures["grad_norm"] > 1e-3) == pulls
+
+
+def test_a_kl_term_holds_the_policy_back(updater_of):
+    """Ten updates on the same rows: the heavier it is, the nearer the policy stays to where it began."""
+    divergences = []
+    for kl in (1e-6, 0.3, 3.0):
+        updater = updater_of(loss=Loss(kl=kl), learning_rate=0.01, max_grad_norm=1.0)
+        batch = batch_of([3, 4, 5, 6], [1.0, -1.0, 1.0, -1.0])
+        divergences.append([updater.update(*batch)["kl"] for _ in range(10)][-1])
+    assert divergences[0] > 1.5 * divergences[1] > 2 * divergences[2] > 0
+
+
+# Precision
+
+
+def test_bf16_computes_in_half_and_keeps_everything_else_in_full(updater_of):
+    """On a CPU, which has it too. The rows are stale, so that either takes their ratios from its own forward pass."""
+    batch = batch_of([3, 4, 5, 6], [1.0, -1.0, 0.5, 0.3], age=1)
+    seen, found = set(), {}
+    for precision in ("fp32", "bf16"):
+        updater = updater_of(precision=precision, loss=Loss(kl=0.1))
+        layer = updater.policy.model.model.layers[0].mlp.up_proj
+        layer.register_forward_hook(lambda _, inputs, output, name=precision: seen.add((name, output.dtype)))
+        figures = updater.update(*batch)
+        found[precision] = gradient(updater)
+        assert all(each.dtype == each.grad.dtype == torch.float32 for each in updater.policy.model.parameters())
+        assert {tensor.dtype for state in updater.optimizer.state.values() for tensor in state.values()} == {
+            torch.float32
+        }
+        assert np.isfinite(list(figures.values())).all()
+    assert seen == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
+    assert not torch.equal(found["fp32"], found["bf16"])
+    assert torch.nn.functional.cosine_similarity(found["fp32"], found["bf16"], dim=0) > 0.98
+
+
+def test_on_a_cpu_precision_is_full_unless_said_otherwise(updater_of):
+    batch = batch_of([3, 4], [1.0, -1.0])
+    found = {}
+    for precision in ("auto", "fp32"):
+        updater = updater_of(precision=precision)
+        updater.update(*batch)
+        found[precision] = gradient(updater)
+    assert torch.equal(found["auto"], found["fp32"])
+
+
+@pytest.mark.parametrize(("precision", "age", "corrected"), [("fp32", 0, False), ("fp32", 2, True), ("bf16", 0, True)])
+def test_log_probs_that_are_not_the_forward_passs_own_are_corrected(updater_of, precision, age, corrected):
+    """Those of older weights, and in bfloat16 the sampler's, which rounds otherwise."""
+    updater = updater_of(precision=precision)
+    batch, generations = batch_of([3, 4, 5], [1.0, -1.0, 0.0], age=age)
+    for each in updater._examples(batch, generations):
+        now_T = updater._logprobs(updater.policy.model, [each])[0][0].detach()
+        if corrected and each.row.advantage:
+            torch.testing.assert_close(each.proximal_T, now_T, rtol=0, atol=0.05 if precision == "bf16" else 1e-5)
+            assert not torch.allclose(each.behaviour_T, now_T, atol=0.05)
+        else:
+            assert torch.equal(each.proximal_T, each.behaviour_T)

@@ -1,0 +1,161 @@
+"""Folders of runs as the trainer writes them, made up but consistent, with all the fields or those of an older version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollalloc.bench.runs import Run, Source
+from rollalloc.engines.native import Settings
+from rollalloc.engines.sampler import Sampling
+
+CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
+PROMPTS = 400
+RunWriter = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def run_into() -> RunWriter:
+    """(folder, label, seed, ...) → that folder, with a run in it; see `write_run_to`."""
+    return write_run_to
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> RunWriter:
+    """(label, seed, ...) → `tmp_path/compare/label-seed`, with a run in it."""
+
+    def write(label: str = "grpo", seed: int = 0, **made: Any) -> Path:
+        folder = tmp_path / "compare" / f"{label[:40].replace('/', '_')}-{seed}"
+        return write_run_to(folder, label, seed, **made)
+
+    return write
+
+
+def write_run_to(
+    folder: Path,
+    label: str,
+    seed: int,
+    *,
+    batches: int = 60,
+    taught: float = 0.4,
+    speed: float = 1.0,
+    target: float | None = 0.8,
+    why: str | None = "target: held-out accuracy 0.81 reaches 0.8",
+    evaluated: bool = True,
+    old: bool = False,
+    unscored: dict[str, int] | None = None,
+    max_rollouts: int | None = 6000,
+) -> Path:
+    """Write `run.json` and `metrics.jsonl` of a run of batches of 100 rollouts.
+
+    Args:
+        taught: share of the rollouts that taught; the others are spent on two causes.
+        speed: how fast it learns.
+        why: None: the run has not ended.
+        old: without the fields of newer versions.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    speed *= 1 + 0.08 * float(rng.standard_normal())
+    (folder / "run.json").write_text(json.dumps(_description(label, seed, target, max_rollouts)))
+    lines = [_eval(0, speed, evaluated, old)] if evaluated else []
+    for batch in range(1, batches + 1):
+        lines.append(_batch(batch, batches, taught, old, unscored or {}))
+        if evaluated and batch % 5 == 0:
+            lines.append(_eval(batch * 100, speed, evaluated, old))
+    if why is not None:
+        lines.append(
+            {"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)}
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def _description(label: str, seed: int, target: float | None, max_rollouts: int | None) -> dict[str, Any]:
+    return Run(
+        source=Source(model="a/model", prompts=("train.parquet",), heldout="test.parquet", reward="my:score"),
+        recipe="grpo",
+        parameters={"groups": 25, "n": 4},
+        settings=Settings(seed=seed, sampling=Sampling(64), learning_rate=3e-4, target=target, eval_every=500),
+        max_rollouts=max_rollouts,
+        label=label,
+    ).description()
+
+
+def _spent(paid: int, taught: float, unscored: dict[str, int]) -> dict[str, Any]:
+    trained, band = round(paid * taught), round(paid * (1 - taught) / 3)
+    spent = dict.fromkeys(CAUSES, 0) | {"trained": trained, "out_of_band": band}
+    spent["zero_variance"] = paid - trained - band
+    return {
+        "rollouts_paid": paid,
+        "tokens_paid": paid * 20,
+        "optimizer_steps": paid // 100,
+        "version": paid // 100,
+        "epoch": 0,
+        "seconds": paid / 50,
+        "accounts": spent,
+        "unscored": unscored,
+    }
+
+
+def _states(share: float) -> dict[str, int]:
+    known = {
+        "trained": round(PROMPTS * share * 0.4),
+        "zero_variance": round(PROMPTS * share * 0.1),
+        "out_of_band/solved": round(PROMPTS * share * share * 0.3),
+        "out_of_band/too_hard": round(PROMPTS * share * 0.2 * (1 - share / 2)),
+    }
+    return {"new": PROMPTS - sum(known.values())} | known
+
+
+def _batch(batch: int, batches: int, taught: float, old: bool, unscored: dict[str, int]) -> dict[str, Any]:
+    share = batch / batches
+    line: dict[str, Any] = {
+        "kind": "batch",
+        "batch": batch,
+        **_spent(batch * 100, taught, unscored),
+        "reward_mean": 0.3 + 0.4 * share,
+        "metric_mean": 0.3 + 0.4 * share,
+        "truncated": 0.05,
+        "rows": 64,
+        "groups": 16,
+        "short_because": None,
+        "staleness_mean": 0.4,
+        "staleness_max": 2,
+        "loss": 0.1,
+        "grad_norm": 1.0,
+        "clip_fraction": 0.01,
+        "steps_in_batch": 1,
+        "learning_rate": 3e-4,
+        "update_seconds": 0.1,
+    }
+    if old:
+        return line
+    newer = {
+        "prompts": _states(share),
+        "evicted": round(PROMPTS * share * share * 0.3),
+        "revived": batch // 10,
+        "quarantined": 1 if unscored else 0,
+        "ages": {"0": 40, "1": 20, "2": 4},
+        "lengths": {"count": 100, "truncated": 5, "quantiles": [2, 6, 10, 15 + 10 * share, 22 + 10 * share, 40, 64]},
+    }
+    return line | newer
+
+
+def _eval(paid: int, speed: float, evaluated: bool, old: bool) -> dict[str, Any]:
+    accuracy = 0.1 + 0.85 / (1 + exp(-(paid * speed - 2500) / 900))
+    line = {
+        "kind": "eval",
+        **_spent(paid, 0.4, {}),
+        "accuracy": accuracy,
+        "standard_error": 0.0,
+        "eval_unscored": 0,
+        "eval_seconds": 0.2,
+    }
+    return line if old else line | {"at": paid, "prompts": _states(min(1.0, paid / 6000))}

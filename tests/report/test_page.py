@@ -1,0 +1,147 @@
+"""The page's files, and that nothing a run's folder may lack or hold makes it fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from rollalloc.report.page import write_page
+from rollalloc.report.samples import examples
+
+PNG = b"\x89PNG\r\n\x1a\n"
+FIGURES = ("where", "accuracy", "accuracy-tokens", "causes", "states", "lengths", "staleness")
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_a_comparison_becomes_a_page_with_the_same_figures_as_png(write_run, tmp_path):
+    for seed in range(2):
+        write_run("grpo", seed)
+        write_run("ours", seed, speed=1.3)
+    page = write_page(tmp_path / "compare")
+    assert page == tmp_path / "compare" / "report.html"
+    elements = Elements(page).found
+    assert [tag for tag, _ in elements].count("figure") == len(FIGURES)
+    drawn = [attributes for tag, attributes in elements if tag == "svg"]
+    assert all(attributes["role"] == "img" and len(attributes["aria-label"]) > 20 for attributes in drawn)
+    for name in FIGURES:
+        assert (tmp_path / "compare" / f"{name}.png").read_bytes()[:8] == PNG
+    text = page.read_text()
+    assert "ours needed" in text
+    assert "fewer rollouts than grpo" in text
+
+
+def test_ids_occur_once_and_what_is_referred_to_is_there(write_run, tmp_path):
+    write_run("grpo")
+    write_run("ours")
+    text = write_page(tmp_path / "compare").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(#|href="#|aria-labelledby=")([\w-]+)', text)) <= set(ids)
+
+
+def test_every_colour_of_a_figure_follows_the_page(write_run):
+    text = write_page(write_run("grpo")).read_text()
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert "var(--green)" in drawn
+    left = set(re.findall(r"#[0-9a-f]{6}\b", drawn))
+    assert left <= {"#000001"}  # figures on a coloured ground
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_no_field_that_may_lack_is_needed(write_run, tmp_path, several):
+    folder = write_run("grpo", old=True)
+    folder = tmp_path / "compare" if several else folder
+    text = write_page(folder).read_text()
+    assert "Where every rollout went" in text
+    assert "Staleness" not in text
+
+
+def test_runs_that_are_unfinished_failed_or_not_evaluated_are_shown_as_they_are(write_run, tmp_path):
+    write_run("grpo", evaluated=False)
+    write_run("running", why=None, unscored={"<i>": 3})
+    failed = write_run("failed")
+    (failed / "metrics.jsonl").unlink()
+    text = write_page(tmp_path / "compare").read_text()
+    assert "running, seed 0 has not ended" in text
+    assert "failed, seed 0 has written no metrics" in text
+    assert "&lt;i&gt; (3)" in text
+
+
+@pytest.mark.parametrize("damage", ["{", '{"label": "old", "recipe": "grpo"}'])
+def test_runs_that_cannot_be_compared_are_still_shown(write_run, tmp_path, damage):
+    write_run("grpo")
+    (write_run("other") / "run.json").write_text(damage)
+    text = write_page(tmp_path / "compare").read_text()
+    assert "the runs cannot be compared" in text
+    assert "Where every rollout went" in text
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
+        write_page(tmp_path)
+
+
+def test_a_label_with_markup_in_it_is_a_label(write_run, tmp_path):
+    write_run("<b>$x^2$ & co</b>")
+    page = write_page(tmp_path / "compare")
+    assert "b" not in [tag for tag, _ in Elements(page).found]
+    assert "&lt;b&gt;$x^2$ &amp; co&lt;/b&gt;" in page.read_text()
+
+
+# examples
+
+
+def rollout(number, group, reward, **said):
+    return {
+        "rollout": number,
+        "group": group,
+        "reward": reward,
+        "tokens": 3,
+        "truncated": False,
+        "text": f"text {number}",
+    } | said
+
+
+def test_examples_are_the_newest_of_each_fate(write_run):
+    folder = write_run()
+    lines = [
+        *(rollout(number, 0, 1.0) for number in range(4)),
+        rollout(4, 1, 1.0),
+        rollout(5, 1, 0.0),
+        rollout(6, 2, 0.0, truncated=True),
+        rollout(7, 3, None, unscored="timeout"),
+        rollout(8, 3, None, unscored="stopped"),
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    found = [(example.fate, example.text) for example in examples(folder)]
+    assert found == [
+        ("cut off at the length limit", "text 6"),
+        ("in a group whose rewards are all alike", "text 3"),
+        ("in a group whose rewards are all alike", "text 2"),
+        ("in a mixed group, the better", "text 4"),
+        ("in a mixed group, the worse", "text 5"),
+        ("not scored: timeout", "text 7"),
+        ("stopped early", "text 8"),
+    ]
+
+
+def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
+    folder = write_run()
+    monkeypatch.setattr("rollalloc.report.samples._TAIL_BYTES", 250)
+    lines = [json.dumps(rollout(number, number, 0.0)) + "\n" for number in range(50)]
+    (folder / "rollouts.jsonl").write_text("".join(lines))
+    assert [example.text for example in examples(folder)] == ["text 49", "text 48"]

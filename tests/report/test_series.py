@@ -1,0 +1,115 @@
+"""Series against hand-made metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rollalloc.report import series
+from rollalloc.report.recorded import RecordedRun
+
+
+def run_of(*lines, **end):
+    """A run of (rollouts, accuracy) evaluations; `why` ends it."""
+    metrics = [
+        {
+            "kind": "eval",
+            "rollouts_paid": rollouts,
+            "at": rollouts,
+            "tokens_paid": 10 * rollouts,
+            "seconds": 0.0,
+            "optimizer_steps": rollouts,
+            "version": rollouts,
+            "accuracy": accuracy,
+            "standard_error": 0.0,
+        }
+        for rollouts, accuracy in lines
+    ]
+    if end:
+        metrics.append({"kind": "end", "rollouts_paid": lines[-1][0], **end})
+    return RecordedRun(Path("a"), metrics=metrics)
+
+
+def batches(*said):
+    return RecordedRun(Path("a"), metrics=[{"kind": "batch", **line} for line in said])
+
+
+REACHED = {"why": "target: reached"}
+
+
+def test_a_run_that_reached_its_target_keeps_its_accuracy():
+    early, late = run_of((0, 0.0), (100, 0.8), **REACHED), run_of((0, 0.0), (200, 0.8), **REACHED)
+    middle = series.accuracy_over_seeds([early, late], "rollouts")
+    assert (middle.x_X[0], middle.x_X[-1]) == (0, 200)
+    expected_X = (np.minimum(0.8, middle.x_X * 0.008) + middle.x_X * 0.004) / 2
+    np.testing.assert_allclose(middle.middle_X, expected_X)
+
+
+def test_the_line_ends_where_the_first_run_short_of_its_target_ends():
+    reached, spent = run_of((0, 0.0), (100, 0.8), **REACHED), run_of((0, 0.0), (150, 0.3), why="budget: spent")
+    running = run_of((0, 0.0), (70, 0.2))
+    assert series.accuracy_over_seeds([reached, spent], "rollouts").x_X[-1] == 150
+    assert series.accuracy_over_seeds([reached, spent, running], "rollouts").x_X[-1] == 70
+    assert series.accuracy_over_seeds([reached, spent], "tokens").x_X[-1] == 1500
+
+
+def test_of_fewer_than_five_seeds_there_is_no_interval():
+    runs = [run_of((0, 0.1 * seed), (100, 0.5 + 0.1 * seed)) for seed in range(5)]
+    few, enough = series.accuracy_over_seeds(runs[:4], "rollouts"), series.accuracy_over_seeds(runs, "rollouts")
+    assert np.isnan(few.low_X).all()
+    assert np.isnan(few.high_X).all()
+    assert (enough.low_X < enough.middle_X).all()
+    assert (enough.middle_X < enough.high_X).all()
+
+
+def test_without_evaluations_there_is_no_curve():
+    assert series.accuracy_over_seeds([batches({"rollouts_paid": 5})], "rollouts") is None
+
+
+def test_causes_are_shares_of_what_each_window_paid():
+    run = batches(
+        {"rollouts_paid": 50, "accounts": {"trained": 50, "open": 0}},
+        {"rollouts_paid": 100, "accounts": {"trained": 60, "open": 40}},
+    )
+    over = series.causes_over_time([run], windows=2)
+    np.testing.assert_allclose(over.x_X, [50, 100])
+    np.testing.assert_allclose(over.values["trained"], [1, 0.2])
+    np.testing.assert_allclose(over.values["open"], [0, 0.8])
+
+
+def test_states_are_shares_of_what_was_visited():
+    run = batches(
+        {"rollouts_paid": 10, "prompts": {"new": 8, "trained": 2}, "evicted": 0},
+        {"rollouts_paid": 20, "prompts": {"new": 2, "trained": 6, "out_of_band/solved": 2}, "evicted": 2},
+    )
+    over = series.states_over_time([run])
+    assert set(over.values) == {"trained", "out_of_band/solved"}
+    np.testing.assert_allclose(sum(over.values.values()), 1)
+    assert over.values["out_of_band/solved"][0] == 0  # a state that comes up later was none before
+    np.testing.assert_allclose(over.values["out_of_band/solved"][-1], 0.25)
+    np.testing.assert_allclose(series.evicted_over_time([run]).values["evicted"][[0, -1]], [0, 0.25])
+
+
+def test_seeds_are_averaged_as_far_as_all_go():
+    runs = [
+        batches({"rollouts_paid": 0, "prompts": {"a": 4}}, {"rollouts_paid": end, "prompts": {"a": 0, "b": 4}})
+        for end in (10, 20)
+    ]
+    over = series.states_over_time(runs)
+    assert over.x_X[-1] == 10
+    np.testing.assert_allclose(over.values["b"][-1], (1 + 0.5) / 2)
+
+
+def test_ages_are_summed_over_batches_and_seeds():
+    runs = [batches({"ages": {"0": 6, "2": 1}}, {"ages": {"0": 2}}), batches({"ages": {"10": 1}}, {})]
+    assert series.ages(runs) == {0: 0.8, 2: 0.1, 10: 0.1}
+    assert series.ages([batches({})]) == {}
+
+
+def test_lengths_skip_batches_without_any():
+    quantiles = {"count": 3, "truncated": 0, "quantiles": [1, 2, 3, 4, 5, 6, 7]}
+    lines = [{"rollouts_paid": paid, "lengths": said} for paid, said in ((10, quantiles), (20, None), (30, quantiles))]
+    over = series.lengths_over_time([batches(*lines)])
+    assert (over.x_X[0], over.x_X[-1]) == (10, 30)
+    np.testing.assert_allclose(over.values["p50"], 4)

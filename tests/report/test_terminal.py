@@ -1,0 +1,82 @@
+"""What `rollalloc watch` shows of a run and of several."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from rollalloc.report.recorded import is_over, read_run, remaining
+from rollalloc.report.terminal import sparkline, view
+
+
+def shown(runs, width=110):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(view(runs))
+    return console.file.getvalue()
+
+
+def test_a_run_is_shown_whole(write_run):
+    text = shown([read_run(write_run("ours", why=None, batches=30, unscored={"timeout [red]": 3}))])
+    for part in (
+        "ours · seed 0 · not ended",
+        "50% of 6,000 · 0:01:00 until the budget is spent",
+        "3,000 rollouts, 60,000 tokens, 40% taught",
+        "target 0.8",
+        "all alike",
+        "impossible so far 40",
+        "evicted 120 · revived 3 · quarantined 1",
+        "25 tokens, four fifths 6–40, all 2–64; 5% cut off",
+        "0.40 updates, at most 2",
+        "3 × timeout [red]",
+    ):
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    "made", [{"old": True}, {"evaluated": False}, {"max_rollouts": None}, {"batches": 0, "why": None}]
+)
+def test_nothing_that_may_lack_is_needed(write_run, made):
+    run = read_run(write_run(**made))
+    assert "grpo · seed 0" in shown([run])
+    assert "grpo" in shown([run, replace(run, metrics=[]), replace(run, description={})])
+
+
+def test_of_several_runs_each_is_a_line(write_run):
+    runs = [read_run(write_run("grpo", seed, why=None)) for seed in range(3)]
+    lines = [line for line in shown(runs).splitlines() if "grpo" in line]
+    assert [line.split()[1] for line in lines] == ["0", "1", "2"]
+    assert all("40%" in line for line in lines)
+
+
+def test_labels_cannot_write_to_the_terminal(write_run):
+    run = read_run(write_run("\x1b]0;owned\x07[bold]\u202e"))
+    for runs in ([run], [run, run]):
+        text = shown(runs)
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "␛]0;owned" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"), [([], ""), ([0, 0.5, 1], "▁▅█"), ([-1, 2], "▁█"), ([0] * 50 + [1] * 51, "▁" * 20 + "█" * 20)]
+)
+def test_a_sparkline_is_blocks_the_newest_last(values, blocks):
+    assert sparkline(values) == blocks
+
+
+def test_what_remains_is_the_budget_at_the_pace_so_far(write_run):
+    assert remaining(read_run(write_run(why=None, batches=15, max_rollouts=6000))).total_seconds() == 90
+    assert remaining(read_run(write_run())) is None
+    assert remaining(read_run(write_run(why=None, max_rollouts=None))) is None
+
+
+def test_a_comparison_is_over_when_it_wrote_its_results(write_run, tmp_path):
+    runs = [read_run(write_run())]
+    assert is_over(runs[0].folder, runs)
+    assert not is_over(tmp_path / "compare", runs)  # the next run may not have begun
+    (tmp_path / "compare" / "results.json").write_text("[]")
+    assert is_over(tmp_path / "compare", runs)
+    assert not is_over(tmp_path / "compare", [*runs, read_run(write_run("running", why=None))])

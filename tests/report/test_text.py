@@ -1,0 +1,48 @@
+"""Hostile text, made visible."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.report.text import one_line, shortened, visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("\x1b[31m\x00\x7f", "␛[31m␀⟨U+007F⟩"),
+        ("\u202eevil\u2066", "⟨U+202E⟩evil⟨U+2066⟩"),
+        ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
+        ("\ud800", "⟨U+D800⟩"),
+        ("<b>שלום</b>", "<b>שלום</b>"),
+    ],
+)
+def test_what_acts_or_hides_is_shown(text, shown):
+    assert visible(text) == shown
+
+
+@given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "L"])))
+def test_nothing_hidden_is_left(text):
+    left = set(visible(text)) - {"\n", "\t"}
+    assert all(unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in left)
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    text = "begin" + "x" * 1_000_000 + "the answer"
+    short = shortened(text, 60)
+    assert short.startswith("begin")
+    assert short.endswith("the answer")
+    assert "999,955 characters left out" in short
+    assert shortened("short", 60) == "short"
+
+
+@given(st.text())
+def test_a_name_is_one_short_line(text):
+    name = one_line(text, 12)
+    assert len(name) <= 12
+    assert name == " ".join(name.split())

@@ -1,0 +1,159 @@
+"""Sentences against hand-made summaries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollalloc.bench.cost import COSTS
+from rollalloc.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.report.recorded import read_run
+from rollalloc.report.wording import caveats, findings, story
+
+
+def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
+    paid = None if cost is None else Interval(cost, cost - 100, cost + 100, (cost,) * seeds)
+    return RecipeSummary(
+        label=label,
+        recipe=label,
+        parameters={},
+        learning_rate=1e-3,
+        seeds=tuple(range(seeds)),
+        reached=reached,
+        costs=dict.fromkeys(COSTS, paid),
+        ratios=dict.fromkeys(COSTS, ratio),
+        standard_error=0.0,
+        accounts={"trained": taught, "zero_variance": 100 - taught},
+        rollouts_paid=100,
+        tokens_paid=1000,
+        folders=(Path("a"),) * seeds,
+    )
+
+
+def said_of(other, *, target=0.8, baseline=None):
+    """What is said of the method beside a baseline."""
+    first = baseline or method("grpo", taught=32)
+    sentences = findings(Summary("task", target, "grpo", (first, other), ()))
+    return "".join(sentences[other.label])
+
+
+def ratio(point, low=None, high=None, bound=""):
+    return Interval(point, low, high, (point,) * 5, bound)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            ratio(1 / 1.05, 1 / 1.2, 1 / 1.02),
+            (
+                "ours needed 5% more rollouts than grpo for held-out accuracy 0.8 (95% interval: 2% more to 20% "
+                "more); 40% of its rollouts taught something, grpo's 32%."
+            ),
+        ),
+        (
+            ratio(1.25, 0.8, 2.0),
+            (
+                "ours needed 20% fewer rollouts than grpo for held-out accuracy 0.8 (95% interval: 50% fewer to "
+                "25% more, so no clear difference); 40% of its rollouts taught something, grpo's 32%."
+            ),
+        ),
+        (
+            ratio(0.4),
+            (
+                "ours needed 2.5 times as many rollouts as grpo for held-out accuracy 0.8 (5 seeds, too few for "
+                "an interval); 40% of its rollouts taught something, grpo's 32%."
+            ),
+        ),
+        (
+            ratio(2.0, bound=">"),
+            (
+                "ours needed 1,000 rollouts (95% interval 900 to 1,100) for held-out accuracy 0.8, at most 0.50 "
+                "times what grpo paid; 40% of its rollouts taught something, grpo's 32%."
+            ),
+        ),
+    ],
+)
+def test_a_loss_is_said_as_plainly_as_a_win(given, sentence):
+    assert said_of(method("ours", ratio=given)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("other", "target", "sentence"),
+    [
+        (
+            method("ours", cost=1000.0, reached=3, ratio=ratio(0.5, bound="<")),
+            0.8,
+            (
+                "ours reached held-out accuracy 0.8 in 3 of 5 runs and paid 20 rollouts a run, at least 2.00 "
+                "times what grpo paid; 40% of its rollouts taught something."
+            ),
+        ),
+        (
+            method("ours", cost=None, reached=0),
+            0.8,
+            (
+                "ours paid 20 rollouts a run; 40% of its rollouts taught something. It was not evaluated, so "
+                "costs are not compared."
+            ),
+        ),
+        (
+            method("ours", cost=None, reached=0),
+            None,
+            (
+                "ours paid 20 rollouts a run; 40% of its rollouts taught something. No target was set, so costs "
+                "are not compared."
+            ),
+        ),
+        (
+            method("ours", ratio=ratio(1.0, 1.0, 1.0)),
+            0.8,
+            (
+                "ours needed as many rollouts as grpo for held-out accuracy 0.8 (95% interval: as many to as "
+                "many, so no clear difference); 40% of its rollouts taught something, grpo's 32%."
+            ),
+        ),
+    ],
+)
+def test_what_is_not_known_is_said(other, target, sentence):
+    assert said_of(other, target=target) == sentence
+
+
+def test_the_baseline_has_a_sentence_of_its_own():
+    first = method("grpo", taught=32)
+    lead, rest = findings(Summary("task", 0.8, "grpo", (first, method("ours", ratio=ratio(1))), ()))["grpo"]
+    assert lead == "grpo needed 1,000 rollouts"
+    assert rest == " (95% interval 900 to 1,100) for held-out accuracy 0.8; 32% of its rollouts taught something."
+
+
+def test_a_run_by_itself(write_run):
+    run = read_run(write_run(why=None, batches=10))
+    assert "".join(story(run)) == (
+        "grpo has so far paid 1,000 rollouts, and 40% of them taught something. Its held-out accuracy went from "
+        f"{run.curve.accuracy[0]:.3f} to {run.curve.accuracy[-1]:.3f}."
+    )
+    assert "".join(story(replace(run, metrics=[]))) == "grpo has not paid a rollout yet."
+
+
+def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):
+    runs = [
+        read_run(write_run("whole")),
+        read_run(write_run("running", why=None)),
+        read_run(write_run("blind", evaluated=False)),
+        read_run(write_run("unsure", unscored={"timeout <b>": 7})),
+    ]
+    (runs[1].folder / "run.json").write_text("{")
+    runs.append(replace(read_run(runs[1].folder), metrics=[]))
+    said = caveats(runs)
+    assert not any("whole" in each for each in said)
+    for beginning in (
+        "running, seed 0 has not ended",
+        "blind, seed 0 was not evaluated",
+        "unsure, seed 0: 7 of 6,000 rollouts have no score; they count as paid, not as wrong. timeout <b> (7)",
+        "unsure, seed 0: 1 prompt set aside",
+        "running-0 cannot be read in full: run.json: ",
+        "running-0 has written no metrics",
+    ):
+        assert [each for each in said if each.startswith(beginning)], (beginning, said)

@@ -1,0 +1,194 @@
+"""Finding answers in completions, and comparing them as text, as numbers and as mathematics."""
+
+import sys
+from fractions import Fraction
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.rewards.answers import ExactMatch, Numeric, exact, numeric
+from rollalloc.rewards.extract import Pattern, after_hashes, boxed, final
+from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
+
+
+@pytest.fixture
+def math():
+    return pytest.importorskip("rollalloc.rewards.math", exc_type=ImportError)
+
+
+RIGHT, WRONG = Scored(1.0, 1.0), Scored(0.0, 0.0)
+
+
+def ask(function, completion, ground_truth):
+    return score_sample(function, Sample("test", completion, ground_truth, {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{42}.", "42"),
+        (r"\boxed{1}, no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),
+        (r"\boxed{\\{2}}", r"\\{2}"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1", None),
+        (r"\boxed{1} \boxed{2", None),
+        ("42", None),
+    ],
+)
+def test_the_last_box(text, answer):
+    assert boxed(text) == answer
+
+
+@given(
+    st.recursive(st.text("ab", max_size=3), lambda inner: st.lists(inner).map(lambda parts: f"{{{''.join(parts)}}}"))
+)
+def test_a_box_holds_whatever_is_balanced(content):
+    assert boxed(f"first \\boxed{{x}} then \\boxed{{{content}}} }}") == content
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("1 + 1 = 2\n#### 2\n", "2"), ("#### 1 #### 1,000 \n more", "1,000"), ("####", ""), ("# 2", None)],
+)
+def test_gsm8k_s_hashes(text, answer):
+    assert after_hashes(text) == answer
+
+
+def test_the_final_answer_prefers_the_box():
+    assert final(r"\boxed{1} #### 2") == "1"
+    assert final("so #### 2") == "2"
+    assert final("two") == "two"
+
+
+def test_a_pattern_takes_its_last_match():
+    text = "Answer: yes\nAnswer: no"
+    assert Pattern(r"Answer: (\w+)")(text) == "no"
+    assert Pattern(r"Answer: \w+")(text) == "Answer: no"
+    assert Pattern(r"Answer: (\d+)")(text) is None
+
+
+@pytest.mark.parametrize(
+    ("completion", "ground_truth", "outcome"),
+    [
+        (r"\boxed{New   York}", "New York ", RIGHT),
+        ("#### Paris", "Paris", RIGHT),
+        ("Paris", "paris", WRONG),
+        ("7", 7, RIGHT),
+        (r"\boxed{NewYork}", "New York", WRONG),
+    ],
+)
+def test_exact_match(completion, ground_truth, outcome):
+    assert ask(exact, completion, ground_truth) == outcome
+
+
+def test_a_choice_of_one_s_own():
+    choice = ExactMatch(Pattern(r"(?i)answer is \(?([A-D])"))
+    assert ask(choice, "The answer is (A) ... no, the answer is B", "B") == RIGHT
+    assert ask(choice, "B", "B") == WRONG
+
+
+@pytest.mark.parametrize(
+    ("completion", "ground_truth", "outcome"),
+    [
+        ("He has 18 apples. #### 18", "18", RIGHT),
+        (r"\boxed{1,234.50}", "1234.5", RIGHT),
+        (r"$\boxed{\$5}$", "5", RIGHT),
+        (r"\boxed{-\frac{3}{4}}", "-0.75", RIGHT),
+        ("6/8", "0.75", RIGHT),
+        (r"\boxed{1.5 \times 10^{3}}", "1500", RIGHT),
+        ("1.5e-3", "0.0015", RIGHT),
+        (r"\boxed{50\%}", "0.5", RIGHT),
+        (r"\boxed{50\%}", "50", RIGHT),
+        (r"\boxed{50\%}", "50%", RIGHT),
+        (r"\boxed{0.5\%}", "50%", WRONG),
+        ("−7", -7, RIGHT),
+        ("5 - 3", "3", RIGHT),  # a difference, not a negative number
+        ("12345678901234567890", "12345678901234567891", RIGHT),  # within the tolerance
+        ("1000001", "1000000", WRONG),
+        ("18 or 19", "18", WRONG),
+        ("10^3", "10", WRONG),
+        ("x2", "2", WRONG),
+        ("1e999999999", "1", WRONG),
+        ("1/0", "1", WRONG),
+        ("9" * 100_000, "9", WRONG),
+        ("", "1", WRONG),
+        ("no idea", "1", WRONG),
+    ],
+)
+def test_numbers(completion, ground_truth, outcome):
+    assert ask(numeric, completion, ground_truth) == outcome
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
+def test_a_fraction_is_its_own_value_however_written(above, below):
+    truth = f"{above}/{below}"
+    assert ask(numeric, f"so {truth}.", truth) == RIGHT
+    assert ask(numeric, f"\\boxed{{\\frac{{{above}}}{{{below}}}}}", truth) == RIGHT
+    assert ask(numeric, f"{above:,}/{below:,}", truth) == RIGHT
+    assert ask(numeric, f"{above + below}/{below}", truth) == (RIGHT if abs(Fraction(above, below)) >= 10**9 else WRONG)
+
+
+def test_tolerances():
+    assert ask(numeric, "3.14", "3.14159") == WRONG
+    assert ask(Numeric(relative=0.01), "3.14", "3.14159") == RIGHT
+    assert ask(Numeric(absolute=0.01, relative=0), "3.14", "3.14159") == RIGHT
+    assert ask(Numeric(absolute=0.001, relative=0), "3.14", "3.14159") == WRONG
+
+
+def test_a_ground_truth_without_a_number_is_no_wrong_answer():
+    assert ask(numeric, "4", "four") == Unscored(
+        "ValueError: ground truth 'four' holds no number; numeric rewards need one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("completion", "ground_truth", "outcome"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", RIGHT),
+        (r"\boxed{1} or rather \boxed{(x+1)^2}", "x^2+2x+1", RIGHT),
+        (r"\boxed{3\sqrt{2}}", r"\sqrt{18}", RIGHT),
+        (r"\boxed{\{2, 1\}}", r"\{1,2\}", RIGHT),
+        ("The final answer is $4$.", "$4$", RIGHT),
+        ("it is 4", "4", RIGHT),
+        (r"\boxed{5}", "4", WRONG),
+        (r"\boxed{", "4", WRONG),
+        ("", "4", WRONG),
+        ("4 \0 \ud800", "4", RIGHT),
+    ],
+)
+def test_mathematics(math, completion, ground_truth, outcome):
+    assert ask(math.compute_score, completion, ground_truth) == outcome
+
+
+def test_a_comparison_that_takes_too_long_is_unscored_not_wrong(math):
+    assert ask(math.MathVerify(timeout_s=1), r"\boxed{9^{9^{9^{9}}}}", "4") == Unscored(
+        "TimeoutError: math-verify took more than 1 s"
+    )
+
+
+def test_a_ground_truth_that_is_no_mathematics_is_unscored(math):
+    outcome = ask(math.compute_score, r"\boxed{4}", "")
+    assert outcome == Unscored("ValueError: ground truth '' is nothing that math-verify can parse")
+
+
+def test_outside_the_main_thread_mathematics_is_refused(math):
+    outcomes = []
+    thread = Thread(target=lambda: outcomes.append(ask(math.compute_score, r"\boxed{4}", "4")))
+    thread.start()
+    thread.join()
+    assert "main thread only; score with WorkerScorer" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("path", ["answers:exact", "answers:numeric"])
+def test_each_is_found_by_its_path(path):
+    assert callable(load_reward(f"rollalloc.rewards.{path}"))
+
+
+def test_without_math_verify_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    monkeypatch.delitem(sys.modules, "rollalloc.rewards.math", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'rollalloc\[rewards\]'"):
+        load_reward("rollalloc.rewards.math:compute_score")

@@ -1,0 +1,313 @@
+"""Readers: each on a sample of its format, and what they say of files that are none.
+
+The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches of a tiny model, each logged twice; 2 reward
+functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts;
+`prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's file monitor does, with made-up episodes;
+`rollalloc` by a Pilot-Commit run of its own trainer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rollalloc.waste.readers import FORMATS, Options, read_log
+from rollalloc.waste.shares import shares_of
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def table(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def rewards(log):
+    return [[None if np.isnan(reward) else reward for reward in group.rewards_G.tolist()] for group in log.groups]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_sample_is_told_by_itself_and_its_rollouts_are_all_read(format):
+    log = read_log(SAMPLES / format)
+    assert log.format == format
+    assert log.bad == 0
+    first, rollouts = {"trl": (4, 96), "verl": (4, 96), "prime-rl": (4, 24), "rollalloc": (2, 96)}[format]
+    assert {group.first for group in log.groups} == {first}
+    assert sum(shares_of(log.groups).rollouts.values()) == rollouts
+
+
+# TRL
+
+
+def test_trl_waste_is_what_trl_itself_said():
+    """TRL's advantages are 0 in exactly the groups that taught nothing."""
+    log = read_log(SAMPLES / "trl", options=Options(weights=(1.0, 0.0)))
+    assert not any("disagree" in note for note in log.notes)
+    assert any("6 files repeat" in note for note in log.notes)
+    zero = 0
+    for file in (SAMPLES / "trl").glob(
+        "*[13579].parquet"
+    ):  # two steps a generation batch: the even files repeat the odd
+        advantages = pyarrow.parquet.read_table(file)["advantage"].to_numpy().reshape(-1, 4)
+        zero += int((np.abs(advantages).max(1) < 1e-6).sum())
+    shares = shares_of(log.groups)
+    assert 0 < zero < len(log.groups)
+    assert sum(not np.ptp(group.rewards_G[~np.isnan(group.rewards_G)]) for group in log.groups) == zero
+    assert shares.groups == 24
+
+
+def test_trl_rewards_that_contradict_the_advantages_are_told_of(tmp_path):
+    table(tmp_path / "c.parquet", prompt=["a"] * 2, right=[1.0, 1.0], short=[0.0, 1.0], advantage=[0.0, 0.0])
+    assert any("--weights" in note for note in read_log(tmp_path).notes)
+    assert not any("--weights" in note for note in read_log(tmp_path, options=Options(reward="right")).notes)
+
+
+def test_trl_a_prompt_drawn_twice_in_a_row_is_two_groups(tmp_path):
+    table(tmp_path / "c.parquet", prompt=list("aaaabb"), r=[0.0, 1, 1, 1, 0, 0])
+    assert rewards(read_log(tmp_path)) == [[0, 1], [1, 1], [0, 0]]
+    assert rewards(read_log(tmp_path, options=Options(group_size=1)))[:2] == [[0], [1]]
+
+
+def test_trl_a_batch_logged_twice_counts_once(tmp_path):
+    for step, completion in ((1, "x"), (2, "x"), (3, "z")):
+        table(
+            tmp_path / f"{step}.parquet", step=[step] * 2, prompt=["a"] * 2, completion=[completion, "y"], r=[0.0, 1.0]
+        )
+    log = read_log(tmp_path)
+    assert [group.step for group in log.groups] == [1, 3]
+    assert any("1 files repeat" in note for note in log.notes)
+
+
+def test_trl_messages_and_unscored_completions(tmp_path):
+    prompt = [{"role": "user", "content": "2+2"}]
+    table(tmp_path / "c.parquet", prompt=[prompt] * 3, r=[None, 1.0, float("nan")], other=[None, 0.5, None])
+    assert rewards(read_log(tmp_path)) == [[None, 1.5, None]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        (
+            {"prompt": ["a"], "text": ["b"]},
+            Options(),
+            "expected the columns prompt and a column of numbers.*found prompt, text",
+        ),
+        ({"question": ["a"], "r": [1.0]}, Options(), "expected the columns prompt and .*found question, r"),
+        ({"prompt": ["a"], "r": [1.0]}, Options(reward="s"), "expected the columns prompt and s, found prompt, r"),
+        ({"prompt": ["a"], "r": [1.0]}, Options(weights=(1, 2)), "--weights: expected one for each of r, got 2"),
+    ],
+)
+def test_trl_columns_that_do_not_fit_are_named(tmp_path, columns, options, said):
+    table(tmp_path / "c.parquet", **columns)
+    with pytest.raises(ValueError, match=said):
+        read_log(tmp_path, options=options)
+
+
+def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
+    table(tmp_path / "1.parquet", prompt=["a", "a"], r=[0.0, 1.0])
+    table(tmp_path / "2.parquet", prompt=pyarrow.array([], pyarrow.string()), r=pyarrow.array([], pyarrow.float64()))
+    (tmp_path / "3.parquet").write_bytes((tmp_path / "1.parquet").read_bytes()[:-20])
+    log = read_log(tmp_path)
+    assert rewards(log) == [[0, 1]]
+    assert (log.bad, log.first_bad) == (1, f"{tmp_path / '3.parquet'}: not a readable parquet file")
+    with pytest.raises(ValueError, match=r"found no rollout in 3\.parquet; .* not a readable parquet file"):
+        read_log(tmp_path / "3.parquet")
+
+
+def test_options_of_another_format_are_refused():
+    with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
+        read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
+
+
+# verl
+
+
+@pytest.mark.parametrize("trainer", ["legacy", "v1"])
+def test_verl_groups_of_both_trainers(trainer):
+    log = read_log(SAMPLES / "verl" / trainer)
+    assert len(log.groups) == 12
+    assert [group.step for group in log.groups] == [9] * 6 + [10] * 6  # 9.jsonl before 10.jsonl
+    assert not log.complete
+    assert any("at least this" in note for note in log.notes)
+    # acc is preferred where it is logged; the V1 trainer logs the shaped score alone, 0.1 less for the first of each group
+    assert {reward for group in rewards(log) for reward in group} <= (
+        {0, 1} if trainer == "legacy" else {-0.1, 0, 0.9, 1}
+    )
+
+
+def test_verl_without_uid_a_prompt_is_one_group_within_a_step_and_its_rows_may_lie_anywhere(tmp_path):
+    for step in (1, 2):
+        rows = [{"input": prompt, "output": "", "score": step, "step": step} for prompt in "abab"]
+        lines(tmp_path / f"{step}.jsonl", rows)
+    assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1], [2, 2], [2, 2]]
+
+
+def test_verl_counts_the_last_output_of_a_session(tmp_path):
+    row = {"input": "a", "output": "b", "step": 1}
+    sessions = [("u_0_0", 0.0), ("u_0_1", 1.0), ("u_1_0", 0.5)]
+    lines(tmp_path / "1.jsonl", [row | {"uid": uid, "score": score} for uid, score in sessions])
+    assert rewards(read_log(tmp_path)) == [[1, 0.5]]
+
+
+def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_path):
+    good = {"input": "a", "output": "b", "score": 1, "step": 1}
+    lines(tmp_path / "1.jsonl", [good, '{"input": "torn', "[1]", {"input": "a"}, "", good, "[" * 100_000])
+    log = read_log(tmp_path)
+    assert rewards(log) == [[1, 1]]
+    assert log.bad == 4
+    assert log.first_bad.endswith("1.jsonl:2: not JSON")
+
+
+@pytest.mark.parametrize("score", [None, "1", float("inf"), 10**400, [1]])
+def test_a_score_that_is_no_finite_number_is_unscored(tmp_path, score):
+    rows = [{"input": "a", "output": "b", "score": 1}, {"input": "a", "output": "b", "score": score}]
+    assert rewards(read_log(lines(tmp_path / "3.jsonl", rows))) == [[1, None]]
+
+
+# prime-rl
+
+
+def test_prime_rl_reads_all_traces_rather_than_the_effective_ones():
+    log = read_log(SAMPLES / "prime-rl")
+    counted = shares_of(log.groups).rollouts
+    assert log.complete
+    assert counted == {
+        "taught": 6,
+        "all_right": 8,
+        "all_truncated": 8,
+        "unscored": 2,
+        "all_wrong": 0,
+        "all_alike": 0,
+        "single": 0,
+    }
+    assert {group.prompt for group in log.groups} == {"sum/0", "sum/1", "sum/2"}
+
+
+def test_prime_rl_effective_traces_alone_are_not_complete():
+    log = read_log(str(SAMPLES / "prime-rl" / "**" / "effective" / "*.jsonl"))
+    assert not log.complete
+    assert any("effective" in note for note in log.notes)
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [{"group_id": "g", "kind": "train"}, {"info": {"group_id": "g"}, "run": {"type": "train", "id": "r"}}],
+    ids=["0.7", "0.8"],
+)
+def test_prime_rl_traces_of_older_versions_are_lines_of_their_own(tmp_path, stamp):
+    trace = {"task": {"type": "T", "data": {"idx": 3}}, "errors": [], "stop_condition": None} | stamp
+    scored = [{"right": 1.0}, {"right": {"score": 0.5, "weight": 2.0}, "n": None}, {}]
+    path = tmp_path / "rollouts" / "step_4" / "train" / "all" / "traces.jsonl"
+    rows = [trace | {"rewards": rewards} for rewards in scored] + [trace | {"rewards": {"right": 1.0}, "errors": [{}]}]
+    log = read_log(lines(path, rows))
+    assert rewards(log) == [[1, 1, None, None]]
+    assert log.groups[0].step == 4
+
+
+def test_prime_rl_leaves_out_evaluation_and_agents_that_are_not_trained(tmp_path):
+    trace = {"group_id": "g", "task": {"data": {}, "key": "k"}, "rewards": {"r": 1.0}}
+    kinds = [{"kind": "eval"}, {"agent": {"trainable": False}}, {"kind": "train"}]
+    assert rewards(read_log(lines(tmp_path / "traces.jsonl", [trace | kind for kind in kinds]))) == [[1]]
+
+
+def test_prime_rl_an_episode_without_traces_is_unscored(tmp_path):
+    episode = {"traces": [], "task": {"key": "k", "data": {}}, "group": {"id": "g"}, "ok": False}
+    assert rewards(read_log(lines(tmp_path / "traces.jsonl", [episode]))) == [[None]]
+
+
+# ours
+
+
+def ours(rollout, group, metric, stage=0, **more):
+    return {
+        "rollout": rollout,
+        "group": group,
+        "key": f"k{group}",
+        "version": 2,
+        "stage": stage,
+        "metric": metric,
+    } | more
+
+
+def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
+    rows = [
+        ours(0, 0, 1.0),
+        ours(1, 0, 0.0),
+        ours(2, 0, 1.0, stage=1),
+        ours(3, 1, None, unscored="timeout", truncated=True),
+    ]
+    log = read_log(lines(tmp_path / "rollouts.jsonl", rows))
+    assert rewards(log) == [[1, 0, 1], [None]]
+    assert [(group.first, group.truncated, group.step) for group in log.groups] == [(2, 0, 2), (1, 1, 2)]
+
+
+def test_ours_rollouts_and_accounts_of_a_run_agree():
+    log = read_log(SAMPLES / "rollalloc")
+    taught = shares_of(log.groups).rollouts
+    assert sum(log.accounts.values()) == sum(taught.values())
+    assert (taught["taught"], taught["unscored"]) == (log.accounts["trained"], log.accounts["failed"])
+    assert {group.rewards_G.size for group in log.groups} == {2, 4}  # pilots that were dropped, and those with commits
+
+
+def test_ours_sums_the_accounts_of_runs(tmp_path):
+    for run, trained in (("a", 3), ("b", 4)):
+        accounts = [{"trained": count, "zero_variance": 5, "open": 1} for count in (1, trained)]
+        lines(tmp_path / run / "metrics.jsonl", [{"kind": "batch", "accounts": one} for one in accounts])
+    log = read_log(tmp_path)
+    assert log.accounts == {"trained": 7, "zero_variance": 10, "open": 2}
+    assert not log.groups
+
+
+# what is no log
+
+
+def test_nothing_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_log(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        read_log(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_log(str(tmp_path / "*.jsonl"))
+
+
+def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
+    lines(tmp_path / "x.jsonl", [{"a": 1}])
+    with pytest.raises(ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; --format forces one"):
+        read_log(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and score"
+    ):
+        read_log(tmp_path, "verl")
+    with pytest.raises(ValueError, match=r"expected parquet files.*found x\.jsonl"):
+        read_log(tmp_path, "trl")
+    with pytest.raises(ValueError, match="--format must be one of trl, verl, prime-rl, rollalloc, got 'wandb'"):
+        read_log(tmp_path, "wandb")
+
+
+def test_the_watcher_sees_each_file():
+    seen = []
+    read_log(SAMPLES / "verl" / "v1", watcher=lambda file, before, of: seen.append((file.name, before, of)))
+    assert seen == [("9.jsonl", 0, 2), ("10.jsonl", 1, 2)]
+
+
+def test_names_out_of_a_file_cannot_move_the_cursor(tmp_path):
+    lines(
+        tmp_path / "x.jsonl",
+        [{"input": 1, "output": 1, "\x1b[2Jsc\u202eore" * 9: 1} | {str(key): 1 for key in range(20)}],
+    )
+    with pytest.raises(ValueError, match=r"found input, output, .* and 15 more") as caught:
+        read_log(tmp_path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
