@@ -131,6 +131,19 @@ def test_switched_off_it_submits_and_trains_what_verl_would(run_of):
     assert set(stock.metrics()[0]) <= set(ours.metrics()[0])
 
 
+def test_rows_are_padded_to_two_ranks_after_selection_and_padding_is_no_row_of_the_metrics(tmp_path):
+    run = Run(tmp_path / "run")
+    batch = ["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=3"]
+    ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
+    steps = ["trainer.total_training_steps=3", "trainer.resume_mode=disable"]
+    assert run.start(*batch, *ranks, *steps, section={"recipe": "pods", "m": 5}) == 0, run.log[-3000:]
+    assert len(run.recorded("optimizer")) == 3 * 2 * 2
+    for update, metrics in zip(run.recorded("updates"), run.metrics(), strict=True):
+        assert (len(update["keys"]), update["rows"], update["how"]["mini_batch_size"]) == (30, 32, 16)
+        assert metrics["rollalloc/batch/padding"] == 2
+        assert metrics["response_length/min"] > 1  # of padding it is 1
+
+
 def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
     metrics = run_of("darts").metrics()
     assert all(step["rollalloc/requests_left"] == 0 for step in metrics)
