@@ -33,7 +33,7 @@ _FULL = 1 - 1e-6  # marks
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NOT_ANSWERS = ("I do not know", "")
 _PROBED = 16  # questions on which the verifier is tried
-_WARM_UP_POOL = 65_536  # questions
+_WARM_UP_POOL = 16_384  # questions
 _DRAWS = 50  # for each prompt wanted, before a task is said to have too few
 _REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
@@ -65,7 +65,19 @@ class Config:
     seed: int = 13
 
 
-LADDER: dict[str, Config] = {}
+LADDER = {
+    "rg/letter_counting": Config(
+        "letter_counting",
+        {"min_words": 2, "max_words": 4},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=250),
+    ),
+    "rg/count_bits": Config(
+        "count_bits", {"max_n": 65_535}, single_answer=True, train=2048, heldout=256, warm_up=WarmUp(steps=400)
+    ),
+}
 
 
 def config_of(task: str) -> Config:
