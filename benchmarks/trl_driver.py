@@ -225,6 +225,8 @@ def learning(seeds: list[int], names: list[str], folder: Path) -> None:
         pairs = [pair(name, seed, folder) for seed in seeds]
         if any(None in (trl, native) for trl, native in pairs):
             print(f"{name}: a run did not reach the target; no test")
+        elif len(pairs) not in STUDENT_T:
+            print(f"{name}: a test needs {min(STUDENT_T)} to {max(STUDENT_T)} seeds")
         else:
             logs = [math.log(trl / native) for trl, native in pairs]
             half = STUDENT_T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
