@@ -103,7 +103,7 @@ def speed(repeats: int) -> None:
             per_device_train_batch_size=ROWS,
             num_generations=GROUP,
             max_completion_length=TOKENS,
-            max_steps=2,
+            max_steps=1,
             learning_rate=1e-9,  # lengths stay what they are
             logging_steps=10,
         ),
@@ -168,8 +168,8 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(text == truth) for text, truth in zip(completions, answer, strict=True)]
 
 
-def through_trl(name: str, seed: int, folder: Path) -> tuple[float | None, list[float]]:
-    """Rollouts to the target through the TRL driver, and the accuracies on the way."""
+def through_trl(name: str, seed: int, folder: Path) -> float | None:
+    """Rollouts to the target through the TRL driver."""
     preset, (source, tokens) = PRESETS["skills/late"], task_source("skills", "late", folder)
     tuned = preset.tuned[name]
     recipe = replace(getattr(recipes, name)(**tuned.parameters), budget=Budget(run_rollouts=preset.max_rollouts))
@@ -198,7 +198,7 @@ def through_trl(name: str, seed: int, folder: Path) -> tuple[float | None, list[
     )
     watch.trainer = trainer
     trainer.train()
-    return cost_to_target(watch.paid, watch.accuracy, preset.target), watch.accuracy
+    return cost_to_target(watch.paid, watch.accuracy, preset.target)
 
 
 def natively(name: str, seed: int, folder: Path) -> float | None:
@@ -208,18 +208,25 @@ def natively(name: str, seed: int, folder: Path) -> float | None:
     return result_of(run, read_metrics(place / "metrics.jsonl"))["rollouts_to_target"]
 
 
+def pair(name: str, seed: int, folder: Path) -> tuple[float | None, float | None]:
+    """Rollouts to target through TRL and natively; a pair that was measured before is read from the folder."""
+    place = folder / "pairs" / f"{name}-{seed}.json"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps([through_trl(name, seed, folder), natively(name, seed, folder)]))
+    trl, native = json.loads(place.read_text())
+    print(f"{name}, seed {seed}: {trl and round(trl)} through TRL, {native} natively", flush=True)
+    return trl, native
+
+
 def learning(seeds: list[int], names: list[str], folder: Path) -> None:
     """Two one-sided t-tests on the log ratio of rollouts to target, paired by seed, margin 10%, each at 5%."""
     for name in names:
-        pairs: list[tuple[float, float]] = []
-        for seed in seeds:
-            trl, _ = through_trl(name, seed, folder)
-            native = natively(name, seed, folder)
-            print(json.dumps({"recipe": name, "seed": seed, "trl": trl and round(trl), "native": native}), flush=True)
-            if trl is None or native is None:
-                print(f"{name}: seed {seed} did not reach the target; no test")
-                break
-            pairs.append((trl, native))
+        pairs = [pair(name, seed, folder) for seed in seeds]
+        if any(None in (trl, native) for trl, native in pairs):
+            print(f"{name}: a run did not reach the target; no test")
+        elif len(pairs) not in STUDENT_T:
+            print(f"{name}: a test needs {min(STUDENT_T)} to {max(STUDENT_T)} seeds")
         else:
             logs = [math.log(trl / native) for trl, native in pairs]
             half = STUDENT_T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
