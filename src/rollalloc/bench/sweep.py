@@ -104,8 +104,7 @@ def tuned_file(plan: Plan, tables: Mapping[str, Sequence[dict[str, Any]]]) -> di
         "date": datetime.now(UTC).date().isoformat(),
         "budget": plan.budget,
         "seeds": list(plan.seeds),
-        "settings_tried": {recipe: len(rows) for recipe, rows in tables.items()},
-        "recipes": {recipe: rows[0] for recipe, rows in tables.items()},
+        "recipes": {recipe: rows[0] | {"settings_tried": len(rows)} for recipe, rows in tables.items()},
     }
 
 
