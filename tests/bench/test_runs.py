@@ -11,12 +11,13 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Run, execute, folder_of, make_recipe
+from rollalloc.bench.runs import Run, execute, folder_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.loss import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule
+from rollalloc.named import make_recipe
 
 # Recipes by name
 
@@ -76,7 +77,7 @@ def test_a_recipe_of_ones_own_is_module_and_object(module):
 @pytest.mark.parametrize(
     ("name", "parameters", "error", "message"),
     [
-        ("plain", {"n": 3}, ValueError, "is a recipe, which takes no parameters"),
+        ("plain", {"n": 3}, ValueError, "it is a recipe, which takes none"),
         ("mine", {}, ValueError, "needs n; it takes n, groups"),
         ("mine", {"m": 1}, ValueError, "has no parameter 'm'"),
         ("number", {}, ValueError, "must be a Recipe or a function that returns one, got 3"),

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollalloc.bench.runs import Run, Source
+from rollalloc.engines.native import Settings
+from rollalloc.engines.sampler import Sampling
+
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
 PROMPTS = 400
 RunWriter = Callable[..., Path]
@@ -74,25 +78,14 @@ def write_run_to(
 
 
 def _description(label: str, seed: int, target: float | None, max_rollouts: int | None) -> dict[str, Any]:
-    source = {"model": "a/model", "prompts": ["train.parquet"], "heldout": "test.parquet", "reward": "my:score"}
-    settings = {
-        "seed": seed,
-        "target": target,
-        "learning_rate": 3e-4,
-        "eval_every": 500,
-        "optimizer_steps_per_batch": 1,
-        "sampling": {"max_new_tokens": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
-        "clip": {},
-        "betas": [0.9, 0.999],
-    }
-    return {
-        "source": source,
-        "recipe": "grpo",
-        "parameters": {"groups": 25, "n": 4},
-        "settings": settings,
-        "max_rollouts": max_rollouts,
-        "label": label,
-    }
+    return Run(
+        source=Source(model="a/model", prompts=("train.parquet",), heldout="test.parquet", reward="my:score"),
+        recipe="grpo",
+        parameters={"groups": 25, "n": 4},
+        settings=Settings(seed=seed, sampling=Sampling(64), learning_rate=3e-4, target=target, eval_every=500),
+        max_rollouts=max_rollouts,
+        label=label,
+    ).description()
 
 
 def _spent(paid: int, taught: float, unscored: dict[str, int]) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from difflib import get_close_matches
 from errno import ENOENT
 from functools import cache
 from hashlib import file_digest
-from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,15 +16,14 @@ from typing import Any, get_type_hints
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from rollalloc.bench.methods import RECIPES
 from rollalloc.core.packing import differences
-from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.trackers import tracked
+from rollalloc.named import make_recipe
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
@@ -150,46 +146,6 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
         nested = is_dataclass(hints.get(name))
         given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
     return kind(**given)
-
-
-def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
-    """The recipe of that name with those parameters.
-
-    Args:
-        name: a key of `RECIPES`, or `module:object`, which is imported, so it runs that module's code.
-        parameters: the function's arguments.
-
-    Raises:
-        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter.
-    """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        made = getattr(import_module(module), attribute)
-        if isinstance(made, Recipe):
-            if parameters:
-                raise ValueError(f"{name} is a recipe, which takes no parameters, got {dict(parameters)}")
-            return made
-        if not callable(made):
-            raise ValueError(f"{name} must be a Recipe or a function that returns one, got {made!r}")
-    elif name in RECIPES:
-        made = RECIPES[name]
-    else:
-        raise ValueError(
-            f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, or module:object"
-        )
-    known = inspect.signature(made).parameters
-    for parameter in parameters:
-        if parameter not in known:
-            raise ValueError(
-                f"{name} has no parameter {parameter!r}{_near(parameter, known)}; it takes {', '.join(known)}"
-            )
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
-    if missing:
-        raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    recipe = made(**parameters)
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
-    return recipe
 
 
 def folder_of(run: Run, folder: Path) -> Path:
@@ -331,8 +287,3 @@ def _held_out(source: Source, policy: Policy, settings: Settings) -> HeldOut:
             "can never be right; raise max_new_tokens"
         )
     return HeldOut(prompts, answers)
-
-
-def _near(word: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""

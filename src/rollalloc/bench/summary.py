@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.bench.cost import COSTS, Cost, cost_to_target, curve_of, read_metrics
-from rollalloc.bench.runs import RECIPES, Run
+from rollalloc.bench.runs import Run
+from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000

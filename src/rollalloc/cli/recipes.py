@@ -10,7 +10,7 @@ from rich.table import Table
 
 def recipes() -> None:
     """List the recipes, what each does and its parameters."""
-    from rollalloc.bench.methods import RECIPES
+    from rollalloc.named import RECIPES
 
     table = Table(show_lines=True)
     for heading in ("recipe", "what it does", "parameters"):

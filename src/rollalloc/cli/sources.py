@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from rollalloc.bench.methods import RECIPES, matched
+from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
-from rollalloc.bench.runs import Run, Source, make_recipe
+from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
 from rollalloc.engines.loss import Aggregation, Clip, Loss
 from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
+from rollalloc.named import RECIPES, make_recipe
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
 USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}

@@ -275,11 +275,20 @@ def _distinct(rows: Sequence[_Row], drop_duplicates: bool) -> list[_Row]:
 
 
 def _keys(rows: Sequence[_Row]) -> tuple[str, ...]:
-    by_index = [f"{row.source}/{row.extra_info['index']}" if "index" in row.extra_info else None for row in rows]
+    return prompt_keys([(row.source, row.extra_info.get("index"), [row.prompt, row.ground_truth]) for row in rows])
+
+
+def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
+    """Keys by which prompts are known in whatever file and order they come.
+
+    Args:
+        rows: data source, index within it or None, and content (plain data) of each prompt.
+    """
+    by_index = [None if index is None else f"{source}/{index}" for source, index, _ in rows]
     times = Counter(by_index)
     return tuple(
-        key if key is not None and times[key] == 1 else f"{row.source}/#{_digest([row.prompt, row.ground_truth])}"
-        for key, row in zip(by_index, rows, strict=True)
+        key if key is not None and times[key] == 1 else f"{source}/#{_digest(content)}"
+        for key, (source, _, content) in zip(by_index, rows, strict=True)
     )
 
 

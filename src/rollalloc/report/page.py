@@ -120,7 +120,7 @@ def sections(folder: Path) -> list[Section]:
         return [_section(folder.name, [read_run(folder)])]
     try:
         made = summaries(folder)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         # Runs that cannot be compared, of another version for one, are still runs to be shown.
         why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
         return [_section(place.name, runs, why=why) for place, runs in comparisons(folder).items()]

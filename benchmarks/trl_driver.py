@@ -1,0 +1,256 @@
+"""The TRL driver against stock TRL (speed) and against rollalloc's own trainer (learning).
+
+python benchmarks/trl_driver.py speed      # whole steps, 256 rollouts of at most 64 tokens, recipe `grpo`
+python benchmarks/trl_driver.py learning   # rollouts to 0.85 on skills/late, two one-sided tests of equivalence
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig, GRPOTrainer
+
+from rollalloc import Budget, recipes
+from rollalloc.bench.compare import result_of
+from rollalloc.bench.cost import cost_to_target, read_metrics
+from rollalloc.bench.presets import PRESETS, task_run, task_source
+from rollalloc.bench.runs import execute, one_thread
+from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.data.prompts import load_prompts
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.policy import Policy
+
+ROWS, GROUP, TOKENS = 256, 8, 64
+# 95% quantile of Student's t with (seeds - 1) degrees of freedom
+STUDENT_T = {6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833, 11: 1.812, 12: 1.796}
+MARGIN = math.log(1.1)
+
+
+def config(out: Path | str, **changes: Any) -> GRPOConfig:
+    """TRL's settings in float32 on the CPU, without anything written."""
+    given: dict[str, Any] = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "lr_scheduler_type": "constant",
+    }
+    return GRPOConfig(str(out), **given | changes)
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each whole step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._began)
+
+
+def small_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=PAD_ID,
+            eos_token_id=EOS_ID,
+            bos_token_id=None,
+        )
+    )
+
+
+def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(len(ids) % 2) for ids in completion_ids]
+
+
+def speed(repeats: int) -> None:
+    """Ratios of a step's time to stock TRL's in the same repeat, with our sampler and with `generate`."""
+    tokenizer = word_tokenizer([f"w{number}" for number in range(51)])
+    texts = [" ".join(f"w{(7 * row + at) % 51}" for at in range(5 + row % 4)) for row in range(ROWS)]
+    given = {
+        "reward_funcs": even,
+        "args": config(
+            tempfile.mkdtemp(),
+            per_device_train_batch_size=ROWS,
+            num_generations=GROUP,
+            max_completion_length=TOKENS,
+            max_steps=1,
+            learning_rate=1e-9,  # lengths stay what they are
+            logging_steps=10,
+        ),
+        "train_dataset": Dataset.from_dict({"prompt": texts}),
+        "processing_class": tokenizer,
+    }
+    recipe = recipes.grpo(groups=ROWS // GROUP, n=GROUP)
+    trainers = {
+        "stock TRL": GRPOTrainer(small_model(tokenizer), **given),
+        "our sampler": AllocatedGRPOTrainer(small_model(tokenizer), recipe=recipe, **given),
+        "generate": AllocatedGRPOTrainer(small_model(tokenizer), recipe=recipe, use_sampler=False, **given),
+    }
+    times = {name: StepTimes() for name in trainers}
+    for name, trainer in trainers.items():
+        trainer.add_callback(times[name])
+    for repeat in range(repeats + 1):
+        for trainer in trainers.values():
+            trainer.train()
+        if repeat == 0:  # it warms up
+            for each in times.values():
+                each.seconds.clear()
+    for name, bar in {"our sampler": 0.85, "generate": 1.05}.items():
+        ratios = [ours / theirs for ours, theirs in zip(times[name].seconds, times["stock TRL"].seconds, strict=True)]
+        print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step "
+              f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs), bar {bar}")  # fmt: skip
+    made = trainers["our sampler"].allocation.generated
+    print(f"stock TRL's step: {statistics.median(times['stock TRL'].seconds):.2f} s; "
+          f"{sum(len(each.made.tokens) for each in made) / len(made):.1f} tokens a rollout")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+class Accuracy(TrainerCallback):
+    """Exact held-out accuracy at the first step after each multiple of some rollouts paid; ends at the target."""
+
+    def __init__(self, policy: Policy, heldout: Path | str, every: int, target: float) -> None:
+        prompts = load_prompts(heldout)
+        self.policy, self.every, self.target = policy, every, target
+        self.prompts = [tuple(ids) for ids in policy.tokenizer(list(prompts.prompts))["input_ids"]]
+        self.answers = [policy.answer(str(truth)) for truth in prompts.ground_truths]
+        self.paid: list[int] = []
+        self.accuracy: list[float] = []
+        self.trainer: Any = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._evaluate(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        paid = self.trainer.allocation.allocator.paid
+        if paid // self.every > self.paid[-1] // self.every:
+            self._evaluate(paid)
+            control.should_training_stop = min(self.accuracy[-2:]) >= self.target
+
+    def _evaluate(self, paid: int) -> None:
+        chance_N = exact_success(self.policy.model, self.prompts, self.answers, pad_id=self.policy.pad_id)
+        self.paid.append(paid)
+        self.accuracy.append(float(chance_N.mean()))
+
+
+def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    return [float(text == truth) for text, truth in zip(completions, answer, strict=True)]
+
+
+def through_trl(name: str, seed: int, folder: Path) -> float | None:
+    """Rollouts to the target through the TRL driver."""
+    preset, (source, tokens) = PRESETS["skills/late"], task_source("skills", "late", folder)
+    tuned = preset.tuned[name]
+    recipe = replace(getattr(recipes, name)(**tuned.parameters), budget=Budget(run_rollouts=preset.max_rollouts))
+    each = sum(stage.size.n for stage in recipe.stages)
+    prompts = load_prompts(*source.prompts)
+    policy = Policy.load(source.model, device="cpu")
+    watch = Accuracy(policy, str(source.heldout), preset.eval_every, preset.target)
+    trainer = AllocatedGRPOTrainer(
+        policy.model,
+        right,
+        config(
+            folder / "trl",
+            seed=seed,
+            learning_rate=tuned.learning_rate,
+            per_device_train_batch_size=recipe.groups * each,
+            num_generations=each,
+            max_completion_length=tokens,
+            max_steps=preset.max_rollouts,
+            logging_steps=1000,
+            epsilon_high=0.28,
+        ),
+        Dataset.from_dict({"prompt": list(prompts.prompts), "answer": [str(truth) for truth in prompts.ground_truths]}),
+        processing_class=policy.tokenizer,
+        callbacks=[watch],
+        recipe=recipe,
+    )
+    watch.trainer = trainer
+    trainer.train()
+    return cost_to_target(watch.paid, watch.accuracy, preset.target)
+
+
+def natively(name: str, seed: int, folder: Path) -> float | None:
+    run = task_run("skills", "late", name, seed, folder)
+    place = folder / "native" / f"{name}-{seed}"
+    execute(run, place)
+    return result_of(run, read_metrics(place / "metrics.jsonl"))["rollouts_to_target"]
+
+
+def pair(name: str, seed: int, folder: Path) -> tuple[float | None, float | None]:
+    """Rollouts to target through TRL and natively; a pair that was measured before is read from the folder."""
+    place = folder / "pairs" / f"{name}-{seed}.json"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps([through_trl(name, seed, folder), natively(name, seed, folder)]))
+    trl, native = json.loads(place.read_text())
+    print(f"{name}, seed {seed}: {trl and round(trl)} through TRL, {native} natively", flush=True)
+    return trl, native
+
+
+def learning(seeds: list[int], names: list[str], folder: Path) -> None:
+    """Two one-sided t-tests on the log ratio of rollouts to target, paired by seed, margin 10%, each at 5%."""
+    for name in names:
+        pairs = [pair(name, seed, folder) for seed in seeds]
+        if any(None in (trl, native) for trl, native in pairs):
+            print(f"{name}: a run did not reach the target; no test")
+        elif len(pairs) not in STUDENT_T:
+            print(f"{name}: a test needs {min(STUDENT_T)} to {max(STUDENT_T)} seeds")
+        else:
+            logs = [math.log(trl / native) for trl, native in pairs]
+            half = STUDENT_T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+            low, high = statistics.mean(logs) - half, statistics.mean(logs) + half
+            verdict = "equivalent" if low > -MARGIN and high < MARGIN else "not shown to be equivalent"
+            print(f"{name}: TRL's rollouts over the native trainer's {math.exp(statistics.mean(logs)):.3f}, 90% interval "
+                  f"[{math.exp(low):.3f}, {math.exp(high):.3f}], margin [0.909, 1.100]: {verdict}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("speed", "learning"))
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--seeds", default="0,1,2,3,4,5")
+    parser.add_argument("--recipes", default="grpo,pilot_commit")
+    parser.add_argument("--folder", type=Path, default=Path("runs/trl"), help="where the task and the runs are kept")
+    given = parser.parse_args()
+    one_thread()
+    disable_progress_bar()
+    if given.what == "speed":
+        speed(given.repeats)
+    else:
+        learning([int(seed) for seed in given.seeds.split(",")], given.recipes.split(","), given.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Thin adapters to trainers of others; each framework only here."""

@@ -1,0 +1,203 @@
+"""From one batch of a recipe to the next: what the core orders is generated, scored and told, on every process alike.
+
+Each process runs the same core and generates and scores its share of the rollouts; then all of them know all results, so
+that all of them decide the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from trl import is_conversational
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.table import PromptTable
+from rollalloc.drivers.trl.generation import Generator, Tokens
+from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.engines.sampler import Generation, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """What the driver keeps of a rollout until the core releases it.
+
+    Attributes:
+        prompt: index in the data set.
+        prompt_tokens: its token ids.
+        made: the completion, with its behaviour log-probabilities.
+        scores_F: by reward function.
+        logged: what reward functions logged for the completions table.
+    """
+
+    prompt: int
+    prompt_tokens: Tokens
+    made: Generation
+    scores_F: list[Score]
+    logged: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Allocation:
+    """A recipe at work in a TRL trainer.
+
+    Args:
+        recipe: what to do.
+        dataset: TRL's training data, one row a prompt.
+        rewards: scores completions.
+        seed: of prompts and sampling.
+
+    Raises:
+        ValueError: more groups in a batch than there are prompts.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int) -> None:
+        keys = _keys(dataset)
+        self.allocator = Allocator(recipe, PromptTable(keys), seed)
+        self.dataset, self.rewards = dataset, rewards
+        self.rollouts: dict[int, Rollout] = {}
+        self.finished: str | None = None
+        self.generated: list[Rollout] = []  # since the last batch, trained on or not
+        self.logged: dict[str, list[float]] = {}  # by reward functions, since the last batch
+        self.failed = 0  # rollouts without a score since the last batch
+
+    def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
+        """Generate until the core returns a batch; None where the run is over, and `finished` says why."""
+        self.generated, self.logged, self.failed = [], {}, 0
+        while True:
+            actions = self.allocator.ask()
+            self._release(actions)
+            if actions.generate or actions.cancel:
+                self.allocator.tell(self._roll_out(trainer, generate, actions))
+            # A batch may have been returned while rollouts still ran.
+            if batch := actions.batch or self.allocator.outstanding().batch:
+                return batch
+            if actions.finished:
+                self.finished = actions.finished
+                return None
+
+    def trained(self) -> None:
+        """The optimizer went over the outstanding batch: the weights have a new version."""
+        if batch := self.allocator.outstanding().batch:
+            self.allocator.tell([Updated(batch.version + 1)])
+
+    def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
+        """What is kept of the rollouts of these rows."""
+        return [self.rollouts[row.rollout] for row in rows]
+
+    # ---------------------------------------------------------------------------------------------------------- rollouts
+
+    def _release(self, actions: Actions) -> None:
+        for rollout in actions.release:
+            self.rollouts.pop(rollout, None)  # a rollout without a score has none
+
+    def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> list[Event]:
+        """Generate and score what is ordered; every process returns the same events."""
+        processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        mine = _share(actions.generate, me, processes)
+        prompts = list(dict.fromkeys(order.prompt for order in mine))
+        rows = [self.dataset[prompt]["prompt"] for prompt in prompts]
+        tokens_of = dict(zip(prompts, encode(trainer, rows), strict=True))
+        requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
+        made = generate(requests)
+        prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
+        scored, figures = self._score(trainer, [(prompt_of[each.rollout], each) for each in made], tokens_of)
+        for name, values in gather_object(list(figures.items())):
+            self.logged.setdefault(name, []).extend(values)
+        everything = sorted(gather_object(scored), key=lambda rollout: rollout.made.rollout)
+        cancelled: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
+        return cancelled + [self._told(rollout) for rollout in everything]
+
+    def _score(
+        self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: dict[int, Tokens]
+    ) -> tuple[list[Rollout], dict[str, list[float]]]:
+        if not made:
+            return [], {}
+        rows = {prompt: self.dataset[prompt] for prompt in tokens_of}
+        examples = [rows[prompt] for prompt, _ in made]
+        ids = [list(each.tokens) for _, each in made]
+        scored = self.rewards(examples, decode(trainer, examples, ids), ids, trainer.state)
+        return [
+            Rollout(
+                prompt,
+                tokens_of[prompt],
+                each,
+                scores_F,
+                {column: values[at] for column, values in scored.columns.items()},
+            )
+            for at, ((prompt, each), scores_F) in enumerate(zip(made, scored.scores_BF, strict=True))
+        ], scored.figures
+
+    def _told(self, rollout: Rollout) -> Event:
+        """Keep a rollout, unless it has no score, and say what happened to it."""
+        made, tokens = rollout.made, len(rollout.made.tokens)
+        self.generated.append(rollout)
+        reward, metric = self.rewards.reward(rollout.scores_F), self.rewards.selected_by(rollout.scores_F)
+        if reward is None or metric is None:
+            self.failed += 1
+            return Failed(made.rollout, "no reward function had a score for it", tokens)
+        self.rollouts[made.rollout] = rollout
+        return Done(made.rollout, reward, metric, tokens, self.allocator.version, truncated=made.truncated)
+
+
+def idle_rollout(eos_ids: Tokens) -> Rollout:
+    """Something for the model to read where there is nothing to train on."""
+    end = eos_ids[:1]
+    return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
+
+
+def encode(trainer: Any, prompts: Sequence[Any]) -> list[Tokens]:
+    """Token ids of prompts, conversations through the chat template as TRL renders them."""
+    tokenizer = trainer.processing_class
+    if not prompts:
+        return []
+    if not is_conversational({"prompt": prompts[0]}):
+        return [tuple(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
+    encoded = tokenizer.apply_chat_template(
+        conversation=list(prompts),
+        chat_template=trainer.chat_template,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **trainer.chat_template_kwargs,
+    )
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def decode(trainer: Any, examples: Sequence[dict[str, Any]], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
+    """Completions as reward functions get them: text, or one assistant message each where prompts are conversations."""
+    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+    if not is_conversational({"prompt": examples[0]["prompt"]}):
+        return texts
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:
+    """The rollouts that a process generates: neighbours, so that those of a prompt share a prefill."""
+    flat = [(order, rollout) for order in orders for rollout in order.rollouts]
+    bounds = np.linspace(0, len(flat), processes + 1).astype(int)
+    return [replace(order, rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]
+
+
+def _by_prompt(orders: Iterable[Order]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, list[int]] = {}
+    for order in orders:
+        found.setdefault(order.prompt, []).extend(order.rollouts)
+    return {prompt: tuple(rollouts) for prompt, rollouts in found.items()}
+
+
+def _keys(dataset: Any) -> list[str]:
+    """A key a row: a hash of its content; equal rows are told apart by their number."""
+    seen: dict[str, int] = {}
+    keys: list[str] = []
+    for row in dataset:
+        digest = blake2b(json.dumps(row, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
+        seen[digest] = seen.get(digest, 0) + 1
+        keys.append(digest if seen[digest] == 1 else f"{digest}/{seen[digest]}")
+    return keys

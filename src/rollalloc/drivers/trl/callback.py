@@ -1,0 +1,107 @@
+"""Checkpoints, and the places in the trainer's loop where the core has to be told something."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from rollalloc.core.packing import exact_keys
+from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
+from rollalloc.engines import checkpoint
+
+log = logging.getLogger(__name__)
+
+_FOLDER = "rollalloc"  # within a checkpoint of the trainer
+_STATE = ("allocator", "generations", "prompts", "scores", "prompt_tokens")
+
+
+class AllocationCallback(TrainerCallback):
+    """Saves an allocation with the trainer's checkpoints and loads it when the trainer resumes.
+
+    Attributes:
+        allocation: the recipe at work.
+        resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
+    """
+
+    def __init__(self, allocation: Allocation) -> None:
+        self.allocation = allocation
+        self.resume_from: Path | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        check_saving(args, state)
+        if state.global_step:
+            load(self.allocation, self.resume_from or _checkpoint(args, state))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if self.allocation.finished:
+            model.zero_grad(set_to_none=True)  # there is no batch: the optimizer must not even decay its moments
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.allocation.finished:
+            log.warning("the recipe has finished: %s", self.allocation.finished)
+            control.should_training_stop = True
+        elif state.global_step % steps_per_batch(args) == 0:
+            self.allocation.trained()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        place = _checkpoint(args, state)
+        if self.allocation.allocator.outstanding().batch is not None:
+            log.warning(
+                "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
+                "of %d steps",
+                place,
+                steps_per_batch(args),
+            )
+        elif args.should_save:
+            save(self.allocation, place)
+
+
+def save(allocation: Allocation, place: Path) -> None:
+    """Write an allocation, held rollouts included, into a checkpoint of the trainer, as safetensors and JSON.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    held = list(allocation.rollouts.values())
+    described, tensors = checkpoint.pack_generations([rollout.made for rollout in held])
+    state = {
+        "allocator": allocation.allocator.state_dict(),
+        "generations": described,
+        "prompts": [rollout.prompt for rollout in held],
+        "scores": [rollout.scores_F for rollout in held],
+        "prompt_tokens": {str(rollout.prompt): rollout.prompt_tokens for rollout in held},
+    }
+    (place / _FOLDER).mkdir(parents=True, exist_ok=True)
+    checkpoint.save(place / _FOLDER, allocation.allocator.version, state, {"generations": tensors}, keep=1)
+
+
+def load(allocation: Allocation, place: Path) -> None:
+    """Let an allocation go on from a checkpoint of the trainer.
+
+    Raises:
+        FileNotFoundError: the checkpoint has no state of rollalloc.
+        ValueError: it is torn, or of another recipe, seed or data set; names the difference.
+    """
+    if checkpoint.newest(place / _FOLDER) is None:
+        raise FileNotFoundError(
+            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without it, or "
+            "between the optimizer steps of one batch: resume from another checkpoint, or start afresh"
+        )
+    saved = checkpoint.load_newest(place / _FOLDER)
+    exact_keys(saved.state, _STATE, "rollalloc's state")
+    allocation.allocator.load_state_dict(saved.state["allocator"])
+    made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
+    tokens_of = {int(prompt): tuple(ids) for prompt, ids in saved.state["prompt_tokens"].items()}
+    allocation.rollouts = {
+        each.rollout: Rollout(prompt, tokens_of[prompt], each, scores_F)
+        for each, prompt, scores_F in zip(made, saved.state["prompts"], saved.state["scores"], strict=True)
+    }
+    allocation.finished = None
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -1,0 +1,78 @@
+"""What a batch cost and where its rollouts went, under TRL's names for the metrics and under `rollalloc/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollalloc.core.events import Batch
+from rollalloc.drivers.trl.allocation import Allocation, Rollout
+
+Figures = dict[str, float]
+
+
+def generated_figures(allocation: Allocation) -> Figures:
+    """Means over everything generated for a batch, trained on or not: a filtered mean would mislead."""
+    rewards, made = allocation.rewards, allocation.generated
+    if not made:
+        return {}
+    found = _lengths("completions", [len(rollout.made.tokens) for rollout in made])
+    found["completions/clipped_ratio"] = float(np.mean([rollout.made.truncated for rollout in made]))
+    found |= _lengths(
+        "completions", [len(rollout.made.tokens) for rollout in made if not rollout.made.truncated], "_terminated"
+    )
+    for at, name in enumerate(rewards.names):
+        scores = [score for rollout in made if (score := rollout.scores_F[at]) is not None]
+        found |= _moments(f"rewards/{name}/mean", f"rewards/{name}/std", scores)
+    scored = [reward for rollout in made if (reward := rewards.reward(rollout.scores_F)) is not None]
+    found |= _moments("reward", "reward_std", scored)
+    found |= {name: float(np.mean(values)) for name, values in allocation.logged.items() if values}
+    return found | {"rollalloc/generated": len(made), "rollalloc/unscored": allocation.failed}
+
+
+def batch_figures(batch: Batch) -> Figures:
+    """What is trained on."""
+    ages = [batch.version - row.version for row in batch.rows]
+    groups: dict[int, list[float]] = {}
+    for row in batch.rows:
+        groups.setdefault(row.group, []).append(row.advantage)
+    return {
+        "frac_reward_zero_std": float(np.mean([not any(advantages) for advantages in groups.values()])),
+        "rollalloc/rows": len(batch.rows),
+        "rollalloc/groups": len(groups),
+        "rollalloc/short": float(batch.short_because is not None),
+        "rollalloc/staleness_mean": float(np.mean(ages)),
+        "rollalloc/staleness_max": max(ages),
+    }
+
+
+def running_totals(allocation: Allocation) -> Figures:
+    """What the run has paid so far, and for what."""
+    core = allocation.allocator
+    causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
+    return causes | {
+        "rollalloc/rollouts_paid": core.paid,
+        "rollalloc/tokens_paid": core.tokens_paid,
+        "rollalloc/epoch": core.epoch,
+        "rollalloc/held": len(allocation.rollouts),
+    }
+
+
+def tokens_generated(made: Sequence[Rollout]) -> int:
+    """Tokens of prompts and completions, as TRL counts `num_tokens`."""
+    return sum(len(rollout.prompt_tokens) + len(rollout.made.tokens) for rollout in made)
+
+
+def _lengths(prefix: str, lengths: Sequence[int], kind: str = "") -> Figures:
+    lengths = lengths or [0]
+    return {
+        f"{prefix}/{name}{kind}_length": float(statistic(lengths))
+        for name, statistic in (("mean", np.mean), ("min", np.min), ("max", np.max))
+    }
+
+
+def _moments(mean: str, std: str, values: Sequence[float]) -> Figures:
+    return (
+        {mean: float(np.mean(values)), std: float(np.std(values, ddof=1)) if len(values) > 1 else 0.0} if values else {}
+    )

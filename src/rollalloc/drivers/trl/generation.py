@@ -1,0 +1,172 @@
+"""Where rollouts come from under TRL: our sampler where it applies, else TRL's own back-end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from numpy.typing import NDArray
+from trl.models.utils import unwrap_model_for_generation
+
+from rollalloc.engines import sampler
+from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
+from rollalloc.engines.sampler import Generation, Request, Sampling
+
+Tokens = tuple[int, ...]
+
+
+class Generator:
+    """Generates rollouts with the model of a TRL trainer.
+
+    Args:
+        trainer: the trainer.
+        use_sampler: whether rollalloc's sampler generates; None: where it applies.
+        keep_logprobs: whether each token's log-probability under the weights that sampled it will be needed.
+
+    Raises:
+        ValueError: the sampler is asked for and does not apply; says why.
+    """
+
+    def __init__(self, trainer: Any, *, use_sampler: bool | None, keep_logprobs: bool) -> None:
+        obstacle = _obstacle_to_sampler(trainer)
+        if use_sampler and obstacle:
+            raise ValueError(f"use_sampler=True, but rollalloc's sampler does not know {obstacle}; use_sampler=None")
+        self.trainer = trainer
+        self.samples = obstacle is None if use_sampler is None else use_sampler
+        self.knows_logprobs = self.samples or trainer.use_vllm or keep_logprobs
+        # In float32 a token's log-probability when it is sampled is what a forward pass over the row gives.
+        half = trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
+        self.gives_the_policys = self.samples and not half
+        self.eos_ids = eos_ids(trainer)
+        self.pad_id = int(trainer.processing_class.pad_token_id)
+        self._synced_at: int | None = None
+
+    def __call__(self, requests: Sequence[Request]) -> list[Generation]:
+        """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
+        if self.samples:
+            return self._sample(requests)
+        prompts = [request.tokens for request in requests for _ in request.rollouts]
+        rollouts = [rollout for request in requests for rollout in request.rollouts]
+        completions, logprobs = self.complete(prompts)
+        if logprobs is None:
+            pairs = list(zip(prompts, completions, strict=True))
+            logprobs = self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for tokens in completions]
+        return [
+            Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
+            for rollout, tokens, logprob_T in zip(rollouts, completions, logprobs, strict=True)
+        ]
+
+    def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
+        """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
+        return self._vllm(prompts) if self.trainer.use_vllm else (self._transformers(prompts), None)
+
+    def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
+        """Log-probability of each token of completions, given as (prompt, completion), under the weights of now."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        return logprobs_of(self.trainer, model, pairs)
+
+    def _transformers(self, prompts: Sequence[Tokens]) -> list[Tokens]:
+        found: list[Tokens] = []
+        trainer, rows = self.trainer, self._rows_at_once
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+                generation_kwargs=trainer.generation_kwargs,
+            ) as model,
+            evaluating(model),
+        ):
+            for start in range(0, len(prompts), rows):
+                ids_BP, mask_BP = padded(
+                    prompts[start : start + rows], self.pad_id, side="left", device=trainer.accelerator.device
+                )
+                made_BS = model.generate(
+                    input_ids=ids_BP, attention_mask=mask_BP.long(), generation_config=trainer.generation_config
+                )
+                found += [self._up_to_the_end(tokens) for tokens in made_BS[:, ids_BP.shape[1] :].tolist()]
+        return found
+
+    @property
+    def _rows_at_once(self) -> int:
+        """As many as stock TRL generates at once."""
+        return self.trainer.args.per_device_train_batch_size * self.trainer.args.steps_per_generation
+
+    def _sample(self, requests: Sequence[Request]) -> list[Generation]:
+        trainer = self.trainer
+        sampling = Sampling(
+            trainer.max_completion_length,
+            temperature=trainer.temperature,
+            max_rows=self._rows_at_once,
+        )
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        return sampler.generate(
+            model, requests, sampling, eos_ids=self.eos_ids, pad_id=self.pad_id, seed=trainer.args.seed
+        )
+
+    def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
+        trainer = self.trainer
+        if self._synced_at != trainer.state.global_step:
+            trainer.vllm_generation.sync_weights()
+            self._synced_at = trainer.state.global_step
+        most = max(gather_object([len(prompts)]))  # vLLM serves all processes at once and wants as many prompts of each
+        filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
+        _, completions, logprobs, _ = trainer.vllm_generation.generate(
+            prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
+        )
+        completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
+        # The first of a token's log-probabilities is that of the token itself; None is one that vLLM could not give.
+        first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
+        return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
+
+    def _up_to_the_end(self, tokens: list[int]) -> Tokens:
+        ends = [at for at, token in enumerate(tokens) if token in self.eos_ids]
+        return tuple(tokens[: ends[0] + 1] if ends else tokens)
+
+
+def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
+    """Log-probability of each token of completions, given as (prompt, completion), in eval mode, a micro-batch at a time."""
+    found: list[NDArray[np.float32]] = []
+    rows = trainer.args.per_device_train_batch_size
+    with evaluating(model):
+        for start in range(0, len(pairs), rows):
+            prompts, completions = zip(*pairs[start : start + rows], strict=True)
+            logprobs_BT, mask_BT = completion_logprobs(
+                model,
+                prompts,
+                completions,
+                pad_id=trainer.processing_class.pad_token_id,
+                temperature=trainer.temperature,
+            )
+            found += [logprob_T[mask_T].cpu().numpy() for logprob_T, mask_T in zip(logprobs_BT, mask_BT, strict=True)]
+    return found
+
+
+def eos_ids(trainer: Any) -> tuple[int, ...]:
+    """Tokens that end a completion for this version of TRL: all that the model names, or the tokenizer's alone."""
+    return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
+
+
+def _obstacle_to_sampler(trainer: Any) -> str | None:
+    """What of the trainer's settings rollalloc's sampler does not know; None where it applies."""
+    args = trainer.args
+    obstacles = {
+        "use_vllm": trainer.use_vllm,
+        "continuous batching": getattr(args, "use_transformers_continuous_batching", False)
+        or getattr(args, "use_transformers_paged", False),
+        # With these, log-probabilities of what was sampled would not be the policy's.
+        "top_p": args.top_p < 1,
+        "top_k": (args.top_k or 0) > 0,
+        "min_p": args.min_p,
+        "repetition_penalty": args.repetition_penalty != 1.0,
+        "generation_kwargs": args.generation_kwargs,
+        "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+    }
+    return next((name for name, there in obstacles.items() if there), None)
+
+
+def _unknown(tokens: Tokens) -> NDArray[np.float32]:
+    return np.full(len(tokens), np.nan, np.float32)

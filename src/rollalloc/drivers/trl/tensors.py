@@ -1,0 +1,136 @@
+"""A batch of the core as the tensors that TRL's loss takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from trl.trainer.utils import use_adapter
+
+from rollalloc.core.events import Batch, Row
+from rollalloc.drivers.trl.allocation import Rollout, idle_rollout
+from rollalloc.drivers.trl.checks import steps_per_batch
+from rollalloc.drivers.trl.generation import Generator, Tokens, logprobs_of
+from rollalloc.engines.likelihood import padded
+from rollalloc.engines.loss import Clip
+
+# Losses that average over rows, so that rows of padding would count; the others average over tokens.
+_MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
+
+def training_inputs(
+    trainer: Any, generate: Generator, batch: Batch | None, rollouts: Sequence[Rollout]
+) -> dict[str, Tensor]:
+    """This process's share of a batch: as many rows as any other's, and a multiple of the micro-batches.
+
+    What is lacking is filled with padding, rows without a token that counts; the mean over rows that some losses take is
+    corrected for it. A row's advantage is multiplied with its weight. Where a batch has rows sampled from older weights,
+    each token's is multiplied with its truncated importance weight, too, as in rollalloc's own trainer:
+
+        A[b, t] = advantage[b] · weight[b] · min(exp(proximal[b, t] - behaviour[b, t]), 2)
+
+    Args:
+        trainer: the trainer.
+        generate: what generated the rollouts.
+        batch: of the core; None, where the run is over, gives padding only.
+        rollouts: those of its rows.
+    """
+    batch = batch or Batch((), 0)
+    accelerator, processes = trainer.accelerator, trainer.accelerator.num_processes
+    parts = processes * trainer.args.steps_per_generation
+    count = len(batch.rows)
+    whole = max(1, -(-count // parts)) * parts
+    mine = slice(accelerator.process_index, None, processes)
+    rows, kept = batch.rows[mine], list(rollouts[mine])
+    padding = whole // processes - len(rows)
+    filled = (
+        kept + [rollouts[0] if rollouts else idle_rollout(generate.eos_ids)] * padding
+    )  # the model has to read something
+
+    pad_id, device = generate.pad_id, accelerator.device
+    prompt_BP, prompt_mask_BP = padded([each.prompt_tokens for each in filled], pad_id, side="left", device=device)
+    completion_BT, mask_BT = padded([each.made.tokens for each in filled], pad_id, side="right", device=device)
+    for at, rollout in enumerate(filled):
+        if at >= len(kept) or (trainer.mask_truncated_completions and rollout.made.truncated):
+            mask_BT[at] = False
+    share = whole / count if count and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
+    advantages = [row.advantage * row.weight * share for row in rows] + [0.0] * padding
+    inputs = {
+        "prompt_ids": prompt_BP,
+        "prompt_mask": prompt_mask_BP.long(),
+        "completion_ids": completion_BT,
+        "completion_mask": mask_BT.long(),
+        "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
+        "num_items_in_batch": accelerator.gather(mask_BT.sum()).sum().clamp(min=1),
+    }
+    if trainer.beta != 0.0:
+        inputs["ref_per_token_logps"] = _like(mask_BT, _reference_logprobs(trainer, filled))
+    return inputs | _corrections(trainer, generate, batch, rows, filled, inputs["advantages"], mask_BT)
+
+
+def _corrections(
+    trainer: Any,
+    generate: Generator,
+    batch: Batch,
+    rows: Sequence[Row],
+    filled: Sequence[Rollout],
+    advantages_B: Tensor,
+    mask_BT: Tensor,
+) -> dict[str, Tensor]:
+    """What corrects for weights, or an engine, other than those that are trained; keys alike on every process."""
+    engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    age = any(row.version < batch.version for row in batch.rows)
+    several = steps_per_batch(trainer.args) > 1
+    given: dict[str, Tensor] = {}
+    behaviour = [rollout.made.logprobs for rollout in filled]
+    if generate.knows_logprobs:
+        given["sampling_per_token_logps"] = _like(mask_BT, behaviour)
+    if not (engine or age or several):
+        return given
+    if engine or (several and not generate.gives_the_policys):
+        again = list(range(len(filled)))
+    else:
+        again = [at for at, row in enumerate(rows) if row.version < batch.version]
+    proximal = dict(enumerate(behaviour)) | dict(
+        zip(again, generate.logprobs(_pairs(filled[at] for at in again)), strict=True)
+    )
+    proximal_BT = _like(mask_BT, [proximal[at] for at in range(len(filled))])
+    if several:
+        given["old_per_token_logps"] = proximal_BT
+    if engine or age:
+        # vLLM has none for some tokens; they are not corrected.
+        drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0)
+        importance_BT = drift_BT.exp().clamp(max=Clip().stale)
+        if engine:
+            given["importance_sampling_ratio"] = importance_BT
+        else:
+            given["advantages"] = advantages_B[:, None] * importance_BT
+    return given
+
+
+def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:
+    """Under the reference model or, where only an adapter is trained, under the model without it."""
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    if trainer.ref_model is not None:
+        reference, without_adapter = trainer.accelerator.unwrap_model(trainer.ref_model), nullcontext()
+    else:
+        reference, without_adapter = model, use_adapter(model, "ref" if "ref" in model.peft_config else None)
+    with without_adapter:
+        return logprobs_of(trainer, reference, _pairs(filled))
+
+
+def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:
+    return [(rollout.prompt_tokens, rollout.made.tokens) for rollout in rollouts]
+
+
+def _like(mask_BT: Tensor, rows: Sequence[NDArray[np.float32]]) -> Tensor:
+    """Rows of unequal length as a float32 matrix of the mask's shape, 0 beyond a row's end."""
+    filled_BT = torch.zeros(mask_BT.shape, dtype=torch.float32)
+    for at, row_T in enumerate(rows):
+        filled_BT[at, : len(row_T)] = torch.from_numpy(row_T)
+    return filled_BT.to(mask_BT.device)

@@ -1,0 +1,110 @@
+"""`GRPOTrainer` under a recipe: the recipe decides what is generated and trained on, TRL does everything else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, GRPOTrainer
+
+from rollalloc.core.events import Batch
+from rollalloc.core.recipe import Recipe
+from rollalloc.drivers.trl import checks
+from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.callback import AllocationCallback
+from rollalloc.drivers.trl.figures import batch_figures, generated_figures, running_totals, tokens_generated
+from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.rewards import RewardFunctions
+from rollalloc.drivers.trl.tensors import training_inputs
+
+
+class AllocatedGRPOTrainer(GRPOTrainer):
+    """TRL's `GRPOTrainer` under a recipe.
+
+    The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
+    and their advantages. Of TRL's private interface only `_generate_and_score_completions` is overridden, and `_metrics` and
+    `_logs` are written to; evaluation is TRL's own. Each checkpoint gets a folder `rollalloc`, from which
+    `train(resume_from_checkpoint=...)` goes on.
+
+    Args:
+        positional, named: as for `GRPOTrainer`.
+        recipe: of rollalloc.
+        metric: name of the reward function that selection looks at; None: the weighted sum of all.
+        use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
+            `args.use_vllm`, vLLM.
+
+    Raises:
+        TypeError: a data set that cannot be indexed.
+        ValueError: settings that the recipe or the driver cannot be true to; names them and the remedy.
+    """
+
+    def __init__(
+        self,
+        *positional: Any,
+        recipe: Recipe,
+        metric: str | None = None,
+        use_sampler: bool | None = None,
+        **named: Any,
+    ) -> None:
+        given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
+        checks.check_arguments(given)
+        checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
+        checks.check_indexed(given.get("train_dataset"))
+        super().__init__(*positional, **named)
+        checks.check_processes(self.args)
+        checks.check_data(self.train_dataset, self.processing_class)
+        checks.check_sizes(self.args, recipe)
+        checks.check_settings(self.args, recipe)
+        functions: Any = self.reward_funcs
+        tokenizers: Any = self.reward_processing_classes
+        rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
+        self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed)
+        self._generator = Generator(self, use_sampler=use_sampler, keep_logprobs=recipe.max_staleness > 0)
+        self._allocation_callback = AllocationCallback(self.allocation)
+        self.add_callback(self._allocation_callback)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
+        """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
+        folder = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        self._allocation_callback.resume_from = Path(folder) if folder else None
+        return super().train(resume_from_checkpoint, *more, **other)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of the recipe in place of the prompts that TRL's sampler drew."""
+        model: Any = self.model
+        if not model.training:
+            return super()._generate_and_score_completions(inputs)
+        allocation = self.allocation
+        batch = allocation.next_batch(self, self._generator)
+        rollouts = allocation.rollouts_of(batch.rows) if batch else []
+        self._count(batch)
+        if batch:
+            self._show(batch, rollouts)
+        return training_inputs(self, self._generator, batch, rollouts)
+
+    def _count(self, batch: Batch | None) -> None:
+        self.state.num_input_tokens_seen += tokens_generated(self.allocation.generated)
+        metrics = self._metrics["train"]
+        for name, value in (generated_figures(self.allocation) | (batch_figures(batch) if batch else {})).items():
+            metrics[name].append(value)
+        for name, value in running_totals(self.allocation).items():
+            metrics[name] = [value]  # TRL logs means, and the mean of totals is none
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+        """Put what is trained on into the table of completions."""
+        tokenizer: Any = self.processing_class
+        logs, decode = self._logs, tokenizer.batch_decode
+        shown = len(logs["prompt"])
+        logs["prompt"].extend(decode([each.prompt_tokens for each in rollouts], skip_special_tokens=True))
+        logs["completion"].extend(decode([each.made.tokens for each in rollouts], skip_special_tokens=True))
+        logs["advantages"].extend(row.advantage for row in batch.rows)
+        for at, name in enumerate(self.reward_func_names):
+            logs["rewards"][name].extend(each.scores_F[at] for each in rollouts)
+        for column in {*logs["extra"], *(column for each in rollouts for column in each.logged)}:
+            if column not in logs["extra"]:
+                logs["extra"][column].extend([None] * shown)
+            logs["extra"][column].extend(each.logged.get(column) for each in rollouts)

@@ -1,0 +1,50 @@
+"""Running something once a module of verl has been imported, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
+    """Call `run` with the module of that name: now, if it was imported, else when it is.
+
+    verl loads plug-ins in each of its processes, most of which never need the trainer; importing it there costs seconds.
+    """
+    if name in sys.modules:
+        run(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Watcher(name, run))
+
+
+class _Watcher(MetaPathFinder):
+    def __init__(self, name: str, run: Callable[[ModuleType], None]) -> None:
+        self._name, self._run = name, run
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, self._run)
+        return spec
+
+
+class _Then(Loader):
+    """A loader that runs something after another one has done its work."""
+
+    def __init__(self, loader: Loader, run: Callable[[ModuleType], None]) -> None:
+        self._loader, self._run = loader, run
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._run(module)

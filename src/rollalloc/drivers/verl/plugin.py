@@ -1,0 +1,44 @@
+"""What verl finds through the entry point `verl.plugins` in each of its processes.
+
+It costs nothing where it is not used: the trainer is registered when verl's own trainers are, and the CPU platform only
+with `VERL_PLATFORM=cpu`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from rollalloc.drivers.verl.hooks import after_import
+
+log = logging.getLogger(__name__)
+
+
+def _register_trainer(_: ModuleType) -> None:
+    try:
+        import_module("rollalloc.drivers.verl.trainer")
+    except Exception:  # another version of verl: its own trainers must go on working
+        log.exception("trainer_mode=rollalloc is not there; rollalloc was written for verl 0.9")
+
+
+def _check_early(module: ModuleType) -> None:
+    """Let verl's check of its configuration, which it makes before it starts Ray, include ours."""
+    check = module.validate_config
+
+    @wraps(check)
+    def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if config.trainer.v1.trainer_mode == "rollalloc":
+            import_module("rollalloc.drivers.verl.configure").configure(config)
+        return check(config, *args, **kwargs)
+
+    module.validate_config = checked  # pyright: ignore[reportAttributeAccessIssue]
+
+
+after_import("verl.trainer.ppo.v1", _register_trainer)
+after_import("verl.utils.config", _check_early)
+if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+    import_module("rollalloc.drivers.verl.cpu")

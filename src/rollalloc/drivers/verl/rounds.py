@@ -1,0 +1,313 @@
+"""Rounds of rollouts: the core's orders as verl's submissions, what came of them as the core's events.
+
+Nothing here imports verl. A `Crew` generates and holds the rows; a `Loader` hands prompts over in verl's order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollalloc.core.allocator import Allocator, Starved
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
+from rollalloc.core.packing import exact_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One order as verl generates it: a prompt under a fresh uid, session i of which is the i-th rollout.
+
+    Attributes:
+        uid: never used before, without the underscore that verl's row keys are split at.
+        prompt: index of the prompt.
+        rollouts: the core's ids.
+    """
+
+    uid: str
+    prompt: int
+    rollouts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a session of a submission ended.
+
+    Attributes:
+        uid: of the submission.
+        session: index of the session.
+        tokens: generated.
+        reward: as trained; None: there is no score.
+        metric: what selection looks at.
+        version: of the weights at the first token; None: not known, taken for the latest.
+        last_version: at the last token.
+        truncated: it hit the length limit.
+        rows: rows it left, under the keys `uid_session_0` and on.
+        reason: why there is no score.
+        cancelled: it was stopped because the core said so.
+    """
+
+    uid: str
+    session: int
+    tokens: int = 0
+    reward: float | None = None
+    metric: float = 0.0
+    version: int | None = None
+    last_version: int | None = None
+    truncated: bool = False
+    rows: int = 0
+    reason: str = ""
+    cancelled: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """verl's keys of its rows."""
+        return tuple(f"{self.uid}_{self.session}_{row}" for row in range(self.rows))
+
+
+Session = tuple[str, int]  # uid, index
+
+
+class Crew(Protocol):
+    """Who generates, scores, and holds the rows."""
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Start them."""
+        ...
+
+    def cancel(self, sessions: Sequence[Session]) -> None:
+        """Stop those that still generate; each still has its outcome."""
+        ...
+
+    def outcomes(self) -> Sequence[Outcome]:
+        """Wait for outcomes. Every session submitted has one, also one whose worker died."""
+        ...
+
+    def release(self, keys: Sequence[str]) -> None:
+        """These rows are not needed any more."""
+        ...
+
+
+class Loader(Protocol):
+    """A framework's own order of the prompts."""
+
+    def next_prompts(self) -> tuple[Sequence[int], int]:
+        """The next prompts and the epoch they belong to; never ends."""
+        ...
+
+    def __len__(self) -> int:
+        """Prompts in an epoch."""
+        ...
+
+
+class Finished(RuntimeError):
+    """There will be no further batch; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """A batch in verl's terms.
+
+    Attributes:
+        batch: the core's.
+        keys: verl's keys; a rollout of several outputs has several.
+        rows: the core's row for each key.
+    """
+
+    batch: Batch
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+class Rounds:
+    """Asks the core, lets the crew generate, tells the core, until there is a batch.
+
+    A batch is handed out when nothing is generated any more: on a colocated engine the update takes the same devices. What
+    ends after the batch was made stays for the next one, where the recipe allows it.
+
+    Args:
+        allocator: decides.
+        crew: generates.
+        loader: offers prompts, for a recipe whose prompt rule is `AsOffered`; None otherwise.
+    """
+
+    def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None) -> None:
+        self.allocator, self.crew, self.loader = allocator, crew, loader
+        self.seconds = 0.0  # of own work, waiting for the crew excluded
+        self.reasons: dict[str, int] = {}  # why rollouts failed since the last batch
+        self._running: dict[Session, int] = {}  # -> rollout
+        self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
+        self._unneeded: list[str] = []  # rows to release, all at once when the round is over
+        self._fruitless = 0  # prompts offered since one was last taken
+
+    def next_batch(self) -> TrainingRows:
+        """Generate until there is a batch.
+
+        Raises:
+            Finished: there is none, and there will be none.
+            Starved: nothing can be done although the run is not over; the message says what would help.
+        """
+        started, waited = time.perf_counter(), 0.0
+        self.reasons = {}
+        batch: Batch | None = None
+        while True:
+            actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
+            self._carry_out(actions)
+            batch = batch or actions.batch
+            if not self._running and (batch or actions.finished):
+                self._release()
+                if batch is None:
+                    raise Finished(actions.finished)
+                rows = self._hand_over(batch)
+                self.seconds = time.perf_counter() - started - waited
+                return rows
+            before = time.perf_counter()
+            outcomes = self.crew.outcomes()
+            waited += time.perf_counter() - before
+            self._tell(outcomes)
+
+    def trained(self, version: int) -> None:
+        """The batch was trained: the weights are of this version now."""
+        self.allocator.tell([Updated(version)])
+
+    def held(self) -> set[str]:
+        """Keys of the rows that a later batch may need."""
+        return {key for keys in self._keys.values() for key in keys}
+
+    # ------------------------------------------------------------------------------------------------------- the round
+
+    def _ask(self) -> Actions:
+        """The core's actions, prompts offered as it wants them."""
+        while True:
+            while self.loader is not None and self.allocator.wanted() and not self._all_passed_over:
+                prompts, epoch = self.loader.next_prompts()
+                self.allocator.tell([Offered(tuple(prompts), epoch)])
+                self._fruitless += len(prompts)
+            try:
+                actions = self.allocator.ask()
+            except Starved:
+                if self.loader is None or not self.allocator.wanted():
+                    raise
+                if self._all_passed_over:  # nothing runs that could bring a prompt back
+                    self.allocator.tell([Offered((), self.allocator.epoch)])
+                continue
+            if actions.generate:
+                self._fruitless = 0
+            return actions
+
+    @property
+    def _all_passed_over(self) -> bool:
+        """Whether a whole epoch, and the rest of the one before, had no prompt that may be drawn."""
+        return self.loader is not None and self._fruitless >= 2 * len(self.loader)
+
+    def _carry_out(self, actions: Actions) -> None:
+        self._unneeded += [key for rollout in actions.release for key in self._keys.pop(rollout, ())]
+        submissions = [_submission(order) for order in actions.generate]
+        for submission in submissions:
+            self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
+        if submissions:
+            self.crew.submit(submissions)
+        if actions.cancel:
+            stopped = set(actions.cancel)
+            self.crew.cancel([session for session, rollout in self._running.items() if rollout in stopped])
+
+    def _release(self) -> None:
+        if self._unneeded:
+            self.crew.release(self._unneeded)
+            self._unneeded = []
+
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            rollout = self._running.pop((outcome.uid, outcome.session), None)
+            if rollout is None:  # its worker was given up for dead before
+                self._unneeded += outcome.keys
+                continue
+            self._keys[rollout] = outcome.keys
+            self.allocator.tell([self._event(rollout, outcome)])
+
+    def _event(self, rollout: int, outcome: Outcome) -> Done | Failed | Cancelled:
+        if outcome.cancelled:
+            return Cancelled(rollout, outcome.tokens)
+        if outcome.reward is None:
+            self.reasons[outcome.reason] = self.reasons.get(outcome.reason, 0) + 1
+            return Failed(rollout, outcome.reason, outcome.tokens)
+        version = self.allocator.version if outcome.version is None else outcome.version
+        return Done(
+            rollout,
+            outcome.reward,
+            outcome.metric,
+            outcome.tokens,
+            version,
+            outcome.last_version,
+            outcome.truncated,
+        )
+
+    def _hand_over(self, batch: Batch) -> TrainingRows:
+        """The batch's rows; from here on they are verl's, which frees them after the update."""
+        held = [(key, row) for row in batch.rows for key in self._keys.pop(row.rollout)]
+        return TrainingRows(batch, tuple(key for key, _ in held), tuple(row for _, row in held))
+
+    # ------------------------------------------------------------------------------------------------ figures and state
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """What the run paid so far and for what, and the state of its prompts; all under `rollalloc/`."""
+        accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
+        ages = np.array([batch.version - row.version for row in batch.rows])
+        return {
+            "rollalloc/rollouts/paid": self.allocator.paid,
+            "rollalloc/tokens/paid": self.allocator.tokens_paid,
+            **{f"rollalloc/rollouts/{cause}": count for cause, count in accounts.items()},
+            **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
+            "rollalloc/prompts/epoch": self.allocator.epoch,
+            "rollalloc/batch/groups": len({row.group for row in batch.rows}),
+            "rollalloc/batch/rows": len(batch.rows),
+            "rollalloc/batch/is_short": float(batch.short_because is not None),
+            "rollalloc/staleness/mean": float(ages.mean()),
+            "rollalloc/staleness/max": int(ages.max()),
+            "rollalloc/driver_seconds": self.seconds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The core's state and the keys of the rows held; taken after `trained`, when nothing runs."""
+        assert not self._running, self._running
+        return {
+            "allocator": self.allocator.state_dict(),
+            "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
+            "fruitless": self._fruitless,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], present: set[str]) -> set[str]:
+        """Go on from a saved state: all of it or, on an error, none.
+
+        Args:
+            state: what `state_dict` gave.
+            present: keys of the rows that were restored.
+
+        Returns:
+            Those of them that nobody needs.
+
+        Raises:
+            ValueError: rows are missing, or the state is of another recipe, seed or data set.
+        """
+        exact_keys(state, ("allocator", "keys", "fruitless"), "state of the verl driver")
+        keys = {rollout: tuple(held) for rollout, held in state["keys"]}
+        needed = {key for held in keys.values() for key in held}
+        if missing := needed - present:
+            raise ValueError(
+                f"{len(missing)} of {len(needed)} rows that the checkpoint's state holds are not in its TransferQueue, "
+                f"e.g. {min(missing)}; the checkpoint is torn: resume from another one"
+            )
+        self.allocator.load_state_dict(state["allocator"])
+        self._keys, self._fruitless = keys, state["fruitless"]
+        return present - needed
+
+
+def _submission(order: Order) -> Submission:
+    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}"  # an order may be split: its first rollout is its own
+    return Submission(uid, order.prompt, order.rollouts)
+
+
+__all__ = ["Crew", "Finished", "Loader", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]

@@ -1,0 +1,101 @@
+"""`trainer.v1.rollalloc` in verl's configuration: the recipe, its parameters, and a few settings of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rollalloc.core.recipe import Recipe
+from rollalloc.named import make_recipe, parameters_of, refuse_unknown
+from rollalloc.recipes import grpo
+from rollalloc.rules.prompts import AsOffered, Shuffled
+
+SECTION = "trainer.v1.rollalloc"
+_VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout.n"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the section says.
+
+    Attributes:
+        recipe: which prompts get how many rollouts, and which are trained on.
+        seed: of the core's draws.
+        max_rollouts: rollouts to pay at most in the whole run; None: no limit.
+        reward_timeout: seconds in which a rollout must be scored; then it has failed.
+        poll_interval: seconds for which results are collected before the core is asked again.
+        rollout_correction: with staleness, correct for it by verl's truncated importance weights unless those are
+            configured otherwise.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    recipe: Recipe
+    seed: int = 0
+    max_rollouts: int | None = None
+    reward_timeout: float = 300.0
+    poll_interval: float = 0.02
+    rollout_correction: bool = True
+
+    def __post_init__(self) -> None:
+        if self.reward_timeout <= 0:
+            raise ValueError(f"{SECTION}.reward_timeout must be above 0 seconds, got {self.reward_timeout}")
+        if not 0 <= self.poll_interval <= 1:
+            raise ValueError(f"{SECTION}.poll_interval must be in [0, 1] seconds, got {self.poll_interval}")
+
+    @property
+    def loader_draws(self) -> bool:
+        """Whether verl's own loader says which prompt is next."""
+        return isinstance(self.recipe.prompts, AsOffered)
+
+    @property
+    def own_advantages(self) -> bool:
+        """Whether the recipe names advantages of its own; plain GRPO's are left to verl's estimator."""
+        return self.recipe.advantage != grpo(1, 1).advantage
+
+    @property
+    def stops(self) -> bool:
+        """Whether rollouts may be stopped while they generate."""
+        return any(stage.stop is not None for stage in self.recipe.stages)
+
+
+def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
+    """The settings that verl's configuration holds.
+
+    `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`. A prompt rule
+    that only shuffles is replaced by the order of verl's loader.
+
+    Args:
+        section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. A recipe
+            is a name, `module:object` (which runs that module's code), or several joined by "+", which are mixed.
+        groups: verl's prompts in a batch.
+        n: verl's rollouts a prompt.
+
+    Raises:
+        ValueError: a key or a value that is wrong, naming the right one.
+    """
+    given = dict(section)
+    name = given.pop("recipe", None)
+    if not isinstance(name, str):
+        raise ValueError(f"{SECTION}.recipe must be a name, module:object, or names joined by '+', got {name!r}")
+    for parameter, key in _VERL_KEYS.items():
+        if parameter in given:
+            raise ValueError(f"{SECTION}.{parameter} is verl's own {key}; set it there")
+    own = {field.name: given.pop(field.name) for field in fields(Settings) if field.name in given}
+    known = parameters_of(name)
+    takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
+    refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(Settings)][1:]]))
+    available = given | {"groups": groups, "n": n}
+    recipe = make_recipe(name, {key: available[key] for key in known if key in available})
+    if recipe.groups != groups:
+        raise ValueError(
+            f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
+        )
+    settings = Settings(recipe=recipe, **own)
+    if recipe.prompts == Shuffled():
+        recipe = replace(recipe, prompts=AsOffered())
+    if settings.max_rollouts is not None:
+        recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=settings.max_rollouts))
+    return replace(settings, recipe=recipe)

@@ -1,0 +1,264 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+"""verl's synchronous trainer, with the core between its loader and its update."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.drivers.verl.client import Client, requests_left
+from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.loader import Prompts
+from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
+from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
+
+log = logging.getLogger(__name__)
+
+_PARTITION = "train"
+_STATE = "rollalloc.json"  # in the folder of a checkpoint
+
+
+class _Buffer(ReplayBuffer):
+    """verl's buffer for validation; training batches come from the trainer."""
+
+    def __init__(self, sample_training: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sample_training = sample_training
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """A batch of verl's keys, and metrics."""
+        if partition_id == _PARTITION:
+            return self._sample_training()
+        return super().sample(global_steps, partition_id, batch_size)
+
+
+class _Crew:
+    """verl's workers and its TransferQueue, as the rounds need them."""
+
+    def __init__(self, trainer: RollallocTrainer) -> None:
+        self._trainer = trainer
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        trainer = self._trainer
+        trainer.agent_loop_manager.generate_sequences(trainer.prompts.rows(submissions, trainer.global_steps))
+
+    def cancel(self, sessions: Sequence[Session]) -> None:
+        self._trainer.agent_loop_manager.cancel(sessions)
+
+    def outcomes(self) -> Sequence[Outcome]:
+        return self._trainer.agent_loop_manager.outcomes()
+
+    def release(self, keys: Sequence[str]) -> None:
+        tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
+
+
+@register_trainer("rollalloc")
+class RollallocTrainer(PPOTrainerSync):
+    """`trainer.v1.trainer_mode=rollalloc`: any recipe, on devices that trainer and rollouts share."""
+
+    def __init__(self, config: Any) -> None:
+        self.settings = configure(config)
+        self._trained: TrainingRows | None = None  # the batch at work
+        super().__init__(config)
+
+    def get_llm_client(self) -> LLMServerClient:
+        """verl's client, able to stop single requests."""
+        return self.llm_server_manager.get_client(client_cls=Client)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train until verl's steps are done, or the recipe has no further batch."""
+        try:
+            super().fit(agent_loop_manager)
+        except Finished as end:
+            self._end_early(str(end))
+
+    def _end_early(self, why: str) -> None:
+        self.global_steps -= 1  # the step that had no batch
+        log.warning("the run ends after step %d: %s", self.global_steps, why)
+        trainer = self.config.trainer
+        if trainer.test_freq > 0 and self.global_steps % trainer.test_freq:
+            self.logger.log(data=self._validate(), step=self.global_steps)
+        if trainer.save_freq > 0 and self.global_steps % trainer.save_freq:
+            self._save_checkpoint()
+        self._shutdown_dump_executor()
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
+        """One training step; the core learns that the weights changed before a checkpoint is written."""
+        batch = super().step(metrics, timing_raw)
+        self.rounds.trained(self.global_steps)
+        return batch
+
+    # ------------------------------------------------------------------------------------------------- what to train on
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.prompts = Prompts(self.config.data, self.train_dataset)
+        self.train_dataloader = self.prompts.index_loader
+        allocator = Allocator(self.settings.recipe, self.prompts.table(), self.settings.seed)
+        self.rounds = Rounds(allocator, _Crew(self), self.prompts if self.settings.loader_draws else None)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        sampler = self.config.trainer.v1.sampler
+        return _Buffer(
+            self._sample,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.rollalloc,
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            poll_interval=self.settings.poll_interval,
+        )
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Nothing: the rounds submit what the core orders."""
+        return {}
+
+    def _sample(self) -> tuple[KVBatchMeta, dict[str, Any]]:
+        rows = self._trained = self.rounds.next_batch()
+        if rows.batch.short_because:
+            log.warning("step %d: a short batch: %s", self.global_steps, rows.batch.short_because)
+        for reason, count in self.rounds.reasons.items():
+            log.warning("step %d: %d rollouts failed: %s", self.global_steps, count, reason)
+        keys = list(rows.keys)
+        if len(self.settings.recipe.stages) > 1:  # verl's estimators find a group by this field
+            groups = np.array([f"g{row.group}" for row in rows.rows], dtype=object)
+            tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=tu.get_tensordict({"uid": groups}))
+        tags = tq.kv_list(_PARTITION)[_PARTITION]
+        metrics: dict[str, Any] = self.rounds.metrics(rows.batch)
+        if self.settings.stops:
+            metrics["rollalloc/requests_left"] = self._requests_left()
+        return KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=[tags[key] for key in keys]), metrics
+
+    def _requests_left(self) -> int:
+        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers[:1]]
+        return sum(ray.get([server.__ray_call__.remote(requests_left) for server in servers]))
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        assert self._trained is not None
+        rows = dict(zip(self._trained.keys, self._trained.rows, strict=True))
+        own = self.settings.own_advantages
+        if not own and all(row.weight == 1 for row in rows.values()):
+            return batch
+        field = "response_mask" if own else "advantages"
+        values = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])[field]
+        factors = [_factor(rows.get(key), own) for key in batch.keys]
+        scaled = [value.float() * factor for value, factor in zip(values.unbind(), factors, strict=True)]
+        nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
+        fields = TensorDict({"advantages": nested}, batch_size=len(batch.keys))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    # --------------------------------------------------------------------------------------------------- mini-batches
+
+    @property
+    def _actor_steps(self) -> int:
+        return self._steps(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+
+    @property
+    def _critic_steps(self) -> int:
+        return self._steps(self.config.critic.ppo_mini_batch_size)
+
+    def _steps(self, mini_batch_size: int) -> int:
+        assert self._trained is not None
+        return optimizer_steps(self.config.data.train_batch_size // mini_batch_size, len(self._trained.keys))
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        steps = [self._actor_steps, *([self._critic_steps] if self.use_critic else [])]
+        dynamic = actor.use_dynamic_bsz
+        return rows_multiple(
+            dp_size,
+            steps,
+            None if dynamic else actor.ppo_micro_batch_size_per_gpu,
+            None if dynamic else rollout.log_prob_micro_batch_size_per_gpu,
+        )
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+        metrics["rollalloc/batch/padding"] = sum(padding)
+        batch.reorder(spread(padding, ranks, self._actor_steps))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        rows = len(batch.keys) // self._actor_steps
+        metrics["rollalloc/batch/optimizer_steps"] = self._actor_steps
+        with self._rows_per_step(self.config.actor_rollout_ref.actor, rows):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        with self._rows_per_step(self.config.critic, len(batch.keys) // self._critic_steps):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_per_step(self, network: Any, rows: int) -> Iterator[None]:
+        """verl takes mini-batches of ppo_mini_batch_size · rollout.n rows: let that be `rows` meanwhile."""
+        rollout = self.config.actor_rollout_ref.rollout
+        before = network.ppo_mini_batch_size, rollout.n
+        with open_dict(self.config):
+            network.ppo_mini_batch_size, rollout.n = rows, 1
+            try:
+                yield
+            finally:
+                network.ppo_mini_batch_size, rollout.n = before
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        """Our state first: verl names a checkpoint the latest when the rest of it is written."""
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
+        part = folder / f"{_STATE}.part"
+        part.write_text(json.dumps(state))
+        os.replace(part, folder / _STATE)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if not self.global_steps:
+            return
+        trainer = self.config.trainer
+        named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+        path = Path(named or Path(trainer.default_local_dir) / f"global_step_{self.global_steps}") / _STATE
+        if not path.exists():
+            raise ValueError(
+                f"{path} is missing: the checkpoint was not written under trainer_mode=rollalloc, or is torn; resume from "
+                "another one, or start afresh with trainer.resume_mode=disable"
+            )
+        state = json.loads(path.read_text())
+        if state["step"] != self.global_steps:
+            raise ValueError(f"{path} is of step {state['step']}, verl resumes at {self.global_steps}; it is torn")
+        present = set(tq.kv_list(_PARTITION).get(_PARTITION, {}))
+        unneeded = self.rounds.load_state_dict(state["rounds"], present)
+        self.prompts.epoch = state["epoch"]
+        if unneeded:
+            self.rounds.crew.release(sorted(unneeded))
+
+
+def _factor(row: Any, own: bool) -> float:
+    """What a row's mask, or its advantage by verl, is multiplied with; padding has no row of the core."""
+    if row is None:
+        return 0.0
+    return row.advantage * row.weight if own else row.weight

@@ -1,0 +1,208 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+"""verl's agent loops, each session of which reports how it ended, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from ray.exceptions import ActorDiedError, RayActorError
+from tensordict import TensorDict
+from verl.experimental.agent_loop import AgentLoopWorker
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
+
+from rollalloc.drivers.verl.client import LIVE, Live, Stopped
+from rollalloc.drivers.verl.rounds import Outcome, Session
+
+log = logging.getLogger(__name__)
+
+_RESTARTS = 3  # of a worker that died
+_PATIENCE = 60.0  # seconds without an outcome after which the log says what is waited for
+_REASON = 200  # characters of an exception that go to the log
+
+
+class Unscored(Exception):
+    """The reward function gave no score. Unscored is not wrong."""
+
+
+class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
+    """verl's worker; training prompts run session by session, validation as verl runs it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        AgentLoopWorker.__init__(self, *args, **kwargs)  # the base is a Ray actor: its own super() call fails here
+        tq.init()
+        self.background_tasks: set[asyncio.Task[None]] = set()
+        section = self.config.trainer.v1.rollalloc
+        self._reward_timeout = section.get("reward_timeout", 300.0)
+        self._poll_interval = section.get("poll_interval", 0.02)
+        self._live: dict[Session, Live] = {}
+        self._scored: dict[Session, Outcome] = {}
+        self._ended: list[Outcome] = []
+        self._any_ended = asyncio.Event()
+
+    async def outcomes(self) -> list[Outcome]:
+        """Sessions that ended since the last call; waits for one."""
+        await self._any_ended.wait()
+        await asyncio.sleep(self._poll_interval)  # those that end together are told together
+        self._any_ended.clear()
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def answers(self) -> bool:
+        """It does."""
+        return True
+
+    async def cancel(self, sessions: Sequence[Session]) -> None:
+        """Stop those of these sessions that generate."""
+        await asyncio.gather(*(self._live[session].stop() for session in sessions if session in self._live))
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        if trajectory["validate"]:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            return
+        if not prompt.pop("__do_sample__", True):
+            apply_greedy_sampling_params(sampling_params := dict(sampling_params))
+        how = {"trajectory": trajectory, "trace": trace}
+        sessions = range(prompt.pop("__rollout_n__"))
+        await asyncio.gather(*(self._run_session(session, prompt, sampling_params, how) for session in sessions))
+
+    async def _run_session(
+        self, index: int, prompt: dict[str, Any], sampling_params: dict[str, Any], how: dict[str, Any]
+    ) -> None:
+        """One session, from the first token to its outcome."""
+        session = (prompt["uid"], index)
+        live = self._live[session] = Live()
+        LIVE.set(live)  # each session is a task with a context of its own
+        reason, cancelled = "the agent loop returned nothing", False
+        try:
+            await self._run_agent_loop(sampling_params, session_id=index, **how, **prompt)
+        except Stopped:
+            cancelled = True
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:_REASON]
+            log.warning("session %s_%d: %s", *session, reason)
+        del self._live[session]
+        failed = Outcome(*session, tokens=live.tokens, reason=reason, cancelled=cancelled)
+        self._ended.append(self._scored.pop(session, failed))
+        self._any_ended.set()
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+        outputs = output if isinstance(output, list) else [output]
+        if not validate and outputs:
+            session = (kwargs["uid"], kwargs["session_id"])
+            self._scored[session] = self._outcome(session, outputs)
+
+    def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
+        first, last = outputs[0], outputs[-1]
+        full = len(last.response_ids) >= self.rollout_config.response_length
+        return Outcome(
+            *session,
+            tokens=sum(sum(output.response_mask) for output in outputs),
+            reward=float(last.reward_score),
+            metric=float(last.extra_fields.get("reward_extra_info", {}).get("acc", last.reward_score)),
+            version=first.extra_fields.get("min_global_steps"),
+            last_version=last.extra_fields.get("max_global_steps"),
+            truncated=full and last.response_ids[-1] != self.tokenizer.eos_token_id,
+            rows=len(outputs),
+        )
+
+    async def _compute_score(self, outputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        try:
+            await asyncio.wait_for(super()._compute_score(outputs, kwargs), self._reward_timeout)
+        except TimeoutError:
+            raise Unscored(f"the reward took more than {self._reward_timeout} s") from None
+        score = outputs[-1].reward_score
+        if score is None or not math.isfinite(score):
+            raise Unscored(f"the reward is {score}")
+
+
+class Manager(AgentLoopManagerTQ):
+    """verl's manager of workers, which knows what each of them owes and outlives them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(max_restarts=_RESTARTS)(Worker)
+        self._open: dict[Session, Any] = {}  # -> its worker
+        self._lost: list[Outcome] = []
+        self._starting: dict[Any, Any] = {}  # call that starts prompts -> its worker
+        self._listening: dict[Any, Any] = {}  # call for the next outcomes -> its worker
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Start prompts on the workers, shared out as verl does it."""
+        if "validate" in prompts:
+            super().generate_sequences(prompts)
+            return
+        chunks = prompts.chunk(len(self.agent_loop_workers))
+        for worker, chunk in zip(self.agent_loop_workers, chunks, strict=False):
+            for uid, n in zip(chunk["uid"], chunk["__rollout_n__"], strict=True):
+                self._open |= {(uid, session): worker for session in range(n)}
+            self._starting[worker.generate_sequences.remote(chunk)] = worker
+
+    def cancel(self, sessions: Sequence[Session]) -> None:
+        """Have these sessions stopped if they still generate; does not wait for it."""
+        of_worker: dict[Any, list[Session]] = {}
+        for session in sessions:
+            if session in self._open:  # not one whose worker died
+                of_worker.setdefault(self._open[session], []).append(session)
+        for worker, named in of_worker.items():
+            worker.cancel.remote(named)
+
+    def outcomes(self) -> list[Outcome]:
+        """Wait for sessions to end."""
+        while not self._lost:
+            for worker in self.agent_loop_workers:
+                if worker not in self._listening.values():
+                    self._listening[worker.outcomes.remote()] = worker
+            calls = [*self._starting, *self._listening]
+            if not ray.wait(calls, timeout=_PATIENCE)[0]:
+                log.info("%d sessions are still to end", len(self._open))
+                continue
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+            ended = [outcome for call in ready for outcome in self._result(call)]
+            for outcome in ended:
+                self._open.pop((outcome.uid, outcome.session), None)
+            if ended:
+                return ended
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _result(self, call: Any) -> list[Outcome]:
+        worker = self._starting.pop(call, None) or self._listening.pop(call)
+        try:
+            return ray.get(call) or []
+        except RayActorError as error:
+            self._give_up(worker, error)
+            return []
+
+    def _give_up(self, worker: Any, error: RayActorError) -> None:
+        """A worker died: what it owed has failed. Waits until Ray has started it again, which it does a few times."""
+        owed = [session for session, owner in self._open.items() if owner == worker]
+        log.warning("an agent loop worker died with %d sessions: %s", len(owed), error)
+        for session in owed:
+            del self._open[session]
+            self._lost.append(Outcome(*session, reason="its agent loop worker died"))
+        if not _comes_back(worker):
+            self.agent_loop_workers = [other for other in self.agent_loop_workers if other != worker]
+            if not self.agent_loop_workers:
+                raise RuntimeError("all agent loop workers died; see their logs for the reason") from error
+
+
+def _comes_back(worker: Any) -> bool:
+    """Wait until a worker answers again; False where it never will."""
+    while True:
+        try:
+            return ray.get(worker.answers.remote())
+        except ActorDiedError:
+            return False
+        except RayActorError:  # it is being started
+            time.sleep(1)

@@ -1,0 +1,137 @@
+"""Recipes by name, as configurations and command lines give them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+from rollalloc import recipes
+from rollalloc.core.recipe import Recipe
+
+
+def dapo_carry(groups: int, n: int, gen_groups: int, max_candidates: int | None = None) -> Recipe:
+    """DAPO, with more mixed groups than needed carried into the next batch instead of discarded.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        gen_groups: prompts generated at a time, at least 1.
+        max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates)
+
+
+def pilot_commit_pods(groups: int, n_pilot: int, n_commit: int, gen_groups: int, m: int) -> Recipe:
+    """Pilot-Commit, trained on the m rollouts of largest reward variance of each group, as PODS does.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n_pilot: rollouts that estimate a prompt, at least 1.
+        n_commit: rollouts for a prompt in the window, at least 1.
+        gen_groups: prompts piloted at a time, at least 1.
+        m: rollouts trained on, in [1, n_pilot + n_commit].
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    commits = recipes.pilot_commit(groups, n_pilot, n_commit, gen_groups)
+    return recipes.mix(commits, recipes.pods(groups, n_pilot + n_commit, m))
+
+
+RECIPES: Mapping[str, Callable[..., Recipe]] = {
+    "grpo": recipes.grpo,
+    "dapo": recipes.dapo,
+    "dapo_carry": dapo_carry,
+    "pilot_commit": recipes.pilot_commit,
+    "pods": recipes.pods,
+    "darts": recipes.darts,
+    "racing": recipes.racing,
+    "pilot_commit+pods": pilot_commit_pods,
+}
+
+
+def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
+    """The recipe of that name with those parameters.
+
+    Args:
+        name: a key of `RECIPES`; or `module:object`, a recipe or a function that returns one, which is imported, so it
+            runs that module's code; or several of these joined by "+", which `recipes.mix` composes.
+        parameters: arguments of the function, or of the functions: each takes those that it knows.
+
+    Raises:
+        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter.
+    """
+    refuse_unknown(name, parameters, parameters_of(name))
+    return reduce(recipes.mix, [_made(part, made, parameters) for part, made in _parts(name).items()])
+
+
+def parameters_of(name: str) -> tuple[str, ...]:
+    """What the recipe of that name takes; nothing where it is a value.
+
+    Raises:
+        ValueError: an unknown name, naming the nearest right one.
+    """
+    return tuple(dict.fromkeys(key for made in _parts(name).values() for key in _takes(made)))
+
+
+def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a parameter that is not known.
+
+    Raises:
+        ValueError: names it and the nearest right one.
+    """
+    known = list(known)
+    for parameter in parameters:
+        if parameter not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it is a recipe, which takes none"
+            raise ValueError(f"{name} has no parameter {parameter!r}{_near(parameter, known)}; {takes}")
+
+
+def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str, Any]) -> Recipe:
+    if isinstance(made, Recipe):
+        return made
+    known = _takes(made)
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
+    recipe = made(**{key: parameters[key] for key in known if key in parameters})
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
+    return recipe
+
+
+def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return {} if isinstance(made, Recipe) else inspect.signature(made).parameters
+
+
+def _parts(name: str) -> dict[str, Recipe | Callable[..., Any]]:
+    """What is joined by "+", where the whole has no name of its own."""
+    names = [name] if name in RECIPES else [part.strip() for part in name.split("+")]
+    return {part: _find(part) for part in names}
+
+
+def _find(name: str) -> Recipe | Callable[..., Any]:
+    if ":" not in name:
+        if name not in RECIPES:
+            raise ValueError(
+                f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, others joined by '+', "
+                "or module:object"
+            )
+        return RECIPES[name]
+    module, _, attribute = name.partition(":")
+    made = getattr(import_module(module), attribute)
+    if not isinstance(made, Recipe) and not callable(made):
+        raise ValueError(f"{name} must be a Recipe or a function that returns one, got {made!r}")
+    return made
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

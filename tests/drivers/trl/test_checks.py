@@ -1,0 +1,140 @@
+"""Bad input: a clear error before training."""
+
+from __future__ import annotations
+
+import logging
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny_trl
+from datasets import Dataset
+
+from rollalloc import recipes
+from rollalloc.drivers.trl import AllocatedRollouts
+from rollalloc.drivers.trl.checks import check_processes, rows_per_group
+
+CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
+WRONG: dict[str, dict[str, Any]] = {
+    "num_generations=8 cannot be made of the recipe's stages, pilot: Fixed(n=2), commit: Fixed(n=2)": {
+        "recipe": "pilot_commit",
+        "num_generations": 8,
+    },
+    "the recipe trains on 4 groups of 4 rows a batch, but TRL's generation batch has 32 rows": {
+        "recipe": "pilot_commit",
+        "per_device_train_batch_size": 32,
+    },
+    "not a multiple of gradient_accumulation_steps=2": {
+        "recipe": "grpo",
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 1,
+    },
+    "scale_rewards and multi_objective_aggregation must be left alone, got 'none'": {
+        "recipe": "grpo",
+        "scale_rewards": "none",
+    },
+    "loss_type='luspo' cannot take the importance weight": {"recipe": "pilot_commit", "loss_type": "luspo"},
+    "call model.save_pretrained(folder)": {"recipe": "grpo", "beta": 0.1},
+    "the tokenizer has no chat template": {"recipe": "grpo", "dataset": CHAT},
+    "metric must name one of the reward functions starts_right, got 'accuracy'": {
+        "recipe": "grpo",
+        "driver": {"metric": "accuracy"},
+    },
+    "rollalloc's sampler does not know min_p": {"recipe": "grpo", "min_p": 0.1, "driver": {"use_sampler": True}},
+    "the recipe trains on 4 groups a batch but there are only 3 prompts": {
+        "recipe": "grpo",
+        "dataset": tiny_trl.prompts(3),
+    },
+    "prompts with images are not supported": {
+        "recipe": "grpo",
+        "dataset": Dataset.from_dict({"prompt": ["k1 ="] * 8, "image": ["file.png"] * 8}),
+    },
+    "tools is not supported under a recipe": {"recipe": "grpo", "more": {"tools": [len]}},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_it_is_refused_when_the_trainer_is_made(message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tiny_trl.trainer(tmp_path, **WRONG[message])
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"save_steps": 3}, "save_steps=3; make it a multiple of 2"),
+        ({"save_steps": 2, "max_steps": 5}, "max_steps=5; make it a multiple of 2"),
+        ({"save_steps": 0.1, "max_steps": 10}, "save_steps=1; make it a multiple of 2"),
+    ],
+)
+def test_saving_off_a_batchs_boundary_is_refused_before_training(with_hook, changes, message, tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path, "grpo", with_hook=with_hook, num_iterations=2, save_strategy="steps", **changes
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_saving_at_boundaries_is_not(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_the_hook_refuses_another_group_size_before_training(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=True, num_generations=8)
+    with pytest.raises(ValueError, match="num_generations=8 cannot be made"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_step(with_hook, tmp_path):
+    def short(completions: list[str], **_: Any) -> list[float]:
+        return [1.0]
+
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short, with_hook=with_hook)
+    with pytest.raises(ValueError, match="the reward function short must return one score a completion, 16, got 1"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_data_set_that_streams_is_refused(tmp_path):
+    stream = tiny_trl.prompts().to_iterable_dataset()
+    with pytest.raises(TypeError, match="train_dataset must be map-style"):
+        tiny_trl.trainer(tmp_path, "grpo", dataset=stream)
+    with pytest.raises(TypeError, match="train_dataset must be map-style"):
+        AllocatedRollouts(tiny_trl.RECIPES["grpo"], stream, tiny_trl.starts_right)
+
+
+def test_a_reward_model_needs_the_trainer():
+    with pytest.raises(TypeError, match="expected reward functions, got LlamaForCausalLM"):
+        AllocatedRollouts(tiny_trl.RECIPES["grpo"], tiny_trl.prompts(), tiny_trl.tiny_model())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows"),
+    [
+        (recipes.grpo(groups=2, n=5), 5),
+        (recipes.pilot_commit(groups=2, n_pilot=3, n_commit=4, gen_groups=4), 7),
+        (recipes.pods(groups=2, n=9, m=3), 3),
+        (recipes.darts(groups=2, shortest=3, longest=2), 5),
+        (recipes.racing(groups=2, sizes_S=(2, 6), gen_groups=4), 6),
+        (recipes.mix(recipes.dapo(groups=2, n=8, gen_groups=4), recipes.pods(groups=2, n=8, m=4)), 4),
+    ],
+)
+def test_rows_of_a_group(recipe, rows):
+    assert rows_per_group(recipe) == rows
+
+
+def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING):
+        check_processes(SimpleNamespace(world_size=1))
+        assert not caplog.messages
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+        check_processes(SimpleNamespace(world_size=2))
+        assert not caplog.messages
+        check_processes(SimpleNamespace(world_size=1))
+    assert "torchrun --nproc_per_node N" in caplog.text

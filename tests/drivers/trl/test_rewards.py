@@ -1,0 +1,161 @@
+"""Reward functions in TRL's signature."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny_trl
+
+from rollalloc.drivers.trl.rewards import of_functions
+
+EXAMPLES = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "c", "answer": 3}]
+TEXTS, IDS = ["x", "yy", "zzz"], [[1], [2, 2], [3, 3, 3]]
+STATE = SimpleNamespace(global_step=7)
+
+
+def scored(*functions: Any, weights: Any = None, metric: str | None = None) -> Any:
+    rewards = of_functions(list(functions), weights, metric)
+    return rewards, rewards(EXAMPLES, TEXTS, IDS, STATE)
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def the_answer(answer: list[int], **_: Any) -> list[float]:
+    return [float(number) for number in answer]
+
+
+def test_each_function_gets_the_columns_of_the_rows_that_were_rolled_out():
+    seen = {}
+
+    def keep(**given: Any) -> list[float]:
+        seen.update(given)
+        return [0.0] * 3
+
+    scored(keep)
+    assert seen["prompts"] == ["a", "b", "c"]
+    assert seen["completions"] == TEXTS
+    assert seen["completion_ids"] == IDS
+    assert seen["answer"] == [1, 2, 3]
+    assert seen["trainer_state"] is STATE
+
+
+def test_the_reward_is_the_weighted_sum():
+    rewards, found = scored(length, the_answer, weights=[0.5, 10])
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
+
+
+def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
+    rewards, found = scored(
+        lambda completions, **_: [None, 1.0, float("nan")], lambda completions, **_: [2.0, None, None], weights=[1, 3]
+    )
+    assert found.scores_BF == [[None, 2.0], [1.0, None], [None, None]]
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [6.0, 1.0, None]
+
+
+def test_async_functions_run_side_by_side_and_in_one_loop():
+    loops, running, most = set(), 0, 0
+
+    async def slow(completions: list[str], **_: Any) -> list[float]:
+        nonlocal running, most
+        loops.add(id(asyncio.get_running_loop()))
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return [1.0] * len(completions)
+
+    class Judge:
+        async def __call__(self, completions: list[str], **given: Any) -> list[float]:
+            return [2 * score for score in await slow(completions, **given)]
+
+    rewards = of_functions([slow, Judge(), length], None, None)
+    for _ in range(2):
+        assert rewards(EXAMPLES, TEXTS, IDS, STATE).scores_BF == [[1, 2, 1], [1, 2, 2], [1, 2, 3]]
+    assert most == 2
+    assert len(loops) == 1
+
+
+def test_an_error_of_an_async_function_is_the_users():
+    async def broken(**_: Any) -> list[float]:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        scored(broken)
+
+
+def test_selection_may_look_at_one_function():
+    rewards, found = scored(length, the_answer, weights=[1, 0], metric="the_answer")
+    assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+
+
+def test_what_functions_log_is_kept():
+    def logging(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_extra("size", [len(text) for text in completions])
+        log_metric("seen", len(completions))
+        return [0.0] * 3
+
+    _, found = scored(logging)
+    assert found.columns == {"size": [1, 2, 3]}
+    assert found.figures == {"seen": [3.0]}
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [([1.0], "one score a completion, 3, got 1"), ([1.0, float("inf"), 0.0], "finite numbers or None, got inf")],
+)
+def test_what_a_function_may_not_return(scores, message):
+    def wrong(**_: Any) -> list[float]:
+        return scores
+
+    with pytest.raises(ValueError, match=f"the reward function wrong must return {message}"):
+        scored(wrong)
+
+
+def test_weights_and_metrics_that_do_not_fit():
+    with pytest.raises(ValueError, match="a weight for each of 1 reward functions, got 2"):
+        of_functions(length, [1, 2], None)
+    with pytest.raises(ValueError, match="metric must name one of the reward functions length, got 'size'"):
+        of_functions(length, None, "size")
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
+    table = {row["number"]: row for row in tiny_trl.prompts()}
+    seen = set()
+
+    def reward(prompts: list[str], number: list[int], answer: list[str], **_: Any) -> list[float]:
+        for prompt, which, right in zip(prompts, number, answer, strict=True):
+            assert table[which]["prompt"] == prompt
+            assert table[which]["answer"] == right
+        seen.update(number)
+        return [float(which % 3 == at % 2) for at, which in enumerate(number)]
+
+    tiny_trl.trainer(tmp_path, "fresh_pilot_commit", reward=reward, with_hook=with_hook).train()
+    assert len(seen) > 8
+
+
+def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_function(tmp_path):
+    def correct(completions: list[str], **_: Any) -> list[float | None]:
+        return [None if text.endswith("k1") else float(text.startswith("a")) for text in completions]
+
+    def style(completions: list[str], **_: Any) -> list[float]:
+        return [0.1 * len(text) for text in completions]
+
+    trainer = tiny_trl.trainer(
+        tmp_path, "dapo", reward=[correct, style], driver={"metric": "correct"}, reward_weights=[1.0, 0.5], max_steps=1
+    )
+    trainer.train()
+    made, accounts = trainer.allocation.generated, trainer.allocation.allocator.accounts()
+    unscored = [rollout for rollout in made if rollout.scores_F[0] is None]
+    assert accounts["failed"] == len(unscored) > 0
+    line = trainer.state.log_history[0]
+    assert line["rollalloc/unscored"] == len(unscored)
+    for rollout in trainer.allocation.rollouts.values():
+        assert rollout.scores_F[0] is not None
+    assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal

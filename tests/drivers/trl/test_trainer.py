@@ -1,0 +1,394 @@
+"""`AllocatedGRPOTrainer`: it trains as rollalloc's own trainer does, and the user's things still work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+import tiny_trl
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from trl import GRPOTrainer
+
+from rollalloc import Budget, recipes
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.prompts import EncodedPrompts, PromptSet
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.drivers.trl.generation import Generator
+from rollalloc.engines.native import Settings, Trainer
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampler import Sampling
+from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.rules import advantages
+
+every_recipe = pytest.mark.parametrize("recipe", tiny_trl.RECIPES)
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:
+    for name, tensor in one.items():
+        torch.testing.assert_close(
+            tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, torch.Tensor]:
+    """Weights after rollalloc's own trainer with the settings of `tiny_trl.settings`."""
+    dataset, tokenizer, model = tiny_trl.prompts(), tiny_trl.tiny_tokenizer(), tiny_trl.tiny_model()
+    policy = Policy(model.eval(), tokenizer, (tiny_trl.EOS_ID,), tiny_trl.PAD_ID, 32, len(tokenizer))
+    texts, answers = list(dataset["prompt"]), list(dataset["answer"])
+    prompt_set = PromptSet(
+        keys=tuple(map(str, range(len(texts)))),
+        sources=("test",) * len(texts),
+        prompts=tuple(texts),
+        ground_truths=tuple(answers),
+        extra_infos=({},) * len(texts),
+    )
+    encoded = EncodedPrompts(prompt_set, tuple(tuple(ids) for ids in tokenizer(texts)["input_ids"]))
+
+    def reward(*, data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
+        return tiny_trl.starts_right([solution_str], [ground_truth])[0]
+
+    given = Settings(seed=3, sampling=Sampling(4), learning_rate=1e-2, max_batches=batches, stop_when_barren=False)
+    Trainer(policy, recipe, encoded, InlineScorer(reward), given).run()
+    return tiny_trl.weights(model)
+
+
+@every_recipe
+def test_it_trains_to_the_weights_of_rollallocs_own_trainer(recipe, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=6)
+    trainer.train()
+    assert_close(tiny_trl.weights(trainer.model), natively_trained(tiny_trl.RECIPES[recipe], 6))
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_padding_changes_nothing(loss_type, tmp_path):
+    """Unscored rollouts leave 13 or so rows, which 4 micro-batches do not divide. AdamW would not see a scaled loss."""
+
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
+        scores = tiny_trl.starts_right(completions, answer)
+        return [None if text.endswith("k1") else score for text, score in zip(completions, scores, strict=True)]
+
+    rows = []
+
+    class Count(TrainerCallback):
+        def on_log(self, args, state, control, logs, **_):
+            rows.append(logs.get("rollalloc/rows"))
+
+    plain = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}
+
+    def train(**changes: Any) -> dict[str, torch.Tensor]:
+        trainer = tiny_trl.trainer(
+            tmp_path, "grpo", reward=reward, loss_type=loss_type, more={"callbacks": [Count()]}, **plain, **changes
+        )
+        trainer.train()
+        assert trainer.allocation.allocator.accounts()["failed"] > 0
+        return tiny_trl.weights(trainer.model)
+
+    whole = train()
+    assert_close(whole, train(per_device_train_batch_size=4, gradient_accumulation_steps=4))
+    assert any(count is not None and count % 4 for count in rows)
+
+
+def test_without_the_sampler_transformers_generates_and_the_log_probabilities_are_those_of_the_weights_that_sampled(
+    tmp_path,
+):
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": False})
+    trainer.train()
+    assert trainer.state.global_step == 4
+    for with_sampler in (False, True):
+        trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": with_sampler})
+        inputs = trainer.model.train() and trainer._generate_and_score_completions([])
+        assert_is_what_trl_computes(trainer, inputs, "sampling_per_token_logps")
+
+
+def assert_is_what_trl_computes(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor], name: str) -> None:
+    """The log-probabilities of that name are those that TRL's own forward pass gives, under the weights of now."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        theirs = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, inputs["completion_ids"].shape[1]
+        )[0]
+    there = inputs["completion_mask"].bool()
+    torch.testing.assert_close(inputs[name][there], theirs[there], rtol=0, atol=1e-5)
+
+
+def test_rows_from_older_weights_are_weighted_by_the_truncated_ratio(tmp_path):
+    batches = []
+
+    class Watched(AllocatedGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            made = super()._generate_and_score_completions(inputs)
+            ids = torch.cat([made["prompt_ids"], made["completion_ids"]], 1)
+            mask = torch.cat([made["prompt_mask"], made["completion_mask"]], 1)
+            with torch.no_grad():
+                proximal = self._get_per_token_logps_and_entropies(
+                    self.model, ids, mask, made["completion_ids"].shape[1]
+                )[0]
+            batches.append((self.allocation.allocator.outstanding().batch, made, proximal))
+            return made
+
+    trainer = Watched(
+        tiny_trl.tiny_model(),
+        tiny_trl.starts_right,
+        tiny_trl.settings(tmp_path, max_steps=5, learning_rate=0.1),
+        tiny_trl.prompts(),
+        processing_class=tiny_trl.tiny_tokenizer(),
+        recipe=tiny_trl.RECIPES["pilot_commit"],
+    )
+    trainer.train()
+    older = clipped = 0
+    for batch, made, proximal_BT in batches:
+        advantage_B = torch.tensor([row.advantage * row.weight for row in batch.rows])
+        stale_B = torch.tensor([row.version < batch.version for row in batch.rows])
+        ratio_BT = (proximal_BT - made["sampling_per_token_logps"]).exp()
+        there = made["completion_mask"].bool()
+        expected_BT = advantage_B[:, None] * torch.where(stale_B[:, None], ratio_BT.clamp(max=2.0), 1.0)
+        given_BT = made["advantages"].reshape(len(batch.rows), -1).expand_as(ratio_BT)
+        torch.testing.assert_close(given_BT[there], expected_BT[there], rtol=1e-4, atol=1e-5)
+        older += int(stale_B.sum())
+        clipped += int((ratio_BT[there & stale_B[:, None]] > 2).sum())
+    assert older > 5
+    assert clipped > 0
+
+
+def test_several_optimizer_steps_a_batch_have_the_log_probabilities_before_the_first(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", num_iterations=2, learning_rate=0.05)
+    trainer.model.train()
+    inputs = trainer._generate_and_score_completions([])
+    assert_is_what_trl_computes(trainer, inputs, "old_per_token_logps")
+    trainer.train()
+    assert trainer.allocation.allocator.version == 2  # of 4 optimizer steps
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(target_modules=["q_proj", "v_proj"], r=2)])
+def test_the_reference_model_is_the_first_one(adapter, tmp_path):
+    tiny_trl.tiny_model().save_pretrained(tmp_path / "model")
+    trainer = tiny_trl.trainer(
+        tmp_path, "pilot_commit", model=str(tmp_path / "model"), more={"peft_config": adapter}, beta=0.1
+    )
+    trainer.train()
+    divergences = [line["kl"] for line in trainer.state.log_history if "kl" in line]
+    assert divergences[0] == pytest.approx(0, abs=1e-6)
+    assert divergences[-1] > 1e-6
+
+
+def test_trls_defaults_train_an_adapter_in_half_precision_with_checkpointed_activations(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path,
+        "pilot_commit",
+        more={"peft_config": LoraConfig(target_modules=["q_proj", "v_proj"], r=2)},
+        bf16=True,
+        gradient_checkpointing=True,
+    )
+    before = tiny_trl.weights(trainer.model)
+    trainer.train()
+    after = tiny_trl.weights(trainer.model)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if "lora_" in name
+    }
+
+
+def test_what_was_paid_is_counted(tmp_path):
+    paid = []
+
+    def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        paid.extend(len(prompt.split()) + len(ids) for prompt, ids in zip(prompts, completion_ids, strict=True))
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward)
+    trainer.train()
+    last = [line for line in trainer.state.log_history if "num_tokens" in line][-1]
+    assert last["num_tokens"] == sum(paid) == trainer.state.num_input_tokens_seen
+    assert last["rollalloc/rollouts_paid"] == len(paid)
+    causes = [value for name, value in last.items() if name.startswith("rollalloc/rollouts/")]
+    assert sum(causes) == len(paid)
+
+
+def test_the_logged_reward_is_that_of_everything_generated(tmp_path):
+    seen: list[float] = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        seen.extend(float(text.startswith("a")) for text in completions)
+        return seen[-len(completions) :]
+
+    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=reward, max_steps=1)
+    trainer.train()
+    line = trainer.state.log_history[0]
+    assert line["rollalloc/generated"] == len(seen) > 16
+    assert line["reward"] == line["rewards/reward/mean"] == pytest.approx(sum(seen) / len(seen))
+
+
+def test_the_table_of_completions_shows_what_was_trained_on(tmp_path):
+    def reward(prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+        log_extra("words", [len(prompt.split()) for prompt in prompts])
+        return [(len(prompt) + len(text.split())) % 2 for prompt, text in zip(prompts, completions, strict=True)]
+
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward, log_completions=True)
+    trainer.train()
+    table = pd.read_parquet(sorted((tmp_path / "completions").iterdir())[-1])
+    assert len(table) == 16
+    for _, row in table.iterrows():
+        assert row["reward"] == (len(row["prompt"]) + len(row["completion"].split())) % 2
+        assert row["words"] == len(row["prompt"].split())
+    for _, group in table.groupby(table.index // 4):
+        assert group["prompt"].nunique() == 1
+        assert group["advantage"].sum() == pytest.approx(0, abs=1e-5)
+        best = group["reward"].idxmax()
+        assert group["advantage"][best] == group["advantage"].max()
+
+
+def test_evaluation_is_trls_own(tmp_path):
+    more = {"eval_dataset": tiny_trl.prompts(8)}
+    changes = {"per_device_eval_batch_size": 8, "num_generations_eval": 2}
+    ours = tiny_trl.trainer(tmp_path, "pilot_commit", more=more, **changes)
+    theirs = GRPOTrainer(
+        tiny_trl.tiny_model(),
+        tiny_trl.starts_right,
+        tiny_trl.settings(tmp_path, **changes),
+        tiny_trl.prompts(),
+        processing_class=tiny_trl.tiny_tokenizer(),
+        **more,
+    )
+    found = []
+    for trainer in (ours, theirs):
+        torch.manual_seed(5)
+        found.append(
+            {name: value for name, value in trainer.evaluate().items() if "time" not in name and "_per_" not in name}
+        )
+    assert found[0] == found[1]
+    assert ours.allocation.allocator.paid == 0
+
+
+def test_evaluating_on_the_way_changes_nothing_but_the_random_state_of_torch(tmp_path):
+    plain = tiny_trl.trainer(tmp_path, "pilot_commit")
+    plain.train()
+    evaluating = tiny_trl.trainer(
+        tmp_path,
+        "pilot_commit",
+        more={"eval_dataset": tiny_trl.prompts(8)},
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        num_generations_eval=2,
+    )
+    evaluating.train()
+    assert_close(tiny_trl.weights(plain.model), tiny_trl.weights(evaluating.model), 1e-6)
+    assert any("eval_reward" in line for line in evaluating.state.log_history)
+
+
+def test_a_spent_budget_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
+    recipe = replace(tiny_trl.RECIPES["grpo"], budget=Budget(run_rollouts=40))
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **_):
+            seen.append(tiny_trl.weights(model))
+
+    trainer = tiny_trl.trainer(tmp_path, recipe, more={"callbacks": [Watch()]}, max_steps=20, weight_decay=0.1)
+    trainer.train()
+    assert trainer.allocation.allocator.paid == 40
+    assert trainer.allocation.finished is not None
+    assert trainer.state.global_step == len(seen) == 4  # 16, 16 and 8 rollouts, and the step that finds nothing
+    assert_close(seen[-1], seen[-2], 0)
+    assert any(not torch.equal(seen[-2][name], seen[-3][name]) for name in seen[0])
+
+
+def test_conversations_go_through_the_chat_template(tmp_path):
+    tokenizer = tiny_trl.tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
+    seen = []
+
+    def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        seen.extend(zip(prompts, completions, strict=True))
+        return [float(messages[0]["content"].startswith("a")) for messages in completions]
+
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"k{at % 6}"}] for at in range(20)]})
+    trainer = tiny_trl.trainer(
+        tmp_path, "pilot_commit", reward=reward, dataset=dataset, more={"processing_class": tokenizer}, max_steps=2
+    )
+    trainer.train()
+    assert all(rollout.prompt_tokens[-1] == 2 for rollout in trainer.allocation.generated)  # "="
+    assert all(prompt[0]["role"] == "user" and text[0]["role"] == "assistant" for prompt, text in seen)
+
+
+def test_a_batch_may_have_another_advantage_and_rows_of_unequal_number(tmp_path):
+    recipe = replace(
+        recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6), advantage=advantages.OverGroup(advantages.dr_grpo)
+    )
+    trainer = tiny_trl.trainer(tmp_path, recipe)
+    trainer.train()
+    assert_close(tiny_trl.weights(trainer.model), natively_trained(recipe, 4))
+
+
+class FakeVllm:
+    """Stands for TRL's vLLM client: each completion is one image, of another likelihood than the model's."""
+
+    def __init__(self) -> None:
+        self.synced = 0
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+    def generate(self, prompts: Any, images: None, num_generations: int) -> Any:
+        assert images is None
+        assert num_generations == 1
+        completions = [[9 + at % 4, 1] for at in range(len(prompts))]
+        return None, completions, [[[-1.0], [None]] for _ in completions], None
+
+
+def test_vllm_generates_where_the_user_has_it(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    trainer.use_vllm, trainer.vllm_generation = True, FakeVllm()
+    trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
+    trainer.model.train()
+    inputs = trainer._generate_and_score_completions([])
+    ratio_BT = inputs["importance_sampling_ratio"]
+    assert trainer.vllm_generation.synced == 1
+    assert ratio_BT.max() <= 2
+    assert (ratio_BT[:, 0] != 1).all()
+    assert (ratio_BT[:, 1] == 1).all()  # vLLM did not say how likely it was
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert trainer.vllm_generation.synced >= 4
+
+
+def test_a_model_may_be_the_reward(tmp_path):
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "k1": 3, "k2": 4}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = LlamaConfig(
+        vocab_size=5,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+        pad_token_id=0,
+        initializer_range=1.0,
+    )
+    torch.manual_seed(0)
+    judge = LlamaForSequenceClassification(config).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    trainer = tiny_trl.trainer(
+        tmp_path,
+        "grpo",
+        reward=[judge, tiny_trl.starts_right],
+        more={"reward_processing_classes": [tokenizer, None]},
+        max_steps=1,
+    )
+    trainer.train()
+    for rollout in trainer.allocation.generated:
+        text = trainer.train_dataset[rollout.prompt]["prompt"] + trainer.processing_class.decode(
+            rollout.made.tokens, skip_special_tokens=True
+        )
+        with torch.no_grad():
+            expected = judge(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
+        assert rollout.scores_F[0] == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,150 @@
+"""A tiny model, prompts and rewards for TRL; run as a program, one training run, for several processes and for resuming.
+
+torchrun --nproc_per_node 2 tests/drivers/trl/tiny_trl.py '{"out": "/tmp/out", "recipe": "pilot_commit"}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig, GRPOTrainer
+
+from rollalloc import Recipe, recipes
+from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
+
+WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
+RECIPES = {
+    "grpo": recipes.grpo(groups=4, n=4),
+    "dapo": recipes.dapo(groups=4, n=4, gen_groups=6),
+    "pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8),
+    "fresh_pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8, max_staleness=0),
+    "pods": recipes.pods(groups=4, n=8, m=4),
+    "darts": recipes.darts(groups=4, shortest=3, longest=1),
+    "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
+}
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return word_tokenizer(WORDS)
+
+
+def tiny_model(seed: int = 1) -> LlamaForCausalLM:
+    """A random Llama of width 16, confident enough that rollouts differ from each other."""
+    config = LlamaConfig(
+        vocab_size=len(tiny_tokenizer()),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def prompts(count: int = 40) -> Dataset:
+    """Prompts of one to three words, each with an answer and its own number."""
+    texts = [" ".join(f"k{(number * 7 + at) % 6}" for at in range(1 + number % 3)) + " =" for number in range(count)]
+    return Dataset.from_dict(
+        {"prompt": texts, "answer": [f"a{number % 4}" for number in range(count)], "number": list(range(count))}
+    )
+
+
+def starts_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Right where the first word is the answer, half right where it is any other image."""
+    return [
+        float(text.startswith(right)) or 0.5 * text.startswith("a")
+        for text, right in zip(completions, answer, strict=True)
+    ]
+
+
+def settings(out: Path | str, **changes: Any) -> GRPOConfig:
+    given: dict[str, Any] = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 4,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "seed": 3,
+    }
+    return GRPOConfig(str(out), **given | changes)
+
+
+def trainer(
+    out: Path | str,
+    recipe: Recipe | str,
+    *,
+    reward: Any = starts_right,
+    dataset: Dataset | None = None,
+    model: Any = None,
+    with_hook: bool = False,
+    driver: dict[str, Any] | None = None,
+    more: dict[str, Any] | None = None,
+    **changes: Any,
+) -> GRPOTrainer:
+    """A trainer under a recipe; `changes` of TRL's settings, `driver` for rollalloc's own, `more` for the trainer."""
+    recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    dataset = prompts() if dataset is None else dataset
+    given = {
+        "model": tiny_model() if model is None else model,
+        "args": settings(out, **changes),
+        "train_dataset": dataset,
+        "processing_class": tiny_tokenizer(),
+        **(more or {}),
+    }
+    if with_hook:
+        rollouts = AllocatedRollouts(recipe, dataset, reward, seed=given["args"].seed, **(driver or {}))
+        return GRPOTrainer(reward_funcs=rollouts.reward, rollout_func=rollouts, callbacks=[rollouts], **given)
+    return AllocatedGRPOTrainer(reward_funcs=reward, recipe=recipe, **(driver or {}), **given)
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def main(given: dict[str, Any]) -> None:
+    """Train, and write what each process decided and, once, weights and losses."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", None)
+
+    def reward(completions: list[str], **columns: Any) -> list[float | None]:
+        scores = starts_right(completions, **columns)
+        return [None if unscored in text else score for text, score in zip(completions, scores, strict=True)]
+
+    made = trainer(out, given.pop("recipe"), reward=reward if unscored else starts_right, **given)
+    made.train(resume_from_checkpoint=resume)
+    allocation = made.rollout_func.allocation if made.rollout_func else made.allocation
+    decided = json.dumps(allocation.allocator.state_dict()).encode()
+    line = {"decisions": sha256(decided).hexdigest(), "held": sorted(allocation.rollouts)}
+    (out / f"process-{made.accelerator.process_index}.json").write_text(json.dumps(line))
+    if made.accelerator.is_main_process:
+        torch.save(weights(made.accelerator.unwrap_model(made.model)), out / "weights.pt")
+        (out / "history.json").write_text(json.dumps(made.state.log_history))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

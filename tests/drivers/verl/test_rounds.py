@@ -1,0 +1,179 @@
+import json
+
+import pytest
+
+from rollalloc.drivers.verl.rounds import Finished, Outcome
+
+RECIPES = {
+    "grpo": {"recipe": "grpo"},
+    "dapo": {"recipe": "dapo", "gen_groups": 8},
+    "pilot_commit": {"recipe": "pilot_commit", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
+    "pods": {"recipe": "pods", "m": 2},
+    "darts": {"recipe": "darts", "shortest": 2, "longest": 1, "tail": "sampled"},
+    "pilot_commit+pods": {"recipe": "pilot_commit+pods", "n_pilot": 2, "n_commit": 4, "gen_groups": 8, "m": 4},
+}
+
+
+def train(rounds, batches):
+    """Batches, trained one after the other; verl frees their rows."""
+    made = []
+    for _ in range(batches):
+        rows = rounds.next_batch()
+        made.append(rows)
+        assert set(rows.keys) <= rounds.crew.rows
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+    return made
+
+
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_gives_full_batches_and_holds_no_row_that_it_does_not_need(make_rounds, section):
+    rounds = make_rounds(section, prompts=256, at_once=3)
+    for rows in train(rounds, 5):
+        assert len({row.group for row in rows.rows}) == 4
+        assert rows.batch.short_because is None
+        assert [key.rsplit("_", 2)[0] for key in rows.keys] == [_uid_of(rounds, row.rollout) for row in rows.rows]
+        assert rounds.crew.rows == rounds.held()
+    assert rounds.allocator.accounts()["open"] == len(rounds.held())
+    assert not rounds.crew.waiting
+
+
+def _uid_of(rounds, rollout):
+    return next(s.uid for s in rounds.crew.submitted if rollout in s.rollouts)
+
+
+def test_grpo_submits_the_loaders_batches_in_its_order(make_rounds):
+    rounds = make_rounds({"recipe": "grpo"}, prompts=10)
+    train(rounds, 4)
+    assert [(s.prompt, len(s.rollouts)) for s in rounds.crew.submitted] == [
+        (prompt, 4)
+        for prompt in [0, 1, 2, 3, 4, 5, 6, 7] * 2  # verl drops the last two of an epoch
+    ]
+
+
+def test_solved_prompts_are_passed_over_in_the_next_epoch(make_rounds):
+    def outcome(submission, session):
+        right = 1.0 if submission.prompt < 32 else float(session % 2)
+        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+
+    rounds = make_rounds(RECIPES["pilot_commit"], outcome)
+    train(rounds, 16)
+    pilots = [s.prompt for s in rounds.crew.submitted if "s0" in s.uid]
+    assert rounds.loader.epoch >= 1
+    assert max(pilots.count(prompt) for prompt in range(32)) == 1
+    assert max(pilots.count(prompt) for prompt in range(32, 64)) > 1
+
+
+def test_survivors_are_held_until_the_batch_that_trains_them(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], at_once=100)
+    first = rounds.next_batch()
+    assert rounds.held()
+    assert {key[key.index("s") : key.index("r")] for key in first.keys} == {"s0", "s1"}
+    assert rounds.crew.rows == rounds.held() | set(first.keys)
+
+
+def test_a_failed_session_costs_itself_and_not_its_group(make_rounds):
+    def outcome(submission, session):
+        if session == 1:
+            return Outcome(submission.uid, session, tokens=2, reason="its agent loop worker died")
+        return mixed_pair(submission, session)
+
+    rounds = make_rounds({"recipe": "grpo"}, outcome)
+    rows = rounds.next_batch()
+    assert len(rows.rows) == 4 * 3
+    assert rounds.reasons == {"its agent loop worker died": 4}
+    assert rounds.allocator.accounts()["failed"] == 4
+
+
+def mixed_pair(submission, session):
+    return Outcome(submission.uid, session, tokens=5, reward=session / 4, metric=session / 4, rows=1)
+
+
+def test_a_session_of_several_outputs_is_one_rollout_and_all_its_rows_are_trained(make_rounds):
+    def outcome(submission, session):
+        return Outcome(submission.uid, session, tokens=5, reward=float(session % 2), metric=0.0, rows=2)
+
+    rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
+    assert len(rows.keys) == 2 * 16
+    assert [key[-4:] for key in rows.keys[:2]] == ["_0_0", "_0_1"]
+    assert rows.rows[0] is rows.rows[1]
+
+
+def test_an_outcome_of_a_session_given_up_before_frees_its_rows(make_rounds):
+    late = Outcome("g99s0r990", 0, reward=1.0, rows=1)
+
+    def outcomes():
+        rounds.crew.rows |= set(late.keys)
+        return [late, *one_wave()]
+
+    rounds = make_rounds({"recipe": "grpo"})
+    one_wave, rounds.crew.outcomes = rounds.crew.outcomes, outcomes
+    rows = rounds.next_batch()
+    assert rounds.crew.rows == set(rows.keys)
+
+
+def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):
+    rounds = make_rounds(RECIPES["darts"], prompts=256, at_once=1)
+    train(rounds, 3)
+    accounts = rounds.allocator.accounts()
+    assert accounts["cancelled"] == len(rounds.crew.cancelled) > 0
+    assert not rounds.crew.waiting
+
+
+def test_solved_prompts_end_the_run_and_say_so(make_rounds):
+    def right(submission, session):
+        return Outcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1)
+
+    rounds = make_rounds(RECIPES["pilot_commit"], right)
+    with pytest.raises(Finished, match="64 are evicted"):
+        rounds.next_batch()
+    assert not rounds.crew.rows
+
+
+def test_max_candidates_gives_a_short_batch_with_its_reason(make_rounds):
+    def rarely(submission, session):
+        right = float(session % 2 and submission.prompt % 8 == 0)
+        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+
+    rounds = make_rounds(RECIPES["dapo"] | {"max_candidates": 16}, rarely)
+    rows = rounds.next_batch()
+    assert len({row.group for row in rows.rows}) == 2
+    assert "max_candidates" in rows.batch.short_because
+
+
+def test_the_budget_ends_the_run(make_rounds):
+    rounds = make_rounds({"recipe": "grpo", "max_rollouts": 32})
+    train(rounds, 2)
+    with pytest.raises(Finished, match="budget"):
+        rounds.next_batch()
+
+
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+def test_a_run_that_is_saved_and_loaded_goes_on_as_the_one_that_was_not(make_rounds, section):
+    straight, first = make_rounds(section), make_rounds(section)
+    expected = train(straight, 6)
+    train(first, 3)
+    saved = json.loads(json.dumps(first.state_dict()))
+    second = make_rounds(section)
+    second.crew.rows = set(first.crew.rows) | {"g0s0r0_0_0"}  # a row of a batch that was trained
+    unneeded = second.load_state_dict(saved, second.crew.rows)
+    second.crew.release(unneeded)
+    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    assert [rows.batch for rows in train(second, 3)] == [rows.batch for rows in expected[3:]]
+
+
+def test_a_checkpoint_without_its_rows_is_refused_and_nothing_is_changed(make_rounds):
+    first, second = make_rounds(RECIPES["pilot_commit"]), make_rounds(RECIPES["pilot_commit"])
+    train(first, 1)
+    before = second.state_dict()
+    with pytest.raises(ValueError, match="torn"):
+        second.load_state_dict(first.state_dict(), set())
+    assert second.state_dict() == before
+
+
+def test_metrics_account_for_every_rollout(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"])
+    metrics = rounds.metrics(rounds.next_batch().batch)
+    causes = {key: value for key, value in metrics.items() if key.startswith("rollalloc/rollouts/")}
+    assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
+    assert all(key.startswith("rollalloc/") for key in metrics)

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+
+from rollalloc import recipes
+from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.rules.prompts import AsOffered
+
+PILOT_COMMIT = {"recipe": "pilot_commit", "n_pilot": 4, "n_commit": 12, "gen_groups": 48}
+REFUSED = {
+    "a recipe": ({"recipe": "pilot_comit"}, "did you mean 'pilot_commit'"),
+    "no recipe": ({}, "recipe must be a name"),
+    "a parameter": (PILOT_COMMIT | {"n_comit": 3}, "did you mean 'n_commit'"),
+    "a setting": (PILOT_COMMIT | {"reward_timout": 3}, "did you mean 'reward_timeout'"),
+    "a value": (PILOT_COMMIT | {"reward_timeout": 0}, "above 0"),
+    "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
+    "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
+    "another number of groups": ({"recipe": f"{__name__}:EIGHT"}, "make them equal"),
+}
+EIGHT = recipes.grpo(8, 4)
+
+
+@pytest.mark.parametrize(("section", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_refused_by_the_right_name(section, says, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+    with pytest.raises(ValueError, match=says):
+        read_settings(section, 16, 8)
+
+
+def _this_module():
+    from types import SimpleNamespace
+
+    return SimpleNamespace(EIGHT=EIGHT)
+
+
+def test_batch_size_and_rollouts_are_verls_own():
+    recipe = read_settings({"recipe": "grpo"}, 16, 8).recipe
+    assert recipe == replace(recipes.grpo(16, 8), prompts=AsOffered())
+
+
+def test_recipes_are_mixed_each_with_its_own_parameters():
+    recipe = read_settings(PILOT_COMMIT | {"recipe": "pilot_commit+pods", "m": 8}, 16, 16).recipe
+    mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48), recipes.pods(16, 16, 8))
+    assert recipe == replace(mixed, prompts=AsOffered())
+
+
+def test_a_budget_is_the_recipes():
+    assert read_settings({"recipe": "grpo", "max_rollouts": 100}, 4, 4).recipe.budget.run_rollouts == 100
+
+
+@pytest.mark.parametrize(
+    ("section", "own"),
+    [
+        (PILOT_COMMIT, False),
+        ({"recipe": "pods", "m": 4}, True),
+        ({"recipe": "darts", "shortest": 3, "longest": 1}, True),
+    ],
+)
+def test_plain_advantages_are_left_to_verl(section, own):
+    assert read_settings(section, 16, 16).own_advantages is own

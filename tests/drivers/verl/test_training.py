@@ -1,0 +1,182 @@
+"""The real verl, Ray, FSDP2 and vLLM on CPUs: `make verl-test`. One run takes a minute or two and 7 GB."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+pytestmark = pytest.mark.verl
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "examples" / "verl" / "cpu.sh"
+STEPS = 5
+LIMIT = 600  # seconds, against a run that hangs
+GROUPS = 8  # of the example
+TRAINED = 8  # rollouts a group of the example
+RECIPES = {
+    "grpo": {"recipe": "grpo"},
+    "pilot_commit": {"recipe": "pilot_commit", "n_pilot": 4, "n_commit": 4, "gen_groups": 16},
+    "dapo": {"recipe": "dapo", "gen_groups": 16},
+    "pods": {"recipe": "pods", "m": 4},
+    "darts": {"recipe": "darts", "shortest": 3, "longest": 1, "tail": "sampled"},
+    "mixture": {"recipe": "pilot_commit+pods", "n_pilot": 4, "n_commit": 4, "gen_groups": 16, "m": 4},
+}
+LONG = ["data.max_response_length=384", "actor_rollout_ref.rollout.max_model_len=512"]  # so that some end before others
+
+
+class Run:
+    """A run of the example, and what it left."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def start(self, *overrides, section=None, **environment):
+        """Runs verl to its end; returns its exit code."""
+        keys = [f"+trainer.v1.rollalloc.{key}={value}" for key, value in (section or {}).items()]
+        mode = ["trainer.v1.trainer_mode=rollalloc"] if section else []
+        variables = {
+            "PYTHON": sys.executable,
+            "VERL_USE_EXTERNAL_MODULES": "recorder",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "RECORD": str(self.folder),
+        }
+        with (self.folder / "log").open("a") as log:
+            process = subprocess.Popen(
+                ["bash", EXAMPLE, self.folder, *mode, *keys, *overrides],
+                stdout=log,
+                stderr=log,
+                env=os.environ | variables | environment,
+                start_new_session=True,  # what it starts ends with it
+            )
+            try:
+                return process.wait(timeout=LIMIT)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def recorded(self, name):
+        return [json.loads(line) for line in (self.folder / f"{name}.jsonl").read_text().splitlines()]
+
+    def metrics(self):
+        """verl's own metrics, a dictionary a step."""
+        return [line["data"] for line in self.recorded("metrics")]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A finished run of each recipe, made once."""
+    runs = {}
+
+    def get(name):
+        if name not in runs:
+            run = runs[name] = Run(tmp_path_factory.mktemp(name))
+            overrides = [f"trainer.total_training_steps={STEPS}", "trainer.resume_mode=disable"]
+            overrides += LONG if name == "darts" else []
+            assert run.start(*overrides, section=RECIPES.get(name)) == 0, run.log[-3000:]
+        return runs[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_trains_and_accounts_for_what_it_paid(run_of, name):
+    run = run_of(name)
+    metrics = run.metrics()
+    assert len(metrics) == STEPS
+    for step in metrics:
+        assert math.isfinite(step["actor/grad_norm"])
+        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/rollouts/")}
+        assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
+    assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
+    for update in run.recorded("updates"):
+        per_group = Counter(update["uids"])
+        assert len(per_group) == len(set(update["prompts"])) == GROUPS
+        assert set(per_group.values()) == {RECIPES[name].get("m", 4 if name == "darts" else TRAINED)}
+
+
+@pytest.mark.parametrize("name", ["stock", "grpo", "pilot_commit", "pods"])
+def test_every_recipe_takes_the_same_number_of_optimizer_steps(run_of, name):
+    assert len(run_of(name).recorded("optimizer")) == 2 * STEPS  # mini-batches of 4 of the 8 prompts
+
+
+def test_switched_off_it_submits_and_trains_what_verl_would(run_of):
+    stock, ours = run_of("stock"), run_of("grpo")
+    assert stock.recorded("submissions") == ours.recorded("submissions")
+    sampled = [
+        sorted(
+            (line["step"], line["prompt"], line["session"], str(line["sampling"])) for line in run.recorded("sessions")
+        )
+        for run in (stock, ours)
+    ]
+    assert sampled[0] == sampled[1]
+    trained = [
+        [(u["step"], u["rows"], u["how"], Counter(u["prompts"])) for u in run.recorded("updates")]
+        for run in (stock, ours)
+    ]
+    assert trained[0] == trained[1]
+    assert set(stock.metrics()[0]) <= set(ours.metrics()[0])
+
+
+def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
+    metrics = run_of("darts").metrics()
+    assert all(step["rollalloc/requests_left"] == 0 for step in metrics)
+    assert metrics[-1]["rollalloc/rollouts/cancelled"] > 0
+
+
+def test_what_is_old_is_corrected_for(run_of):
+    metrics = run_of("pilot_commit").metrics()
+    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert all("rollout_corr/rollout_is_mean" in step for step in metrics)
+
+
+def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
+    run = Run(tmp_path / "run")
+    section = RECIPES["pilot_commit"] | {"p_lower": 0, "p_upper": 0, "p_solve": 2}  # every prompt passes
+    steps = ["trainer.total_training_steps=5", "trainer.save_freq=2"]
+    assert run.start(*steps, section=section, KILL_TRAINER_AT="4") != 0
+    held = json.loads((run.folder / "checkpoints/global_step_2/rollalloc.json").read_text())["rounds"]["keys"]
+    assert held, "pilots for the next batch"
+    assert run.start(*steps, section=section) == 0, run.log[-3000:]
+    updates = run.recorded("updates")
+    assert [update["step"] for update in updates] == [1, 2, 3, 3, 4, 5]
+    resumed = updates[:2] + updates[3:]
+    prompts = [prompt for update in resumed for prompt in dict.fromkeys(update["prompts"])]
+    assert len(prompts) == len(set(prompts)) == 5 * GROUPS  # none twice
+    restored = {key for _, keys in held for key in keys}
+    assert restored & {key for update in updates[3:] for key in update["keys"]}
+    assert run.metrics()[-1]["rollalloc/rollouts/failed"] == 0
+
+
+def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path):
+    run = Run(tmp_path / "run")
+    reward = f"reward.custom_reward_function.path={HERE / 'hanging.py'}"
+    section = RECIPES["grpo"] | {"reward_timeout": 5}
+    overrides = ["trainer.total_training_steps=4", "trainer.resume_mode=disable", reward]
+    assert run.start(*overrides, section=section, KILL_AGENT_AT="3") == 0, run.log[-3000:]
+    metrics = run.metrics()
+    assert [step["rollalloc/rollouts/failed"] for step in metrics][:2] == [1, 1]
+    assert metrics[2]["rollalloc/rollouts/failed"] > 1
+    assert metrics[3]["rollalloc/batch/rows"] == GROUPS * TRAINED
+    assert "the reward took more than 5" in run.log
+    assert "its agent loop worker died" in run.log
+
+
+def test_a_wrong_key_is_refused_before_ray_starts(tmp_path):
+    run = Run(tmp_path / "run")
+    assert run.start(section={"recipe": "pilot_commit", "n_pilots": 4}) != 0
+    assert "did you mean 'n_pilot'" in run.log
+    assert "ray init kwargs" not in run.log
