@@ -55,7 +55,7 @@ def compare(
             rich_help_panel="Output",
         ),
     ] = Path("runs/compare"),
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
     checkpoint_every: Annotated[
         int, typer.Option(help="Batches between two checkpoints of a run.", rich_help_panel="Output")
     ] = 100,
