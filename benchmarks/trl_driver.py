@@ -57,16 +57,16 @@ def config(out: Path | str, **changes: Any) -> GRPOConfig:
 
 
 class StepTimes(TrainerCallback):
-    """Seconds of each whole step."""
+    """Processor seconds of each whole step: for one thread the time it takes alone, however busy the machine is."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.perf_counter()
+        self._began = time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._began)
+        self.seconds.append(time.process_time() - self._began)
 
 
 def small_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
