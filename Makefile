@@ -1,6 +1,6 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make test   sets up .venv and runs the tests
-# make check  lint, types and the fast tests; make bench  speed; make clean  removes .venv and runs/demo
+# make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
 # make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes
 
@@ -11,7 +11,7 @@ JOBS   ?= 2
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench clean verl-demo verl-test
+.PHONY: demo test test-trl-oldest check bench clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -23,11 +23,20 @@ VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 	touch .venv/ready
 
 demo: .venv/ready
-	.venv/bin/rollalloc compare --task skills --pool late --recipes grpo,dapo,dapo_carry=dapo,pilot_commit \
-		--set dapo_carry.surplus=carry --seeds 0,1,2,3,4 --out runs/demo
+	.venv/bin/rollalloc compare --task skills/late --recipes grpo,dapo,dapo_carry,pilot_commit,pods,darts \
+		--seeds 0,1,2,3,4 --out runs/demo
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
+
+# The driver's tests with the oldest TRL that it goes with; what else that one needs is in the environment.
+test-trl-oldest: .trl-1.0/ready
+	PYTHONPATH=.trl-1.0 .venv/bin/python -m pytest tests/drivers/trl -m "not slow and not learning" \
+		--deselect tests/drivers/trl/test_processes.py
+
+.trl-1.0/ready: .venv/ready
+	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 requests urllib3 charset-normalizer idna certifi
+	touch .trl-1.0/ready
 
 check: .venv/ready
 	.venv/bin/ruff format --check .
@@ -40,6 +49,7 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/sampler.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile
+	.venv/bin/python benchmarks/trl_driver.py speed
 
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl
@@ -59,4 +69,4 @@ verl-test: .venv-verl/ready
 	.venv-verl/bin/python -m pytest tests/drivers/verl
 
 clean:
-	rm -rf .venv runs/demo
+	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo

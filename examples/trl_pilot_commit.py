@@ -109,10 +109,10 @@ def main() -> None:
         recipe=recipes.pilot_commit(groups=8, n_pilot=4, n_commit=4, gen_groups=24),
     )
     trainer.evaluate()
+    before = trainer.state.log_history[-1]["eval_reward"]
     trainer.train()
     trainer.evaluate()
-    before, after = (line["eval_reward"] for line in trainer.state.log_history if "eval_reward" in line)
-    print(f"right on held-out sums: {before:.2f} before, {after:.2f} after")
+    print(f"right on held-out sums: {before:.2f} before, {trainer.state.log_history[-1]['eval_reward']:.2f} after")
     print({cause: count for cause, count in trainer.allocation.allocator.accounts().items() if count})
 
 
