@@ -65,7 +65,7 @@ def accuracies(
     )
     execute(run, folder, lines.append)
     assert all(sum(line["accounts"].values()) == line["rollouts_paid"] <= max_rollouts for line in lines)
-    return [line["accuracy"] for line in lines if line["kind"] == "eval"]
+    return [line["accuracy"] for line in lines if line["kind"] == "eval" and line["at"] is not None]
 
 
 @every_recipe

@@ -139,6 +139,26 @@ def test_examples_are_the_newest_of_each_fate(write_run):
     ]
 
 
+def test_lines_that_are_no_rollouts_are_passed_over(write_run):
+    folder = write_run()
+    lines = [
+        rollout(0, 0, 1.0),
+        rollout(1, 0, 0.0),
+        {"group": 0, "text": "without a reward"},
+        rollout(2, [1], 1.0),
+        rollout(3, 1, "<b>"),
+        rollout(4, 1, 1.0, tokens="many"),
+        ["no object"],
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[" * 100_000)
+    assert {(example.fate, example.text) for example in examples(folder)} == {
+        ("in a mixed group, the better", "text 0"),
+        ("in a mixed group, the worse", "text 1"),
+        ("not scored", "without a reward"),
+    }
+    write_page(folder)
+
+
 def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
     folder = write_run()
     monkeypatch.setattr("rollalloc.report.samples._TAIL_BYTES", 250)

@@ -75,6 +75,14 @@ def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
     assert "pilot_commit unbounded (-100% to unbounded)" in forecast_sentence(found)
 
 
+def test_a_log_in_which_one_prompt_has_most_visits_has_a_forecast():
+    """A resample may then have fewer visits than a batch needs: it has no price, and the interval no end."""
+    groups = pool(10, 64, seed=4) + pool(1, 64, seed=4, visits=1000)
+    plan = Plan(n=64, n_pilot=16, groups=4)
+    ratio = forecast(groups, plan, resamples=10).prices["dapo"].ratio_signal
+    assert ratio.interval == (0, np.inf)
+
+
 def test_the_same_seed_gives_the_same_forecast():
     groups, plan = pool(64, 4, seed=4), Plan(n=4, n_pilot=2, groups=2)
     one, two, other = (forecast(groups, plan, seed=seed, resamples=3) for seed in (1, 1, 2))

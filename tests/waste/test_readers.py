@@ -253,6 +253,12 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     assert [(group.first, group.truncated, group.step) for group in log.groups] == [(2, 0, 2), (1, 1, 2)]
 
 
+def test_ours_rollouts_of_the_first_stage_come_first_whenever_they_ended(tmp_path):
+    rows = [ours(0, 0, 1.0), ours(2, 0, 0.5, stage=1), ours(1, 0, 0.0)]
+    (group,) = read_log(lines(tmp_path / "rollouts.jsonl", rows)).groups
+    assert (group.rewards_G.tolist(), group.first) == ([1, 0, 0.5], 2)
+
+
 def test_ours_rollouts_and_accounts_of_a_run_agree():
     log = read_log(SAMPLES / "rollalloc")
     taught = shares_of(log.groups).rollouts

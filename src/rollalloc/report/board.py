@@ -172,4 +172,4 @@ def _address(place: Path) -> str:
 
 def _name(folder: Path, runs: Sequence[RecordedRun]) -> str:
     place = runs[0].folder if len(runs) == 1 else runs[0].folder.parent
-    return str(place.relative_to(folder)) if place != folder else folder.name
+    return str(place.relative_to(folder)) if place != folder else folder.absolute().name  # the name of "." is empty

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from rollalloc.report.text import shortened, visible
@@ -58,6 +59,8 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
         return "stopped early"
     if line.get("unscored"):
         return f"not scored: {visible(str(line['unscored'])[:80])}"
+    if line.get("reward") is None:
+        return "not scored"
     if line.get("truncated"):
         return "cut off at the length limit"
     if len(rewards) > 1:
@@ -66,7 +69,7 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
 
 
 def _newest(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Whole lines from the end of the file, oldest first; what is no line of JSON is passed over."""
+    """Whole lines from the end of the file, oldest first; what is no rollout is passed over."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -77,7 +80,12 @@ def _newest(path: Path) -> Iterator[Mapping[str, Any]]:
         for line in file:
             try:
                 parsed = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(parsed, dict):
+            if _is_rollout(parsed):
                 yield parsed
+
+
+def _is_rollout(parsed: Any) -> bool:
+    kinds = {"reward": (int, float, NoneType), "tokens": (int, NoneType), "group": (int, str, NoneType)}
+    return isinstance(parsed, dict) and all(isinstance(parsed.get(name), kind) for name, kind in kinds.items())

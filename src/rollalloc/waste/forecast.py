@@ -228,7 +228,12 @@ def price(recipe: Recipe, visits: Sequence[Group], openings: int, random: np.ran
         openings: visits to make, up to eight times as many where they give too few batches; every one is made before any
             is made again.
         random: shuffles.
+
+    Returns:
+        Infinite prices where nothing was trained, or the visits are too few for a batch.
     """
+    if len(visits) < recipe.groups:
+        return np.inf, np.inf
     allocator = Allocator(recipe, len(visits), int(random.integers(1 << 31)))
     deck = _Deck(visits, random)
     first = now = np.zeros(3)  # rollouts paid and no longer open, mixed groups, signal

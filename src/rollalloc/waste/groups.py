@@ -18,7 +18,7 @@ class Group:
     Attributes:
         prompt: its key, the same at every visit.
         step: of the training run; None where the log does not say.
-        rewards_G: of each rollout, shape (G,), in the order logged; NaN where it has no score.
+        rewards_G: of each rollout, shape (G,), the `first` ones before the others; NaN where it has no score.
         truncated: rollouts that hit the length limit; None where the log does not say.
         first: rollouts ordered before any result was known: the others' number may depend on what these came to.
     """
@@ -72,7 +72,9 @@ class Gathering:
         held = self._open.get(group)
         if held is None:
             held = self._open[group] = _Open(prompt, step, truncated=None if truncated is None else 0)
-        held.rewards.append(np.nan if reward is None else reward)
+        # Before those of later stages: early verdicts let a stage begin while the one before it still runs.
+        at = held.first if stage == 0 else len(held.rewards)
+        held.rewards.insert(at, np.nan if reward is None else reward)
         held.first += stage == 0
         if held.truncated is not None:
             held.truncated += bool(truncated)

@@ -192,8 +192,8 @@ def _read_verl(files: Iterable[Path], log: Log, options: Options) -> None:
     log.complete = False
     log.notes.append(f"reward: {', '.join(used)}")
     log.notes.append(
-        "verl dumps what it trains on: groups that algorithm.filter_groups evicted are absent, so with it the waste is at "
-        "least this"
+        "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are absent, so "
+        "with them the waste is at least this"
     )
 
 

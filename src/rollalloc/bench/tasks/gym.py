@@ -33,7 +33,7 @@ _FULL = 1 - 1e-6  # marks
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NOT_ANSWERS = ("I do not know", "")
 _PROBED = 16  # questions on which the verifier is tried
-_WARM_UP_POOL = 65_536  # questions
+_WARM_UP_POOL = 16_384  # questions
 _DRAWS = 50  # for each prompt wanted, before a task is said to have too few
 _REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
@@ -65,7 +65,19 @@ class Config:
     seed: int = 13
 
 
-LADDER: dict[str, Config] = {}
+LADDER = {
+    "rg/letter_counting": Config(
+        "letter_counting",
+        {"min_words": 2, "max_words": 4},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=250),
+    ),
+    "rg/count_bits": Config(
+        "count_bits", {"max_n": 65_535}, single_answer=True, train=2048, heldout=256, warm_up=WarmUp(steps=400)
+    ),
+}
 
 
 def config_of(task: str) -> Config:
@@ -99,7 +111,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
         return 1.0
     if extra_info["single_answer"]:
         return 0.0
-    return float(_marks(_dataset(data_source.removeprefix(PREFIX)), answer, json.loads(extra_info["entry"])) >= _FULL)
+    return float(_marks(_verifier(data_source.removeprefix(PREFIX)), answer, json.loads(extra_info["entry"])) >= _FULL)
 
 
 def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
@@ -173,13 +185,13 @@ def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
 
 
 def _refuse_bad_verifier(task: str, config: Config) -> None:
-    dataset = _dataset(config.name, _PROBED, config.seed, **config.settings)
-    for written in dataset:
+    verifier = _verifier(config.name)
+    for written in _dataset(config.name, _PROBED, config.seed, **config.settings):
         entry = json.loads(_packed(written))  # as the reward will see it
-        if not isinstance(entry["answer"], str) or _marks(dataset, entry["answer"], entry) < _FULL:
+        if not isinstance(entry["answer"], str) or _marks(verifier, entry["answer"], entry) < _FULL:
             raise ValueError(f"{task} cannot be used: its verifier does not accept its own answer {entry['answer']!r}")
         for text in _NOT_ANSWERS:
-            if _marks(dataset, text, entry) >= _FULL:
+            if _marks(verifier, text, entry) >= _FULL:
                 raise ValueError(f"{task} cannot be used: its verifier gives full marks to {text!r}")
 
 
@@ -187,16 +199,20 @@ def _packed(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, default=str)
 
 
-def _marks(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+def _marks(verifier: Any, answer: str, entry: Mapping[str, Any]) -> float:
     try:
-        return float(dataset.score_answer(answer, entry))
+        return float(verifier.score_answer(answer, entry))
     except Exception as error:  # its own answer passed, so it is this one that it cannot read
-        log.debug("the verifier of %s raises at %r: %s", type(dataset).__name__, answer, error)
+        log.debug("the verifier of %s raises at %r: %s", type(verifier).__name__, answer, error)
         return 0.0
 
 
 @lru_cache
-def _dataset(name: str, size: int = 1, seed: int = 0, **settings: Any) -> Any:
+def _verifier(name: str) -> Any:
+    return _dataset(name, 1, 0)
+
+
+def _dataset(name: str, size: int, seed: int, **settings: Any) -> Any:
     return _gym().create_dataset(name, size=size, seed=seed, **settings)
 
 

@@ -104,7 +104,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
             logs["rewards"][name].extend(each.scores_F[at] for each in rollouts)
-        for column in {*logs["extra"], *(column for each in rollouts for column in each.logged)}:
+        for column in sorted({*logs["extra"], *(column for each in rollouts for column in each.logged)}):
             if column not in logs["extra"]:
                 logs["extra"][column].extend([None] * shown)
             logs["extra"][column].extend(each.logged.get(column) for each in rollouts)
