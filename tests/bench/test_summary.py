@@ -107,6 +107,15 @@ def test_runs_that_have_not_ended_and_runs_without_a_target(tmp_path):
     assert set(grpo.costs.values()) == set(grpo.ratios.values()) == {None}
 
 
+def test_runs_under_other_settings_do_not_pass_for_further_seeds(tmp_path):
+    first, second = write_run(tmp_path, "pods", 0), write_run(tmp_path, "pods", 1)
+    described = json.loads((second / "run.json").read_text())
+    described["parameters"] = {"groups": 9}
+    (second / "run.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=f"{first} and {second} are not one method on two seeds: pods.parameters"):
+        summaries(tmp_path)
+
+
 def test_tasks_are_told_apart(tmp_path):
     write_run(tmp_path, task="one")
     write_run(tmp_path, task="two", reaches=300)

@@ -1,5 +1,6 @@
 """Finding a reward function, and what its results mean."""
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -117,3 +118,10 @@ def test_an_exception_is_unscored_with_its_text_cut():
 
 def test_an_integer_beyond_every_float_is_unscored():
     assert call(lambda **_: 10**5000) == Unscored("OverflowError: int too large to convert to float")
+
+
+def test_a_coroutine_that_is_cancelled_leaves_its_sample_unscored():
+    async def gives_up(**_):
+        raise asyncio.CancelledError("no answer")
+
+    assert call(gives_up) == Unscored("CancelledError: no answer")

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.bench.cost import COSTS, Cost, cost_to_target, curve_of, read_metrics
 from rollalloc.bench.runs import Run
+from rollalloc.core.packing import differences
 from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
@@ -115,7 +116,7 @@ def summarise(folder: Path) -> Summary:
     """What the comparison in a folder says, where it has one task.
 
     Raises:
-        ValueError: runs of several tasks, or of different targets.
+        ValueError: runs of several tasks, of different targets, or of a label that differ in more than their seed.
         FileNotFoundError: no run at all.
     """
     found = summaries(folder)
@@ -129,7 +130,7 @@ def summaries(folder: Path) -> list[Summary]:
     """What the comparison in a folder says, task by task.
 
     Raises:
-        ValueError: runs of a task with different targets.
+        ValueError: runs of a task with different targets, or of a label that differ in more than their seed.
         FileNotFoundError: no run at all.
     """
     places = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json"))
@@ -154,10 +155,30 @@ def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
             ended.setdefault(run.name, []).append(_Ended(run, place, metrics))
         else:
             unfinished.append(place)
+    for label, of_label in ended.items():
+        _refuse_mixed(label, of_label)
     labels = sorted(ended, key=lambda label: (label != "grpo", _order(ended[label][0].run.recipe), label))
     baseline = labels[0] if labels else ""
     recipes = tuple(_recipe(ended[label], ended[baseline]) for label in labels)
     return Summary(task, targets.pop(), baseline, recipes, tuple(unfinished))
+
+
+def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:
+    """Runs left from before, under other settings, must not pass for further seeds."""
+    first, *others = (_setup(one.run) for one in ended)
+    for one, other in zip(ended[1:], others, strict=True):
+        if found := list(differences(first, other, label)):
+            raise ValueError(
+                f"{ended[0].folder} and {one.folder} are not one method on two seeds: {'; '.join(found)}; compare them "
+                "under labels of their own, or remove one"
+            )
+
+
+def _setup(run: Run) -> dict[str, Any]:
+    """What is the same for every seed of a label."""
+    described = run.description()
+    del described["settings"]["seed"]
+    return {name: described[name] for name in ("recipe", "parameters", "settings")}
 
 
 def _order(recipe: str) -> int:

@@ -112,7 +112,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
             extra_info=sample.extra_info,
         )
         return to_outcome(asyncio.run(_finish(result)) if inspect.isawaitable(result) else result)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a request that is given up cancels its task
         return Unscored(f"{type(error).__name__}: {error}"[:_REASON_LENGTH])
 
 

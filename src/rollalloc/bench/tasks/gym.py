@@ -124,8 +124,7 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
 
     Raises:
         ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
-        was
-            made with another configuration.
+            was made with another configuration.
         ImportError: reasoning-gym is not installed.
     """
     config = config or config_of(task)
