@@ -23,9 +23,8 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc import Budget, recipes
-from rollalloc.bench.compare import result_of
-from rollalloc.bench.cost import cost_to_target, read_metrics
-from rollalloc.bench.presets import PRESETS, task_run, task_source
+from rollalloc.bench.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.bench.presets import PRESETS, task_run, task_source, tuned_of
 from rollalloc.bench.runs import execute, one_thread
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import load_prompts
@@ -138,30 +137,40 @@ def speed(repeats: int) -> None:
 
 
 class Accuracy(TrainerCallback):
-    """Exact held-out accuracy at the first step after each multiple of some rollouts paid; ends at the target."""
+    """Exact held-out accuracy on the grid of rollouts paid, as the native trainer takes it; ends at the target."""
 
     def __init__(self, policy: Policy, heldout: Path | str, every: int, target: float) -> None:
         prompts = load_prompts(heldout)
         self.policy, self.every, self.target = policy, every, target
         self.prompts = [tuple(ids) for ids in policy.tokenizer(list(prompts.prompts))["input_ids"]]
         self.answers = [policy.answer(str(truth)) for truth in prompts.ground_truths]
-        self.paid: list[int] = []
+        self.at: list[int] = []
+        self.versions: list[int] = []
         self.accuracy: list[float] = []
         self.trainer: Any = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._evaluate(0)
+        self._evaluate_until(0)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The weights that this step makes come too late for the points that its rollouts went beyond.
+        self._evaluate_until(self.trainer.allocation.allocator.paid - 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        paid = self.trainer.allocation.allocator.paid
-        if paid // self.every > self.paid[-1] // self.every:
-            self._evaluate(paid)
-            control.should_training_stop = min(self.accuracy[-2:]) >= self.target
+        cost = self.cost()
+        control.should_training_stop = cost is not None and not cost.censored
 
-    def _evaluate(self, paid: int) -> None:
-        chance_N = exact_success(self.policy.model, self.prompts, self.answers, pad_id=self.policy.pad_id)
-        self.paid.append(paid)
-        self.accuracy.append(float(chance_N.mean()))
+    def cost(self) -> Cost | None:
+        unknown = (0.0,) * len(self.at)
+        curve = Curve(tuple(self.at), unknown, unknown, unknown, tuple(self.versions), tuple(self.accuracy), unknown)
+        return cost_to_target(curve, self.target)
+
+    def _evaluate_until(self, paid: int) -> None:
+        while len(self.at) * self.every <= paid:
+            chance_N = exact_success(self.policy.model, self.prompts, self.answers, pad_id=self.policy.pad_id)
+            self.at.append(len(self.at) * self.every)
+            self.versions.append(self.trainer.allocation.allocator.version)
+            self.accuracy.append(float(chance_N.mean()))
 
 
 def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -170,8 +179,9 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 def through_trl(name: str, seed: int, folder: Path) -> float | None:
     """Rollouts to the target through the TRL driver."""
-    preset, (source, tokens) = PRESETS["skills/late"], task_source("skills", "late", folder)
-    tuned = preset.tuned[name]
+    preset, (source, tokens) = PRESETS["skills/late"], task_source("skills/late", folder)
+    assert preset.target is not None
+    tuned = tuned_of("skills/late")[name]
     recipe = replace(getattr(recipes, name)(**tuned.parameters), budget=Budget(run_rollouts=preset.max_rollouts))
     each = sum(stage.size.n for stage in recipe.stages)
     prompts = load_prompts(*source.prompts)
@@ -198,14 +208,18 @@ def through_trl(name: str, seed: int, folder: Path) -> float | None:
     )
     watch.trainer = trainer
     trainer.train()
-    return cost_to_target(watch.paid, watch.accuracy, preset.target)
+    return _rollouts(watch.cost())
 
 
 def natively(name: str, seed: int, folder: Path) -> float | None:
     run = task_run("skills", "late", name, seed, folder)
     place = folder / "native" / f"{name}-{seed}"
     execute(run, place)
-    return result_of(run, read_metrics(place / "metrics.jsonl"))["rollouts_to_target"]
+    return _rollouts(cost_to_target(curve_of(read_metrics(place / "metrics.jsonl")), PRESETS["skills/late"].target))
+
+
+def _rollouts(cost: Cost | None) -> float | None:
+    return None if cost is None or cost.censored else cost.paid["rollouts"]
 
 
 def pair(name: str, seed: int, folder: Path) -> tuple[float | None, float | None]:
@@ -215,7 +229,7 @@ def pair(name: str, seed: int, folder: Path) -> tuple[float | None, float | None
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps([through_trl(name, seed, folder), natively(name, seed, folder)]))
     trl, native = json.loads(place.read_text())
-    print(f"{name}, seed {seed}: {trl and round(trl)} through TRL, {native} natively", flush=True)
+    print(f"{name}, seed {seed}: {trl and round(trl)} through TRL, {native and round(native)} natively", flush=True)
     return trl, native
 
 

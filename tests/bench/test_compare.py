@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.compare import compare, is_finished, latest, result_of
+from rollalloc.bench.compare import Standing, compare, is_finished, latest, result_of, standing
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Source, digests_of, execute
 
@@ -47,11 +47,11 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     assert (results[0]["reached"], results[0]["rollouts_to_target"], results[0]["rollouts_paid"]) == (True, 0, 48)
     assert (results[1]["reached"], results[1]["rollouts_to_target"]) == (False, None)
     assert [run for run, _ in seen[-1]] == runs
-    for _, standing in seen[-1]:
-        assert standing.ended
-        assert standing.share == 1
-        assert standing.accuracy is not None
-        assert sum(standing.accounts.values()) == standing.rollouts > 0
+    for _, end in seen[-1]:
+        assert end.ended
+        assert end.share == 1
+        assert end.accuracy is not None
+        assert sum(end.accounts.values()) == end.rollouts > 0
 
     # Again: nothing is repeated, although it could not be, the model being gone.
     shutil.rmtree(tmp_path / "model")
@@ -166,9 +166,18 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
 def test_what_was_begun_as_another_run_is_started_afresh(run_of, tmp_path):
     run = run_of(seed=3)
     run = replace(run, settings=replace(run.settings, checkpoint_every=1))
-    execute(replace(run, max_rollouts=32), tmp_path / "grpo-3")
+    other = replace(run, max_rollouts=32)
+    execute(other, tmp_path / "grpo-3")
+    assert standing(other, tmp_path / "grpo-3").ended
+    assert standing(run, tmp_path / "grpo-3") == Standing()
     [result] = compare([run], tmp_path)
     assert result["rollouts_paid"] == 96
+
+
+@pytest.mark.parametrize("processes", [0, -1])
+def test_a_comparison_without_a_process_is_refused(run_of, tmp_path, processes):
+    with pytest.raises(ValueError, match=f"processes must be at least 1, or None for one a core, got {processes}"):
+        compare([run_of()], tmp_path, processes=processes)
 
 
 def untimed(folder):

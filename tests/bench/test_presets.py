@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -129,16 +130,21 @@ def test_the_sweep_gives_every_recipe_as_many_settings(tmp_path):
 
 def test_the_best_setting_has_the_least_median_and_a_censored_run_costs_its_budget(tmp_path, monkeypatch):
     plan = Plan("skills/late", (1e-3, 1e-4), 1, (1000, 1001, 1002), 900)
-    costs = iter([300, None, 500, 400, 410, 420.4])
+    costs = iter([0.0, None, 500, 400, 410, 420.4])
     monkeypatch.setattr(
         "rollalloc.bench.sweep.compare", lambda runs, *_, **__: [{"rollouts_to_target": next(costs)} for _ in runs]
     )
     tables = sweep(plan, ["grpo"], tmp_path)
     assert [(row["learning_rate"], row["costs"]) for row in tables["grpo"]] == [
         (1e-4, [400, 410, 420]),
-        (1e-3, [300, 900, 500]),
+        (1e-3, [0, 900, 500]),
     ]
     assert tuned_file(plan, tables)["recipes"] == {"grpo": tables["grpo"][0] | {"settings_tried": 2}}
+
+
+def test_a_task_without_a_target_cannot_be_swept(tmp_path):
+    with pytest.raises(ValueError, match="rg/count_bits has no target, so that no setting has a cost"):
+        sweep(replace(PLAN, task="rg/count_bits"), ["grpo"], tmp_path)
 
 
 def test_tuning_seeds_are_not_a_comparisons():

@@ -382,6 +382,24 @@ def test_eviction_and_epochs_move_with_the_prompts():
     assert seen == {0, 1}
 
 
+def test_a_run_that_had_used_up_its_prompts_goes_on_with_new_ones(drive):
+    old = drive(recipes.grpo(1, 2), PromptTable(("a", "b")), default=(None,))
+    assert "2 quarantined" in old.until_end()
+    same = copy_of(old.allocator)
+    assert same.ask().finished == old.allocator.ask().finished
+    more = drive(recipes.grpo(1, 2), PromptTable(("a", "c", "b")))
+    more.allocator.load_state_dict(old.allocator.state_dict(), remap="keys")
+    assert {row.prompt for row in more.until_batch().batch.rows} == {1}
+
+
+def test_a_run_that_was_given_up_goes_on_with_other_prompts(drive):
+    old = drive(recipes.dapo(1, 2, 8), PromptTable(tuple(f"old {number}" for number in range(20))), default=(0.0,))
+    assert old.until_end().startswith("barren")
+    more = drive(recipes.dapo(1, 2, 8), PromptTable(tuple(f"new {number}" for number in range(20))))
+    more.allocator.load_state_dict(old.allocator.state_dict(), remap="keys")
+    assert more.until_batch().batch is not None
+
+
 def test_a_smaller_budget_on_loading_withholds_what_was_decided_and_not_ordered():
     allocator = Allocator(recipes.grpo(2, 3), 12, 0)
     assert len(allocator.ask(2).generate[0].rollouts) == 2

@@ -205,6 +205,15 @@ def test_a_batch_of_prompts_that_are_gone_is_not_trained(run_of, tmp_path):
         run_of(tmp_path, prompts=41).resume(accept_data=True)
 
 
+def test_a_run_that_was_barren_goes_on_with_other_prompts(trainer_of, tmp_path):
+    barren = trainer_of(recipes.grpo(8, 2), folder=tmp_path, reward=lambda **_: 0.0)
+    assert barren.run().startswith("barren")
+    batches = untimed(tmp_path)[-2]["batch"]
+    more = trainer_of(recipes.grpo(8, 2), folder=tmp_path, prompts=41, max_batches=batches + 2)
+    assert more.resume(accept_data=True) == batches
+    assert more.run() == f"max_batches: {batches + 2} batches are trained"
+
+
 # Workers that die, flood, or never score
 
 

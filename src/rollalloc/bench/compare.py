@@ -52,16 +52,18 @@ def compare(
     Args:
         runs: each with a task, name and seed that no other run has together.
         folder: gets a folder for each run and `results.json`.
-        processes: at a time; one a core by default.
+        processes: at a time, at least 1; one a core by default.
         watcher: called about twice a second with each run and where it stands.
 
     Returns:
         What `results.json` holds: a result for each run, in order.
 
     Raises:
-        ValueError: two runs of the same task, name and seed.
+        ValueError: two runs of the same task, name and seed, or no process.
         RuntimeError: a run failed, or its process died; the others were finished first, and their results are written.
     """
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
     places = [folder_of(run, folder) for run in runs]
     if len(set(places)) < len(places):
         raise ValueError(f"each run needs a name and seed of its own, got {[place.name for place in places]}")
@@ -136,9 +138,9 @@ def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
 
 
 def standing(run: Run, folder: Path) -> Standing:
-    """Where a run stands."""
+    """Where a run stands; what another run left in its folder is not its own."""
     line, evaluation = latest(folder), latest(folder, "eval")
-    if line is None:
+    if line is None or not run.is_described_in(folder):
         return Standing()
     ended = line["kind"] == "end"
     return Standing(

@@ -73,8 +73,8 @@ class Run:
 
     Attributes:
         source: model, prompts and reward.
-        recipe: a key of `rollalloc.bench.methods.RECIPES`, or `module:object`, a `Recipe` or a function that returns one.
-        parameters: arguments of that function.
+        recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
+        parameters: of the recipe.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
         label: what the run is called in tables and figures; the recipe's name by default.
@@ -106,14 +106,23 @@ class Run:
 
     def is_in(self, folder: Path) -> bool:
         """Whether a folder's `run.json` is of this very run, on files with the same contents as now."""
-        path = folder / "run.json"
-        if not path.exists():
+        saved, digests = self._saved_in(folder)
+        if saved != self.description():
             return False
-        saved = json.loads(path.read_text())
-        digests = saved.pop("digests", {})
         now = digests_of(self.source)
         # A file that is gone has no contents that could differ.
-        return saved == self.description() and all(digests.get(name) == now[name] for name in now)
+        return all(digests.get(name) == now[name] for name in now)
+
+    def is_described_in(self, folder: Path) -> bool:
+        """Whether a folder's `run.json` says the same, whatever its files held then; quick, however large they are."""
+        return self._saved_in(folder)[0] == self.description()
+
+    @staticmethod
+    def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """The description in a folder, and the digests beside it; empty where there is none."""
+        path = folder / "run.json"
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        return saved, saved.pop("digests", {})  # of the files, which are not the run's
 
     @staticmethod
     def described_in(folder: Path) -> Run:
@@ -127,9 +136,7 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
         try:
-            saved = json.loads(path.read_text())
-            saved.pop("digests", None)  # of the files, which are not the run's
-            return _revived(Run, saved)
+            return _revived(Run, Run._saved_in(folder)[0])
         except TypeError as error:
             raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
 

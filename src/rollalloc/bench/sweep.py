@@ -84,14 +84,22 @@ def candidates(plan: Plan, recipe: str, folder: Path) -> Iterator[tuple[Tuned, l
 def sweep(
     plan: Plan, recipes: Sequence[str], folder: Path, processes: int | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run the grid of each recipe; its settings with their costs, best median first. A censored run costs its budget."""
+    """Run the grid of each recipe; its settings with their costs, best median first. A censored run costs its budget.
+
+    Raises:
+        ValueError: a task without a target, where no setting has a cost.
+        RuntimeError: a run failed.
+    """
+    if preset_of(plan.task)[1].target is None:
+        raise ValueError(f"{plan.task} has no target, so that no setting has a cost; give it a `Preset` with one")
     tables: dict[str, list[dict[str, Any]]] = {}
     for recipe in recipes:
         grid = list(candidates(plan, recipe, folder))
         results = iter(compare([run for _, runs in grid for run in runs], folder / recipe, processes=processes))
         rows: list[dict[str, Any]] = []
         for tuned, runs in grid:
-            costs = [round(next(results)["rollouts_to_target"] or plan.budget) for _ in runs]
+            paid = [next(results)["rollouts_to_target"] for _ in runs]
+            costs = [plan.budget if cost is None else round(cost) for cost in paid]
             rows.append({"parameters": dict(tuned.parameters), "learning_rate": tuned.learning_rate, "costs": costs})
         tables[recipe] = sorted(rows, key=lambda row: (median(row["costs"]), sum(row["costs"])))
     return tables

@@ -55,7 +55,7 @@ def compare(
             rich_help_panel="Output",
         ),
     ] = Path("runs/compare"),
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
     checkpoint_every: Annotated[
         int, typer.Option(help="Batches between two checkpoints of a run.", rich_help_panel="Output")
     ] = 100,
@@ -72,9 +72,7 @@ def compare(
     changes = {label: {**shapes[label], **changes[label]} for label in named}
     with console.status("preparing"):
         runs = [
-            run
-            for name in task or [None]
-            for run in _runs(replace(given, task=name), named, changes, [int(seed) for seed in seeds.split(",")])
+            run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, _seeds(seeds))
         ]
     runs = [replace(run, settings=replace(run.settings, checkpoint_every=checkpoint_every)) for run in runs]
     try:
@@ -99,17 +97,26 @@ def _runs(
     ]
 
 
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds: expected whole numbers separated by commas, got {text!r}; e.g. 0,1,2") from None
+
+
 def _named(recipes: Sequence[str]) -> dict[str, str]:
     """`LABEL=NAME` or `NAME`, as label → name.
 
     Raises:
-        ValueError: a label that occurs twice.
+        ValueError: a label that occurs twice, or that is no name of a folder.
     """
     named: dict[str, str] = {}
     for recipe in recipes:
         label, equals, name = recipe.strip().partition("=")
         if not equals:
             label, name = label.replace(":", "."), label
+        if "/" in label:
+            raise ValueError(f"--recipes: {label!r} names a folder, which cannot hold a '/'; give another LABEL={name}")
         if label in named:
             raise ValueError(f"--recipes names {label!r} twice; give one of them a label of its own, LABEL={name}")
         named[label] = name

@@ -22,25 +22,18 @@ _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
-    *("prompts", "heldout", "reward", "single_answer", "drop_overlong"),
-    *(
-        "max_new_tokens",
-        "temperature",
-        "kv_tokens",
-        "reward_workers",
-        "reward_limit",
-        "reward_cache",
-        "overlong_buffer",
-        "device",
-    ),
+    *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
+    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device"),
 )
+_OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
     """The run of a recipe under the options given.
 
     Raises:
-        ValueError: neither a task nor a model with prompts and a reward, or both; a recipe that cannot be made.
+        ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
+            that cannot be made.
     """
     if (given.task is None) == (given.model is None):
         raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
@@ -52,10 +45,14 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
 
 def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
     task = str(given.task)
-    said = [name for name in _OF_OWN_RUNS if getattr(given, name) != getattr(Given(), name)]
+    said = [name for name in _OF_OWN_RUNS if getattr(given, name) != getattr(Given, name)]
     if said:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
+    if given.pool != Given.pool and task != "skills":
+        raise ValueError(
+            f"--pool {given.pool} is of --task skills, got --task {task}; or say --task skills/{given.pool}"
+        )
     _, preset = preset_of(task, given.pool)
     tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
@@ -68,6 +65,10 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
+    useless = [name for name in _OF_EVALUATION if getattr(given, name) != getattr(Given, name)]
+    if given.heldout is None and useless:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        raise ValueError(f"{options}: without prompts to evaluate on it does nothing; give --heldout as well")
     source = Source(
         model=str(given.model),
         prompts=tuple(map(str, given.prompts or ())),

@@ -21,7 +21,7 @@ _EXIT_ON_SIGTERM = 128 + 15  # as of a process that it ended
 def train(
     given: Given,
     recipe: Annotated[
-        str, typer.Option(help="grpo, dapo, pilot_commit, pods, darts, racing, or module:object.")
+        str, typer.Option(help="One that `rollalloc recipes` lists, several joined by +, or module:object.")
     ] = "pilot_commit",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")

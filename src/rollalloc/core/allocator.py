@@ -284,8 +284,10 @@ class Allocator:
         for name in self._PLAIN:
             setattr(self, name if name == "version" else f"_{name}", state[name])
         self._cancel, self._release = list(state["cancel"]), list(state["release"])
-        if state["recipe"] != self.recipe.description:
-            self._finished = None  # what ended the run under another recipe need not end it under this one
+        if state["recipe"] != self.recipe.description or source_N is not None:
+            self._finished = None  # what ended the run under another recipe or data set need not end it under this one
+        if source_N is not None:
+            self._barren = self._failing = 0  # counted prompts of the old data set
         exact_keys(state["accounts"], CAUSES[:-1], "accounts")
         self._accounts = dict(state["accounts"])
         self._purse.load_state_dict(state["purse"])

@@ -141,4 +141,4 @@ class Roster:
             self._by_version = [(version, target[old]) for version, old in self._by_version if old in target]
             heapq.heapify(self._by_version)
         self.begin(int(state["epoch"]))
-        self.dry = bool(state["dry"])
+        self.dry = bool(state["dry"]) and source_N is None  # a new prompt may be drawn

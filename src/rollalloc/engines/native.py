@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
-
 _POLITE_S = 0.1  # how often the run looks whether it was asked to stop, while it waits for scores of held-out samples
 _NAMED = 20  # quarantined prompts that the last line of the metrics names
 
@@ -320,6 +319,7 @@ class Trainer:
         self.updater.steps = state["optimizer_steps"]
         self._saved_at = saved.batches
         if changed:
+            self._barren_groups = 0  # counted groups of the old ones
             log.warning("going on with other prompts: %s", changed)
             self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
         return saved.batches
