@@ -405,3 +405,9 @@ def test_the_usual_shapes_make_recipes(recipe, own):
     run = run_of(given, recipe, {}, 0)
     assert dict(run.parameters) == USUAL[recipe]
     assert run.settings.optimizer_steps_per_batch == 3
+
+
+def test_without_what_the_command_needs_it_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; import rollalloc.cli.app"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'rollalloc[native]'" in ran.stderr

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from rollalloc.bench.cost import Curve, curve_of, read_metrics
 
 Line = dict[str, Any]
-_IN_EVERY_LINE = ("kind", "rollouts_paid", "tokens_paid", "seconds", "accounts")
+_IN_EVERY_LINE = {"kind": str, "rollouts_paid": int, "tokens_paid": int, "seconds": (int, float), "accounts": dict}
+_IN_A_DESCRIPTION = {"settings": (dict, NoneType), "source": (dict, NoneType), "max_rollouts": (int, NoneType)}
 _DEEPEST = ("run.json", "*/run.json", "*/*/run.json", "*/*/*/run.json")  # a folder of comparisons of several tasks
 
 
@@ -103,25 +105,25 @@ def read_run(folder: Path) -> RecordedRun:
     description: Mapping[str, Any] = {}
     metrics: Sequence[Line] = ()
     try:
-        description = _object(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        description = _object(json.loads((folder / "run.json").read_text(encoding="utf-8")), _IN_A_DESCRIPTION)
     except (OSError, ValueError) as error:
         problems.append(f"run.json: {error}")
     try:
         if (folder / "metrics.jsonl").exists():
-            metrics = [_on_grid(_object(line, *_IN_EVERY_LINE)) for line in read_metrics(folder / "metrics.jsonl")]
+            metrics = [_on_grid(_object(line, _IN_EVERY_LINE)) for line in read_metrics(folder / "metrics.jsonl")]
     except (OSError, ValueError) as error:
         problems.append(f"metrics.jsonl: {error}")
     return RecordedRun(folder, description, metrics, "; ".join(problems) or None, max(_stamps(folder)) / 1e9)
 
 
-def _object(parsed: Any, *names: str) -> dict[str, Any]:
-    """A JSON object that has these names.
+def _object(parsed: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object that holds values of these kinds under these names.
 
     Raises:
         ValueError: it is something else.
     """
-    if not isinstance(parsed, dict) or not set(names) <= parsed.keys():
-        raise ValueError(f"expected an object{' with ' * bool(names)}{', '.join(names)}, got {str(parsed)[:80]}")
+    if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError(f"expected an object with its {', '.join(kinds)}, got {str(parsed)[:80]}")
     return parsed
 
 
