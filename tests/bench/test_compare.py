@@ -9,11 +9,12 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.compare import Standing, compare, is_finished, latest, result_of, standing
+from rollalloc.bench.compare import Standing, _Worker, compare, is_finished, latest, result_of, standing
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Source, digests_of, execute
 
@@ -139,6 +140,17 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
     assert str(caught.value) == "dies with seed 0 failed: its process died with exit code 7"
     for name in ("grpo-1", "grpo-2"):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
+
+
+def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
+    worker = _Worker()
+    worker.process.kill()
+    worker.process.join()
+    worker.give(run_of(max_rollouts=16), tmp_path)
+    wait([worker.connection])
+    assert worker.hear() is None
+    worker.process.kill()
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
 
 
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):

@@ -168,6 +168,8 @@ class _Worker:
 
     def give(self, run: Run, place: Path) -> None:
         """Let it carry out a run."""
+        if not self.process.is_alive():  # it died between two runs, and costs none
+            self._start()
         self.run = run
         self.connection.send((run, place))
 
