@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedRollouts
-from rollalloc.drivers.trl.checks import check_processes, rows_per_group
+from rollalloc.drivers.trl.checks import check_processes, check_settings, rows_per_group
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
 WRONG: dict[str, dict[str, Any]] = {
@@ -76,6 +76,15 @@ def test_saving_off_a_batchs_boundary_is_refused_before_training(with_hook, chan
     with pytest.raises(ValueError, match=re.escape(message)):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
+    args = tiny_trl.settings(tmp_path)
+    args.use_vllm = True
+    check_settings(args, recipes.grpo(4, 4))
+    args.vllm_importance_sampling_mode = "other"
+    with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
+        check_settings(args, recipes.grpo(4, 4))
 
 
 def test_saving_at_boundaries_is_not(tmp_path):

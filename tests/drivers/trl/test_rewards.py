@@ -107,7 +107,12 @@ def test_what_functions_log_is_kept():
 
 @pytest.mark.parametrize(
     ("scores", "message"),
-    [([1.0], "one score a completion, 3, got 1"), ([1.0, float("inf"), 0.0], "finite numbers or None, got inf")],
+    [
+        ([1.0], "one score a completion, 3, got 1"),
+        (None, "one score a completion, 3, got None"),
+        ([1.0, float("inf"), 0.0], "finite numbers or None, got inf"),
+        ([1.0, "right", 0.0], "numbers or None, got"),
+    ],
 )
 def test_what_a_function_may_not_return(scores, message):
     def wrong(**_: Any) -> list[float]:

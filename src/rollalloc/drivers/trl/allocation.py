@@ -76,7 +76,7 @@ class Allocation:
             if actions.generate or actions.cancel:
                 self.allocator.tell(self._roll_out(trainer, generate, actions))
             # A batch may have been returned while rollouts still ran.
-            if batch := actions.batch or self.allocator.outstanding().batch:
+            if batch := self.allocator.batch:
                 return batch
             if actions.finished:
                 self.finished = actions.finished
@@ -84,7 +84,7 @@ class Allocation:
 
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
-        if batch := self.allocator.outstanding().batch:
+        if batch := self.allocator.batch:
             self.allocator.tell([Updated(batch.version + 1)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:

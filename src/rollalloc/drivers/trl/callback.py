@@ -49,7 +49,7 @@ class AllocationCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         place = _checkpoint(args, state)
-        if self.allocation.allocator.outstanding().batch is not None:
+        if self.allocation.allocator.batch is not None:
             log.warning(
                 "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
                 "of %d steps",

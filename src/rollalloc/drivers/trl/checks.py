@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from transformers import PreTrainedModel
 from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
+from rollalloc.engines.loss import Clip
 from rollalloc.rules import advantages, rows
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ def check_settings(args: Any, recipe: Recipe) -> None:
             f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; use dataclasses.replace(recipe, "
             "advantage=...) with a rule of rollalloc.rules.advantages, e.g. OverGroup(dr_grpo)"
         )
+    if args.use_vllm:
+        _check_vllm(args)
     if not recipe.max_staleness:
         return
     for name in ("loss_type", "off_policy_mask_threshold", "use_liger_kernel"):
@@ -89,6 +93,19 @@ def check_settings(args: Any, recipe: Recipe) -> None:
             raise ValueError(
                 f"{name}={value!r} cannot take the importance weight of each token that rows sampled from older weights "
                 f"need; give the recipe max_staleness=0, or use another {name}"
+            )
+
+
+def _check_vllm(args: Any) -> None:
+    """Refuse another importance weight between vLLM and the trainer than the driver's, a token's, truncated."""
+    usual = {field.name: field.default for field in fields(args)}
+    for name in ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
+                 "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"):  # fmt: skip
+        if getattr(args, name, None) != usual.get(name):
+            raise ValueError(
+                f"{name}={getattr(args, name)!r}: under a recipe vLLM's rollouts get importance weights a token, at most "
+                f"{Clip().stale:g}, together with those for older weights; leave it alone, or turn both off with "
+                "vllm_importance_sampling_correction=False"
             )
 
 
@@ -137,8 +154,10 @@ def check_data(dataset: Any, tokenizer: Any) -> None:
     """Refuse prompts that the driver cannot take.
 
     Raises:
-        ValueError: images, or conversations without a chat template.
+        ValueError: none at all, images, or conversations without a chat template.
     """
+    if not len(dataset):
+        raise ValueError("the training data set is empty; give one with a prompt a row")
     first = dataset[0]
     if "image" in first or "images" in first:
         raise ValueError("prompts with images are not supported under a recipe; use TRL's GRPOTrainer for them")

@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, isnan
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -162,13 +163,17 @@ def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
-def _checked(name: str, scores: Sequence[Any], expected: int) -> list[Score]:
-    if len(scores) != expected:
+def _checked(name: str, scores: Any, expected: int) -> list[Score]:
+    got = len(scores) if isinstance(scores, Sized) else short(scores)
+    if got != expected:
         raise ValueError(
-            f"the reward function {name} must return one score a completion, {expected}, got {len(scores)}; "
+            f"the reward function {name} must return one score a completion, {expected}, got {got}; "
             "None stands for a completion without a score"
         )
-    plain = [None if score is None or isnan(score) else float(score) for score in scores]
+    try:
+        plain = [None if score is None or isnan(score) else float(score) for score in scores]
+    except TypeError as error:
+        raise ValueError(f"the reward function {name} must return numbers or None, got {short(scores)}") from error
     if bad := [score for score in plain if score is not None and not isfinite(score)]:
         raise ValueError(f"the reward function {name} must return finite numbers or None, got {bad[0]}")
     return plain
