@@ -113,8 +113,9 @@ def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def _parts(name: str) -> dict[str, Recipe | Callable[..., Any]]:
     """What is joined by "+", where the whole has no name of its own."""
-    names = [name] if name in RECIPES else [part.strip() for part in name.split("+")]
-    return {part: _find(part) for part in names}
+    parts = [part.strip() for part in name.split("+")]
+    whole = "+".join(parts)
+    return {part: _find(part) for part in ([whole] if whole in RECIPES else parts)}
 
 
 def _find(name: str) -> Recipe | Callable[..., Any]:
