@@ -24,5 +24,5 @@ def test_a_mixture_with_a_name_of_its_own_asks_for_less(name):
 def test_a_part_that_lacks_something_or_is_unknown_is_named():
     with pytest.raises(ValueError, match="pods needs m"):
         make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12})
-    with pytest.raises(ValueError, match="unknown recipe 'podz' .did you mean 'pods'"):
+    with pytest.raises(ValueError, match=r"unknown recipe 'podz' .did you mean 'pods'"):
         make_recipe("dapo+podz", {})
