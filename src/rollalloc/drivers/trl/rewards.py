@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence, Sized
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, isnan
@@ -164,7 +164,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    got = len(scores) if isinstance(scores, Sized) else short(scores)
+    got = len(scores) if isinstance(scores, Collection) else short(scores)
     if got != expected:
         raise ValueError(
             f"the reward function {name} must return one score a completion, {expected}, got {got}; "
