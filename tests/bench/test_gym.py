@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from rollalloc.bench.presets import PRESETS
 from rollalloc.bench.tasks import gym
 from rollalloc.bench.tasks.gym import Config, compute_score, prepare
 from rollalloc.bench.tasks.tiny import WarmUp, character_tokenizer
@@ -115,6 +117,27 @@ def test_the_ladder_is_made_of_tasks_with_enough_questions(task):
     count = config.train + config.heldout
     problems = gym._problems(config, np.random.default_rng(0), count, set())
     assert len({problem.prompt for problem in problems}) == count
+
+
+@pytest.mark.parametrize("task", gym.LADDER)
+def test_no_single_answer_reaches_a_rungs_target(task):
+    answers = [problem.answer for problem in gym._problems(gym.LADDER[task], np.random.default_rng(0), 500, set())]
+    target = PRESETS[task].target
+    assert target is not None
+    assert max(map(answers.count, answers)) / len(answers) < target - 0.1
+
+
+def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
+    """Within four standard deviations: fails once in 15,000 seeds. An answer drawn for another may be right by chance."""
+    shown = []
+    monkeypatch.setattr(gym, "save_warm_model", lambda *given: shown.append(given[3](4000)))
+    prepare(tmp_path / "sums", "rg/chain_sum", replace(SUMS, wrong=0.4))
+    truths = dict(zip(*gym._warm_up_examples(SUMS, frozenset()), strict=True))
+    answers = list(truths.values())
+    chance = sum(answers.count(answer) for answer in answers) / len(answers) ** 2
+    expected = 0.4 * (1 - chance)
+    wrong = np.mean([truths[question] != answer for question, answer in zip(*shown[0], strict=True)])
+    assert abs(wrong - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 
 def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():

@@ -54,8 +54,9 @@ PRESETS = {
     "skills/mixed": Preset(0.80, 60_000, 1000),
     "skills/late": Preset(0.85, 60_000, 1000),
     "sort": Preset(0.60, 40_000, 1000),
-    "rg/letter_counting": Preset(0.65, 40_000, 1000),
-    "rg/count_bits": Preset(0.20, 40_000, 1000),
+    "rg/gcd": Preset(0.55, 20_000, 1000),
+    "rg/number_filtering": Preset(0.28, 20_000, 1000),
+    "rg/spell_backward": Preset(0.52, 20_000, 1000),
 }
 _ANY_GYM = Preset(None, 40_000, 1000)
 

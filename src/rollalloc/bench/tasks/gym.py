@@ -49,6 +49,8 @@ class Config:
         train: training prompts.
         heldout: held-out prompts; none of them is seen in the warm-up.
         warm_up: the supervised training of the initial model.
+        wrong: share of its examples whose answer is another question's: the model then knows more than it samples,
+            which is what reinforcement can win.
         hidden: width of the model.
         layers: of the model.
         seed: of the questions.
@@ -60,22 +62,39 @@ class Config:
     train: int = 4096
     heldout: int = 512
     warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1000))
+    wrong: float = 0.0
     hidden: int = 64
     layers: int = 2
     seed: int = 13
 
 
 LADDER = {
-    "rg/letter_counting": Config(
-        "letter_counting",
-        {"min_words": 2, "max_words": 4},
+    "rg/gcd": Config(
+        "gcd",
+        {"min_value": 1, "max_value": 99},
         single_answer=True,
         train=2048,
         heldout=256,
-        warm_up=WarmUp(steps=250),
+        warm_up=WarmUp(steps=200),
+        wrong=0.3,
     ),
-    "rg/count_bits": Config(
-        "count_bits", {"max_n": 65_535}, single_answer=True, train=2048, heldout=256, warm_up=WarmUp(steps=400)
+    "rg/number_filtering": Config(
+        "number_filtering",
+        {"min_numbers": 2, "max_numbers": 4, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=300),
+        wrong=0.4,
+    ),
+    "rg/spell_backward": Config(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 5},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=400),
+        wrong=0.15,
     ),
 }
 
@@ -141,8 +160,9 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         rng = np.random.default_rng([config.seed, 0])
 
         def draw(count: int) -> Examples:
-            chosen = rng.integers(len(prompts), size=count)
-            return [prompts[index] for index in chosen], [answers[index] for index in chosen]
+            asked, other = rng.integers(len(prompts), size=(2, count))
+            answered = np.where(rng.random(count) < config.wrong, other, asked)
+            return [prompts[index] for index in asked], [answers[index] for index in answered]
 
         shape = Shape(config.hidden, config.layers, context=sum(longest) + 1)
         save_warm_model(to / "model", tokenizer, config.warm_up, draw, shape)
