@@ -177,3 +177,24 @@ def test_metrics_account_for_every_rollout(make_rounds):
     causes = {key: value for key, value in metrics.items() if key.startswith("rollalloc/rollouts/")}
     assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
     assert all(key.startswith("rollalloc/") for key in metrics)
+
+
+def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
+    def outcome(submission, session):
+        if session and submission.prompt == 0:
+            return Outcome(submission.uid, session, reason="its agent loop worker died")
+        return Outcome(submission.uid, session, tokens=5, reward=float(session % 2), rows=2)
+
+    rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
+    alone = {key for key, row in zip(rows.keys, rows.rows, strict=True) if row.prompt == 0}
+    assert len(alone) == 2  # of one rollout
+    compared = rows.factors(own=False, within_group=True)
+    assert {key for key, factor in compared.items() if factor == 0} == alone
+    assert set(rows.factors(own=False, within_group=False).values()) == {1.0}
+
+
+def test_the_recipes_own_advantages_are_the_factors(make_rounds):
+    rows = make_rounds(RECIPES["pods"]).next_batch()
+    expected = {key: row.advantage * row.weight for key, row in zip(rows.keys, rows.rows, strict=True)}
+    assert rows.factors(own=True, within_group=True) == expected
+    assert any(expected.values())

@@ -6,7 +6,8 @@ Nothing here imports verl. A `Crew` generates and holds the rows; a `Loader` han
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -120,6 +121,23 @@ class TrainingRows:
     batch: Batch
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    def factors(self, own: bool, within_group: bool) -> dict[str, float]:
+        """What the row of each key is multiplied with.
+
+        Args:
+            own: the recipe's advantages are used, and the factor is for the mask; else for the estimator's advantage.
+            within_group: the estimator compares a group's rollouts. One that has no other to be compared with tells
+                nothing, where verl's estimators take its reward for its advantage.
+        """
+        if own:
+            return {key: row.advantage * row.weight for key, row in self._held}
+        rollouts = Counter(group for group, _ in {(row.group, row.rollout) for row in self.rows})
+        return {key: 0.0 if within_group and rollouts[row.group] == 1 else row.weight for key, row in self._held}
+
+    @property
+    def _held(self) -> Iterator[tuple[str, Row]]:
+        return zip(self.keys, self.rows, strict=True)
 
 
 class Rounds:

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _PARTITION = "train"
 _STATE = "rollalloc.json"  # in the folder of a checkpoint
+_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # verl's estimators to which a rollout alone tells something
 
 
 class _Buffer(ReplayBuffer):
@@ -156,14 +157,15 @@ class RollallocTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         assert self._trained is not None
-        rows = dict(zip(self._trained.keys, self._trained.rows, strict=True))
         own = self.settings.own_advantages
-        if not own and all(row.weight == 1 for row in rows.values()):
+        factors = self._trained.factors(own, self.config.algorithm.adv_estimator not in _WITHOUT_GROUPS)
+        if not own and all(factor == 1 for factor in factors.values()):
             return batch
         field = "response_mask" if own else "advantages"
         values = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])[field]
-        factors = [_factor(rows.get(key), own) for key in batch.keys]
-        scaled = [value.float() * factor for value, factor in zip(values.unbind(), factors, strict=True)]
+        scaled = [  # padding has no row of the core
+            value.float() * factors.get(key, 0.0) for key, value in zip(batch.keys, values.unbind(), strict=True)
+        ]
         nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
         fields = TensorDict({"advantages": nested}, batch_size=len(batch.keys))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
@@ -255,10 +257,3 @@ class RollallocTrainer(PPOTrainerSync):
         self.prompts.epoch = state["epoch"]
         if unneeded:
             self.rounds.crew.release(sorted(unneeded))
-
-
-def _factor(row: Any, own: bool) -> float:
-    """What a row's mask, or its advantage by verl, is multiplied with; padding has no row of the core."""
-    if row is None:
-        return 0.0
-    return row.advantage * row.weight if own else row.weight
