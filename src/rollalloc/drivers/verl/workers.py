@@ -170,26 +170,28 @@ class Manager(AgentLoopManagerTQ):
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            calls = [*self._starting, *self._listening]
+            calls = [*self._listening, *self._starting]  # what a worker told before it died is read first
             if not ray.wait(calls, timeout=_PATIENCE)[0]:
                 log.info("%d sessions are still to end", len(self._open))
                 continue
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            ended = [outcome for call in ready for outcome in self._result(call)]
-            for outcome in ended:
-                self._open.pop((outcome.uid, outcome.session), None)
-            if ended:
+            if ended := [outcome for call in ready for outcome in self._result(call)]:
                 return ended
         lost, self._lost = self._lost, []
         return lost
 
     def _result(self, call: Any) -> list[Outcome]:
-        worker = self._starting.pop(call, None) or self._listening.pop(call)
+        worker = self._starting.pop(call, None) or self._listening.pop(call, None)
+        if worker is None:  # it was given up together with another call of its worker
+            return []
         try:
-            return ray.get(call) or []
+            ended = ray.get(call) or []
         except RayActorError as error:
             self._give_up(worker, error)
             return []
+        for outcome in ended:
+            self._open.pop((outcome.uid, outcome.session), None)
+        return ended
 
     def _give_up(self, worker: Any, error: RayActorError) -> None:
         """A worker died: what it owed has failed. Waits until Ray has started it again, which it does a few times."""
@@ -198,6 +200,9 @@ class Manager(AgentLoopManagerTQ):
         for session in owed:
             del self._open[session]
             self._lost.append(Outcome(*session, reason="its agent loop worker died"))
+        for calls in (self._starting, self._listening):  # else they fail later, when it has sessions anew
+            for call in [call for call, callee in calls.items() if callee == worker]:
+                del calls[call]
         if not _comes_back(worker):
             self.agent_loop_workers = [other for other in self.agent_loop_workers if other != worker]
             if not self.agent_loop_workers:
