@@ -1,6 +1,7 @@
-"""The manager of workers, the client and the plug-in with the installed verl; Ray's calls are made up."""
+"""The workers, the client, the plug-in and the trainer's checkpoint with the installed verl; Ray's calls are made up."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 
-from rollalloc.drivers.verl import plugin, workers
+from rollalloc.drivers.verl import plugin, trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, Stopped
 from rollalloc.drivers.verl.rounds import Outcome
 
@@ -128,3 +129,36 @@ def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config)
     plugin._check_early(module)
     module.validate_config(made)
     assert seen == [made]
+
+
+@pytest.fixture
+def saving(tmp_path):
+    """A trainer after step 2, as far as its checkpoint needs one."""
+    made = trainer.RollallocTrainer.__new__(trainer.RollallocTrainer)
+    made.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+    made.rounds, made.prompts = SimpleNamespace(state_dict=lambda: {"keys": []}), SimpleNamespace(epoch=1)
+    made.global_steps = 2
+    return made
+
+
+def test_our_part_of_a_checkpoint_is_whole_when_verl_writes_its_own(saving, monkeypatch, tmp_path):
+    seen = []
+
+    def verls_own(self):
+        seen.extend(file.name for file in (tmp_path / "global_step_2").iterdir())
+
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", verls_own)
+    saving._save_checkpoint()
+    assert seen == ["rollalloc.json"]
+    state = json.loads((tmp_path / "global_step_2" / "rollalloc.json").read_text())
+    assert state == {"rounds": {"keys": []}, "epoch": 1, "step": 2}
+
+
+def test_our_part_of_a_checkpoint_goes_when_verls_part_fails(saving, monkeypatch, tmp_path):
+    def full(self):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", full)
+    with pytest.raises(OSError, match="no space"):
+        saving._save_checkpoint()
+    assert not list((tmp_path / "global_step_2").iterdir())
