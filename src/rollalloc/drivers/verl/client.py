@@ -36,9 +36,7 @@ class Live:
     request: str | None = None
 
     async def stop(self) -> None:
-        """End the session if it generates; one that is being scored goes on."""
-        if self.request is None:
-            return
+        """End the session if it generates, or before it does; one that is being scored goes on."""
         self.stopped = True
         while self.request is not None and not await self.server.__ray_call__.remote(_abort, self.request):
             await asyncio.sleep(_RETRY)
@@ -73,6 +71,8 @@ class Client(LLMServerClient):
     def _vllm_request_id(self, request_id: str) -> str:
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
+            if live.stopped:  # while it waited for a server: nothing is sent
+                raise Stopped
             live.request = engine_id
         return engine_id
 

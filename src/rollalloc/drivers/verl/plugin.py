@@ -27,11 +27,13 @@ def _register_trainer(_: ModuleType) -> None:
 
 def _check_early(module: ModuleType) -> None:
     """Let verl's check of its configuration, which it makes before it starts Ray, include ours."""
+    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # verl brings it
+
     check = module.validate_config
 
     @wraps(check)
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if config.trainer.v1.trainer_mode == "rollalloc":
+        if OmegaConf.select(config, "trainer.v1.trainer_mode") == "rollalloc":
             import_module("rollalloc.drivers.verl.configure").configure(config)
         return check(config, *args, **kwargs)
 

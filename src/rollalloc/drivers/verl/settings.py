@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
+from numbers import Real
 from typing import Any
 
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.named import make_recipe, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
 from rollalloc.rules.prompts import AsOffered, Shuffled
@@ -29,7 +31,7 @@ class Settings:
             configured otherwise.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a value of another kind, or out of its range.
     """
 
     recipe: Recipe
@@ -40,10 +42,17 @@ class Settings:
     rollout_correction: bool = True
 
     def __post_init__(self) -> None:
-        if self.reward_timeout <= 0:
-            raise ValueError(f"{SECTION}.reward_timeout must be above 0 seconds, got {self.reward_timeout}")
-        if not 0 <= self.poll_interval <= 1:
-            raise ValueError(f"{SECTION}.poll_interval must be in [0, 1] seconds, got {self.poll_interval}")
+        at_least(f"{SECTION}.seed", self.seed, 0)
+        if self.max_rollouts is not None:
+            at_least(f"{SECTION}.max_rollouts", self.max_rollouts, 1, "null: no limit")
+        if not (_is_number(self.reward_timeout) and 0 < self.reward_timeout < inf):
+            raise ValueError(
+                f"{SECTION}.reward_timeout must be a number of seconds above 0, got {self.reward_timeout!r}"
+            )
+        if not (_is_number(self.poll_interval) and 0 <= self.poll_interval <= 1):
+            raise ValueError(f"{SECTION}.poll_interval must be in [0, 1] seconds, got {self.poll_interval!r}")
+        if not isinstance(self.rollout_correction, bool):
+            raise ValueError(f"{SECTION}.rollout_correction must be true or false, got {self.rollout_correction!r}")
 
     @property
     def loader_draws(self) -> bool:
@@ -59,6 +68,10 @@ class Settings:
     def stops(self) -> bool:
         """Whether rollouts may be stopped while they generate."""
         return any(stage.stop is not None for stage in self.recipe.stages)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:

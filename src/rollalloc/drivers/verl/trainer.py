@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
+from rollalloc.engines.checkpoint import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -228,14 +228,16 @@ class RollallocTrainer(PPOTrainerSync):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Our state first: verl names a checkpoint the latest when the rest of it is written."""
+        """Our state first: verl names a checkpoint the latest when the rest of it is written; without the rest, none."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
-        part = folder / f"{_STATE}.part"
-        part.write_text(json.dumps(state))
-        os.replace(part, folder / _STATE)
-        super()._save_checkpoint()
+        write_whole(folder / _STATE, json.dumps(state))
+        try:
+            super()._save_checkpoint()
+        except BaseException:  # a folder without our state is refused as torn
+            (folder / _STATE).unlink(missing_ok=True)
+            raise
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from rollalloc.drivers.verl.client import LIVE, Live, Stopped
 from rollalloc.drivers.verl.rounds import Outcome, Session
+from rollalloc.drivers.verl.scores import read_score
+from rollalloc.rewards.function import Scored
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +105,13 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
 
     def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
         first, last = outputs[0], outputs[-1]
+        scored = _scored(last)
         full = len(last.response_ids) >= self.rollout_config.response_length
         return Outcome(
             *session,
             tokens=sum(sum(output.response_mask) for output in outputs),
-            reward=float(last.reward_score),
-            metric=float(last.extra_fields.get("reward_extra_info", {}).get("acc", last.reward_score)),
+            reward=scored.reward,
+            metric=scored.metric,
             version=first.extra_fields.get("min_global_steps"),
             last_version=last.extra_fields.get("max_global_steps"),
             truncated=full and last.response_ids[-1] != self.tokenizer.eos_token_id,
@@ -121,9 +123,14 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             await asyncio.wait_for(super()._compute_score(outputs, kwargs), self._reward_timeout)
         except TimeoutError:
             raise Unscored(f"the reward took more than {self._reward_timeout} s") from None
-        score = outputs[-1].reward_score
-        if score is None or not math.isfinite(score):
-            raise Unscored(f"the reward is {score}")
+        _scored(outputs[-1])
+
+
+def _scored(output: Any) -> Scored:
+    read = read_score(output.reward_score, output.extra_fields.get("reward_extra_info", {}))
+    if not isinstance(read, Scored):
+        raise Unscored(read.reason)
+    return read
 
 
 class Manager(AgentLoopManagerTQ):
@@ -163,26 +170,28 @@ class Manager(AgentLoopManagerTQ):
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            calls = [*self._starting, *self._listening]
+            calls = [*self._listening, *self._starting]  # what a worker told before it died is read first
             if not ray.wait(calls, timeout=_PATIENCE)[0]:
                 log.info("%d sessions are still to end", len(self._open))
                 continue
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            ended = [outcome for call in ready for outcome in self._result(call)]
-            for outcome in ended:
-                self._open.pop((outcome.uid, outcome.session), None)
-            if ended:
+            if ended := [outcome for call in ready for outcome in self._result(call)]:
                 return ended
         lost, self._lost = self._lost, []
         return lost
 
     def _result(self, call: Any) -> list[Outcome]:
-        worker = self._starting.pop(call, None) or self._listening.pop(call)
+        worker = self._starting.pop(call, None) or self._listening.pop(call, None)
+        if worker is None:  # it was given up together with another call of its worker
+            return []
         try:
-            return ray.get(call) or []
+            ended = ray.get(call) or []
         except RayActorError as error:
             self._give_up(worker, error)
             return []
+        for outcome in ended:
+            self._open.pop((outcome.uid, outcome.session), None)
+        return ended
 
     def _give_up(self, worker: Any, error: RayActorError) -> None:
         """A worker died: what it owed has failed. Waits until Ray has started it again, which it does a few times."""
@@ -191,6 +200,9 @@ class Manager(AgentLoopManagerTQ):
         for session in owed:
             del self._open[session]
             self._lost.append(Outcome(*session, reason="its agent loop worker died"))
+        for calls in (self._starting, self._listening):  # else they fail later, when it has sessions anew
+            for call in [call for call, callee in calls.items() if callee == worker]:
+                del calls[call]
         if not _comes_back(worker):
             self.agent_loop_workers = [other for other in self.agent_loop_workers if other != worker]
             if not self.agent_loop_workers:

@@ -1,0 +1,39 @@
+import math
+
+import numpy as np
+import pytest
+
+from rollalloc.drivers.verl.scores import read_score
+from rollalloc.rewards import frameworks
+from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.rewards.scorers import InlineScorer
+
+
+@pytest.mark.parametrize(
+    ("score", "extra", "scored"),
+    [
+        (0.5, {"acc": 1.0}, Scored(0.5, 1.0)),
+        (0.5, {"acc": True}, Scored(0.5, 1.0)),
+        (0.5, {"acc": None}, Scored(0.5, 0.5)),
+        (0.5, {}, Scored(0.5, 0.5)),
+        (np.array(0.5), {"acc": np.float32(1)}, Scored(0.5, 1.0)),
+    ],
+)
+def test_selection_looks_at_acc_and_at_the_score_where_there_is_none(score, extra, scored):
+    assert read_score(score, extra) == scored
+
+
+@pytest.mark.parametrize("score", [None, math.nan, math.inf, "1"])
+def test_what_is_no_finite_number_is_unscored_as_score_and_as_acc(score):
+    assert isinstance(read_score(score, {}), Unscored)
+    if score is not None:
+        assert isinstance(read_score(1.0, {"acc": score}), Unscored)
+
+
+def test_what_our_own_reward_could_not_score_is_unscored_for_its_reason():
+    def raises(**given):
+        raise OSError("the judge is away")
+
+    answer = frameworks.Reward(InlineScorer(raises))(data_source="", solution_str="", ground_truth="")
+    assert answer["score"] == 0.0
+    assert read_score(answer["score"], answer) == Unscored("OSError: the judge is away")

@@ -1,0 +1,164 @@
+"""The workers, the client, the plug-in and the trainer's checkpoint with the installed verl; Ray's calls are made up."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="verl's environment: make verl-test")
+
+from omegaconf import OmegaConf
+from ray.exceptions import RayActorError
+
+from rollalloc.drivers.verl import plugin, trainer, workers
+from rollalloc.drivers.verl.client import LIVE, Client, Live, Stopped
+from rollalloc.drivers.verl.rounds import Outcome
+
+pytestmark = pytest.mark.verl
+LOST = "its agent loop worker died"
+
+
+class Remote:
+    """A method of an actor, whose calls are made up."""
+
+    def __init__(self, answer):
+        self.remote = answer
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    """A manager with one worker that died; `results` says how each call ends."""
+    made = workers.Manager.__new__(workers.Manager)
+    made.results = {}
+    made.worker = SimpleNamespace(outcomes=Remote(lambda: "listening again"), answers=Remote(lambda: "answers"))
+    made.results["answers"] = True
+    made.agent_loop_workers = [made.worker]
+    made._open, made._lost, made._starting, made._listening = {}, [], {}, {}
+
+    def get(call):
+        if isinstance(made.results[call], Exception):
+            raise made.results[call]
+        return made.results[call]
+
+    def wait(calls, num_returns=1, timeout=None):
+        return [call for call in calls if call in made.results], []
+
+    monkeypatch.setattr(workers.ray, "get", get)
+    monkeypatch.setattr(workers.ray, "wait", wait)
+    return made
+
+
+def test_calls_of_a_dead_worker_that_fail_later_cost_no_session_of_the_one_that_was_started_again(manager):
+    manager._open = {("g0", 0): manager.worker, ("g0", 1): manager.worker}
+    manager._starting = {"start 0": manager.worker, "start 1": manager.worker}
+    manager._listening = {"listen": manager.worker}
+    manager.results["start 0"] = RayActorError()
+    assert [(o.uid, o.session, o.reason) for o in manager.outcomes()] == [("g0", 0, LOST), ("g0", 1, LOST)]
+
+    manager._open = {("g1", 0): manager.worker}  # given to it after it came back
+    manager.results |= {"start 1": RayActorError(), "listen": RayActorError()}
+    told = Outcome("g1", 0, tokens=3, reward=1.0, rows=1)
+    manager.results["listening again"] = [told]
+    assert manager.outcomes() == [told]
+    assert not manager._lost
+    assert not manager._open
+
+
+def test_calls_that_fail_together_lose_each_session_once_and_none_that_ended_before(manager):
+    told = Outcome("g0", 0, tokens=3, reward=1.0, rows=1)
+    manager._open = {("g0", 0): manager.worker, ("g0", 1): manager.worker}
+    manager._starting = {"start 0": manager.worker, "start 1": manager.worker}
+    manager._listening = {"listen": manager.worker}
+    manager.results |= {"start 0": RayActorError(), "start 1": RayActorError(), "listen": [told]}
+    assert manager.outcomes() == [told]
+    assert [(o.uid, o.session) for o in manager.outcomes()] == [("g0", 1)]
+
+
+def worker_that_reads(monkeypatch, score, extra):
+    async def scores(self, outputs, kwargs):
+        outputs[-1].reward_score, outputs[-1].extra_fields = score, {"reward_extra_info": extra}
+
+    monkeypatch.setattr(workers.AgentLoopWorker, "_compute_score", scores)
+    made = workers.Worker.__new__(workers.Worker)
+    made._reward_timeout = 5
+    return made
+
+
+@pytest.mark.parametrize(
+    ("score", "extra", "reason"),
+    [
+        (1.0, {"acc": float("nan")}, "finite"),
+        (None, {}, "finite"),
+        (0.0, {"acc": 0.0, "unscored": 1.0, "reason": "the judge is away"}, "the judge is away"),
+    ],
+)
+def test_what_cannot_be_read_raises_before_rows_are_written(monkeypatch, score, extra, reason):
+    worker = worker_that_reads(monkeypatch, score, extra)
+    with pytest.raises(workers.Unscored, match=reason):
+        asyncio.run(worker._compute_score([SimpleNamespace()], {}))
+
+
+def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(monkeypatch):
+    sent, released = [], []
+    server = SimpleNamespace(generate=Remote(lambda **given: sent.append(given)))
+
+    async def acquired_late(self, request_id, **extra):
+        await LIVE.get().stop()
+        return "server", server
+
+    monkeypatch.setattr(Client.__mro__[1], "_acquire_server", acquired_late)
+    monkeypatch.setattr(Client, "_release_server", lambda self, server_id, request_id: released.append(server_id))
+    client = Client(OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}}))
+
+    async def session():
+        LIVE.set(Live())
+        await client.generate("request", prompt_ids=[1], sampling_params={})
+
+    with pytest.raises(Stopped):
+        asyncio.run(session())
+    assert (sent, released) == ([], ["server"])
+
+
+@pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"v1": {"trainer_mode": "sync"}}}])
+def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config):
+    made = OmegaConf.create(config)
+    OmegaConf.set_struct(made, True)
+    seen = []
+    module = SimpleNamespace(validate_config=seen.append)
+    plugin._check_early(module)
+    module.validate_config(made)
+    assert seen == [made]
+
+
+@pytest.fixture
+def saving(tmp_path):
+    """A trainer after step 2, as far as its checkpoint needs one."""
+    made = trainer.RollallocTrainer.__new__(trainer.RollallocTrainer)
+    made.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+    made.rounds, made.prompts = SimpleNamespace(state_dict=lambda: {"keys": []}), SimpleNamespace(epoch=1)
+    made.global_steps = 2
+    return made
+
+
+def test_our_part_of_a_checkpoint_is_whole_when_verl_writes_its_own(saving, monkeypatch, tmp_path):
+    seen = []
+
+    def verls_own(self):
+        seen.extend(file.name for file in (tmp_path / "global_step_2").iterdir())
+
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", verls_own)
+    saving._save_checkpoint()
+    assert seen == ["rollalloc.json"]
+    state = json.loads((tmp_path / "global_step_2" / "rollalloc.json").read_text())
+    assert state == {"rounds": {"keys": []}, "epoch": 1, "step": 2}
+
+
+def test_our_part_of_a_checkpoint_goes_when_verls_part_fails(saving, monkeypatch, tmp_path):
+    def full(self):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", full)
+    with pytest.raises(OSError, match="no space"):
+        saving._save_checkpoint()
+    assert not list((tmp_path / "global_step_2").iterdir())
