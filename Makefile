@@ -2,7 +2,7 @@
 # make test   sets up .venv and runs the tests
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
-# make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes
+# make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes; ONLY=... some of them
 
 PYTHON ?= python3
 PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
@@ -66,7 +66,7 @@ verl-demo: .venv-verl/ready
 	.venv-verl/bin/python examples/verl/show.py runs/verl-demo
 
 verl-test: .venv-verl/ready
-	.venv-verl/bin/python -m pytest tests/drivers/verl
+	.venv-verl/bin/python -m pytest tests/drivers/verl $(if $(ONLY),-k "$(ONLY)")
 
 clean:
 	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo
