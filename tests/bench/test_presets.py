@@ -143,8 +143,8 @@ def test_the_best_setting_has_the_least_median_and_a_censored_run_costs_its_budg
 
 
 def test_a_task_without_a_target_cannot_be_swept(tmp_path):
-    with pytest.raises(ValueError, match="rg/gcd has no target, so that no setting has a cost"):
-        sweep(replace(PLAN, task="rg/gcd"), ["grpo"], tmp_path)
+    with pytest.raises(ValueError, match="rg/sudoku has no target, so that no setting has a cost"):
+        sweep(replace(PLAN, task="rg/sudoku"), ["grpo"], tmp_path)
 
 
 def test_tuning_seeds_are_not_a_comparisons():
