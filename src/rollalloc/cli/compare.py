@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rollalloc.bench.runs import Run
     from rollalloc.bench.summary import Interval, Summary
 
+_WIDE = 110  # columns of a terminal that the whole table fits
+_ENDS = {"rollouts": 15, "ratio": 11}  # columns of an interval's ends, e.g. [12,130–13,684]
+
 
 @with_given
 def compare(
@@ -81,7 +84,7 @@ def compare(
     finally:  # what is finished is shown, although a run failed
         if any(out.glob("**/run.json")):
             for summary in summaries(out):
-                console.print(cost_table(summary))
+                console.print(cost_table(summary, wide=console.width >= _WIDE))
             console.print(f"results are in {out}, the report in {write_page(out)}", markup=False)
 
 
@@ -219,8 +222,14 @@ def _uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:
     return f"{total['trained'] / paid:.0%}", ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
 
 
-def cost_table(summary: Summary) -> Table:
-    """What each recipe paid until the target, against the baseline, and the causes of waste."""
+def cost_table(summary: Summary, *, wide: bool = True) -> Table:
+    """What each recipe paid until the target, against the baseline, and the causes of waste.
+
+    Args:
+        summary: of one task.
+        wide: with the ratios of other costs than rollouts, which need some 110 columns.
+    """
+    others = ("tokens", "seconds", "steps") if wide else ()
     target, recipes = summary.target, summary.recipes
     exact = all(recipe.standard_error == 0 for recipe in recipes)
     table = Table(
@@ -238,17 +247,22 @@ def cost_table(summary: Summary) -> Table:
         + "taught: share of all rollouts that were trained on with an advantage.",
         caption_justify="left",
     )
-    headings = ("recipe", "reached", "rollouts", "ratio", "of tokens", "of seconds", "of steps", "taught", "wasted on")
+    headings = ("recipe", "reached", "rollouts", "ratio", *(f"of {name}" for name in others), "taught", "wasted on")
     for heading in headings:
         prose = heading in ("recipe", "wasted on")
-        table.add_column(heading, justify="left" if prose else "right", no_wrap=heading in ("recipe", "reached"))
+        table.add_column(
+            heading,
+            justify="left" if prose else "right",
+            no_wrap=heading in ("recipe", "reached"),
+            min_width=_ENDS.get(heading),
+        )
     for recipe in recipes:
         table.add_row(
             escape(recipe.label),
             f"{recipe.reached}/{len(recipe.seeds)}",
             said(recipe.costs["rollouts"], ",.0f"),
             said(recipe.ratios["rollouts"], ".2f"),
-            *(said(recipe.ratios[name], ".2f", point_only=True) for name in ("tokens", "seconds", "steps")),
+            *(said(recipe.ratios[name], ".2f", point_only=True) for name in others),
             *_uses([recipe.accounts]),
         )
     return table
