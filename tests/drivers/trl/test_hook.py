@@ -17,7 +17,7 @@ from rollalloc import Budget, recipes
 from rollalloc.drivers.trl import AllocatedRollouts
 from rollalloc.rules import advantages
 
-FITTING = ["grpo", "dapo", "fresh_pilot_commit", "pods", "darts", "racing"]
+FITTING = ["grpo", "dapo", "fresh_pilot_commit", "pods", "darts", "darts_none", "racing"]
 
 
 @pytest.mark.parametrize("recipe", FITTING)
@@ -37,7 +37,7 @@ def test_it_trains_on_what_the_recipe_chose(recipe, tmp_path):
 
 REFUSED = {
     "max_staleness=4": tiny_trl.RECIPES["pilot_commit"],
-    "stock TRL needs groups of equal size": recipes.darts(groups=4, shortest=3, longest=1, tail="sampled"),
+    "stock TRL needs groups of equal size": tiny_trl.RECIPES["darts_sampled"],
     "stock TRL computes the advantages": replace(
         tiny_trl.RECIPES["grpo"], advantage=advantages.OverGroup(advantages.rloo)
     ),

@@ -210,6 +210,37 @@ def test_what_was_paid_is_counted(tmp_path):
     assert sum(causes) == len(paid)
 
 
+@pytest.mark.parametrize("recipe", ["darts_sampled", "darts_none"])
+def test_what_a_recipe_stops_is_not_generated_nor_scored(recipe, tmp_path, caplog):
+    scored: list[int] = []
+
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        scored.extend(len(ids) for ids in completion_ids)
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    def run(folder: str, use_sampler: bool | None) -> dict[str, float]:
+        scored.clear()
+        driver = {"use_sampler": use_sampler}
+        trainer = tiny_trl.trainer(tmp_path / folder, recipe, reward=reward, driver=driver, max_completion_length=12)
+        trainer.train()
+        lines = [line for line in trainer.state.log_history if "num_tokens" in line]
+        return lines[-1] | {"stopped": sum(line["rollalloc/stopped"] for line in lines)}
+
+    stopping = run("stopping", None)
+    assert not caplog.records
+    causes = {name: value for name, value in stopping.items() if name.startswith("rollalloc/rollouts/")}
+    assert stopping["stopped"] == causes["rollalloc/rollouts/cancelled"] > 0
+    assert sum(causes.values()) == stopping["rollalloc/rollouts_paid"]
+    assert stopping["rollalloc/rollouts_paid"] - causes["rollalloc/rollouts/cancelled"] == len(scored)
+    tokens_of_stopped = stopping["rollalloc/tokens_paid"] - sum(scored)
+    assert 0 < tokens_of_stopped < 12 * causes["rollalloc/rollouts/cancelled"]
+
+    to_the_end = run("to the end", False)
+    assert "each is generated to its end" in caplog.text
+    assert to_the_end["rollalloc/rollouts/cancelled"] == 0 == to_the_end["stopped"]
+    assert stopping["rollalloc/tokens_paid"] < to_the_end["rollalloc/tokens_paid"] == sum(scored)
+
+
 def test_the_logged_reward_is_that_of_everything_generated(tmp_path):
     seen: list[float] = []
 

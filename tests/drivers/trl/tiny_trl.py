@@ -29,6 +29,8 @@ RECIPES = {
     "fresh_pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8, max_staleness=0),
     "pods": recipes.pods(groups=4, n=8, m=4),
     "darts": recipes.darts(groups=4, shortest=3, longest=1),
+    "darts_sampled": recipes.darts(groups=4, shortest=3, longest=1, tail="sampled"),
+    "darts_none": recipes.darts(groups=4, shortest=3, longest=1, tail="none"),
     "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
 }
 

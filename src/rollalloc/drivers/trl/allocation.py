@@ -7,7 +7,7 @@ that all of them decide the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -63,7 +63,7 @@ class Allocation:
         self.dataset, self.rewards = dataset, rewards
         self.rollouts: dict[int, Rollout] = {}
         self.finished: str | None = None
-        self.generated: list[Rollout] = []  # since the last batch, trained on or not
+        self.generated: list[Rollout] = []  # since the last batch, trained on, stopped or neither
         self.logged: dict[str, list[float]] = {}  # by reward functions, since the last batch
         self.failed = 0  # rollouts without a score since the last batch
 
@@ -74,7 +74,7 @@ class Allocation:
             actions = self.allocator.ask()
             self._release(actions)
             if actions.generate or actions.cancel:
-                self.allocator.tell(self._roll_out(trainer, generate, actions))
+                self._roll_out(trainer, generate, actions)
             # A batch may have been returned while rollouts still ran.
             if batch := self.allocator.batch:
                 return batch
@@ -97,29 +97,58 @@ class Allocation:
         for rollout in actions.release:
             self.rollouts.pop(rollout, None)  # a rollout without a score has none
 
-    def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> list[Event]:
-        """Generate and score what is ordered; every process returns the same events."""
+    def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
+        """Generate and score what is ordered and tell the core; every process tells the same.
+
+        Where a stage has a stop rule and the generator can stop rollouts, those that end are told at once, and the core is
+        asked what to stop before generation goes on.
+        """
+        self.allocator.tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
         mine = _share(actions.generate, me, processes)
         prompts = list(dict.fromkeys(order.prompt for order in mine))
         rows = [self.dataset[prompt]["prompt"] for prompt in prompts]
         tokens_of = dict(zip(prompts, encode(trainer, rows), strict=True))
         requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
-        made = generate(requests)
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
+        running = len(prompt_of)
+
+        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
+            nonlocal running
+            running -= len(ended)
+            self._tell(trainer, ended, prompt_of, tokens_of)
+            if not running:  # the loop asks next
+                return ()
+            meanwhile = self.allocator.ask(capacity=0)
+            self._release(meanwhile)
+            return meanwhile.cancel
+
+        if generate.can_stop and any(self.allocator.recipe.stages[order.stage].stop for order in actions.generate):
+            generate.stream(requests, on_finished)
+        else:
+            self._tell(trainer, generate(requests), prompt_of, tokens_of)
+
+    def _tell(
+        self,
+        trainer: Any,
+        made: Sequence[Generation],
+        prompt_of: Mapping[int, int],
+        tokens_of: Mapping[int, Tokens],
+    ) -> None:
+        """Score what ended in this process, and tell the core what ended in any."""
         scored, figures = self._score(trainer, [(prompt_of[each.rollout], each) for each in made], tokens_of)
         for name, values in gather_object(list(figures.items())):
             self.logged.setdefault(name, []).extend(values)
         everything = sorted(gather_object(scored), key=lambda rollout: rollout.made.rollout)
-        cancelled: list[Event] = [Cancelled(rollout, 0) for rollout in actions.cancel]
-        return cancelled + [self._told(rollout) for rollout in everything]
+        self.allocator.tell([self._kept(rollout) for rollout in everything])
 
     def _score(
-        self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: dict[int, Tokens]
+        self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: Mapping[int, Tokens]
     ) -> tuple[list[Rollout], dict[str, list[float]]]:
-        if not made:
-            return [], {}
-        rows = {prompt: self.dataset[prompt] for prompt in tokens_of}
+        """With their scores, and what reward functions logged; what was stopped has none."""
+        if not made or made[0][1].cancelled:  # those are handed over by themselves
+            return [Rollout(prompt, tokens_of[prompt], each, []) for prompt, each in made], {}
+        rows = {prompt: self.dataset[prompt] for prompt in dict.fromkeys(prompt for prompt, _ in made)}
         examples = [rows[prompt] for prompt, _ in made]
         ids = [list(each.tokens) for _, each in made]
         scored = self.rewards(examples, decode(trainer, examples, ids), ids, trainer.state)
@@ -134,10 +163,12 @@ class Allocation:
             for at, ((prompt, each), scores_F) in enumerate(zip(made, scored.scores_BF, strict=True))
         ], scored.figures
 
-    def _told(self, rollout: Rollout) -> Event:
+    def _kept(self, rollout: Rollout) -> Event:
         """Keep a rollout, unless it has no score, and say what happened to it."""
         made, tokens = rollout.made, len(rollout.made.tokens)
         self.generated.append(rollout)
+        if made.cancelled:
+            return Cancelled(made.rollout, tokens)
         reward, metric = self.rewards.reward(rollout.scores_F), self.rewards.selected_by(rollout.scores_F)
         if reward is None or metric is None:
             self.failed += 1

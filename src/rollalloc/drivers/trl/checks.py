@@ -177,6 +177,15 @@ def check_processes(args: Any) -> None:
         )
 
 
+def check_stops(recipe: Recipe, can_stop: bool) -> None:
+    """Say it where a recipe would stop rollouts and none can be."""
+    if not can_stop and any(stage.stop for stage in recipe.stages):
+        log.warning(
+            "the recipe stops rollouts, but here each is generated to its end and paid for: only rollalloc's sampler in a "
+            "single process can stop them"
+        )
+
+
 def check_saving(args: Any, state: Any) -> None:
     """Refuse to save between the optimizer steps of one batch, from where no run could be resumed exactly.
 

@@ -13,10 +13,16 @@ Figures = dict[str, float]
 
 
 def generated_figures(allocation: Allocation) -> Figures:
-    """Means over everything generated for a batch, trained on or not: a filtered mean would mislead."""
-    rewards, made = allocation.rewards, allocation.generated
+    """Means over every rollout of a batch that ended, trained on or not: a filtered mean would mislead."""
+    rewards, everything = allocation.rewards, allocation.generated
+    made = [rollout for rollout in everything if not rollout.made.cancelled]
+    counts: Figures = {
+        "rollalloc/generated": len(everything),
+        "rollalloc/stopped": len(everything) - len(made),
+        "rollalloc/unscored": allocation.failed,
+    }
     if not made:
-        return {}
+        return counts if everything else {}
     found = _lengths("completions", [len(rollout.made.tokens) for rollout in made])
     found["completions/clipped_ratio"] = float(np.mean([rollout.made.truncated for rollout in made]))
     found |= _lengths(
@@ -28,7 +34,7 @@ def generated_figures(allocation: Allocation) -> Figures:
     scored = [reward for rollout in made if (reward := rewards.reward(rollout.scores_F)) is not None]
     found |= _moments("reward", "reward_std", scored)
     found |= {name: float(np.mean(values)) for name, values in allocation.logged.items() if values}
-    return found | {"rollalloc/generated": len(made), "rollalloc/unscored": allocation.failed}
+    return found | counts
 
 
 def batch_figures(batch: Batch) -> Figures:
@@ -60,8 +66,8 @@ def running_totals(allocation: Allocation) -> Figures:
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:
-    """Tokens of prompts and completions, as TRL counts `num_tokens`."""
-    return sum(len(rollout.prompt_tokens) + len(rollout.made.tokens) for rollout in made)
+    """Tokens of prompts and completions, as TRL counts `num_tokens`; of a rollout that was stopped before it began, none."""
+    return sum(len(rollout.prompt_tokens) + len(rollout.made.tokens) for rollout in made if rollout.made.tokens)
 
 
 def _lengths(prefix: str, lengths: Sequence[int], kind: str = "") -> Figures:

@@ -13,7 +13,7 @@ from trl.models.utils import unwrap_model_for_generation
 
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
-from rollalloc.engines.sampler import Generation, Request, Sampling
+from rollalloc.engines.sampler import Generation, OnFinished, Request, Sampling
 
 Tokens = tuple[int, ...]
 
@@ -47,7 +47,7 @@ class Generator:
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
         if self.samples:
-            return self._sample(requests)
+            return sampler.generate(requests=requests, **self._sampler)
         prompts = [request.tokens for request in requests for _ in request.rollouts]
         rollouts = [rollout for request in requests for rollout in request.rollouts]
         completions, logprobs = self.complete(prompts)
@@ -58,6 +58,15 @@ class Generator:
             Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
             for rollout, tokens, logprob_T in zip(rollouts, completions, logprobs, strict=True)
         ]
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether rollouts can be stopped: by our sampler, where no other process would have to hear of it."""
+        return self.samples and self.trainer.accelerator.num_processes == 1
+
+    def stream(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        """Hand over each rollout when it ends and stop those named in return, as `rollalloc.engines.sampler.stream`."""
+        sampler.stream(requests=requests, on_finished=on_finished, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
         """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
@@ -95,17 +104,19 @@ class Generator:
         """As many as stock TRL generates at once."""
         return self.trainer.args.per_device_train_batch_size * self.trainer.args.steps_per_generation
 
-    def _sample(self, requests: Sequence[Request]) -> list[Generation]:
+    @property
+    def _sampler(self) -> dict[str, Any]:
+        """What our sampler takes, besides what to sample."""
         trainer = self.trainer
-        sampling = Sampling(
-            trainer.max_completion_length,
-            temperature=trainer.temperature,
-            max_rows=self._rows_at_once,
-        )
-        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        return sampler.generate(
-            model, requests, sampling, eos_ids=self.eos_ids, pad_id=self.pad_id, seed=trainer.args.seed
-        )
+        return {
+            "model": trainer.accelerator.unwrap_model(trainer.model_wrapped),
+            "sampling": Sampling(
+                trainer.max_completion_length, temperature=trainer.temperature, max_rows=self._rows_at_once
+            ),
+            "eos_ids": self.eos_ids,
+            "pad_id": self.pad_id,
+            "seed": trainer.args.seed,
+        }
 
     def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
         trainer = self.trainer

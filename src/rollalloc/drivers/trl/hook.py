@@ -75,6 +75,7 @@ class AllocatedRollouts(AllocationCallback):
         if self._generator is None:
             checks.check_data(self.allocation.dataset, trainer.processing_class)
             self._generator = Generator(trainer, use_sampler=self._use_sampler, keep_logprobs=False)
+            checks.check_stops(self.allocation.allocator.recipe, self._generator.can_stop)
         if not trainer.model.training:
             tokens = encode(trainer, prompts)
             completions, logprobs = self._generator.complete(tokens)

@@ -63,6 +63,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed)
         self._generator = Generator(self, use_sampler=use_sampler, keep_logprobs=recipe.max_staleness > 0)
+        checks.check_stops(recipe, self._generator.can_stop)
         self._allocation_callback = AllocationCallback(self.allocation)
         self.add_callback(self._allocation_callback)
 
