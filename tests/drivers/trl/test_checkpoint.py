@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -77,6 +80,40 @@ def test_pilots_were_held_over_the_stop(tmp_path):
     for row in older:
         made = held[row.rollout].made
         assert made.tokens == first.allocation.rollouts[row.rollout].made.tokens
+
+
+def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
+    def reward(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("text", completions)
+        log_extra("length", np.array([len(text) for text in completions]))
+        return tiny_trl.starts_right(completions, **columns)
+
+    given = {"reward": reward, "log_completions": True, "logging_steps": 1}
+    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=11, **given)
+    whole.train()
+    resumed = stopped_and_resumed(tmp_path / "parts", "pilot_commit", steps=11, **given)
+    tables = [
+        pd.read_parquet(tmp_path / part / "completions" / "completions_00011.parquet") for part in ("whole", "parts")
+    ]
+    assert resumed.state.log_history[-2]["rollalloc/staleness_max"] > 0
+    pd.testing.assert_frame_equal(*tables)
+
+
+def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before(tmp_path, caplog):
+    """The trainer's own part is there, ours is not yet."""
+    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=8)
+    whole.train()
+    tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=6, save_strategy="steps", save_steps=3).train()
+    shutil.rmtree(tmp_path / "a" / "checkpoint-6" / "rollalloc")
+    resumed = tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=8)
+    resumed.train(resume_from_checkpoint=True)
+    assert "checkpoint-6 has no state of rollalloc" in caplog.text
+    assert_same_run(whole, resumed)
+
+
+def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
+    with pytest.raises(ValueError, match="No valid checkpoint"):
+        tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("recipe", ["fresh_pilot_commit", "grpo"])

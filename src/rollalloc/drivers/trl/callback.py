@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rollalloc.engines import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # within a checkpoint of the trainer
-_STATE = ("allocator", "generations", "prompts", "scores", "prompt_tokens")
+_STATE = ("allocator", "generations", "prompts", "scores", "logged", "prompt_tokens")
 
 
 class AllocationCallback(TrainerCallback):
@@ -60,6 +61,20 @@ class AllocationCallback(TrainerCallback):
             save(self.allocation, place)
 
 
+def newest_with_state(output_dir: Path | str) -> Path | None:
+    """The trainer's newest checkpoint that has rollalloc's state, or its newest of all where none has; None without any.
+
+    The state is written after everything else, so that the last checkpoint of a run that was killed may lack it.
+    """
+    places = sorted(Path(output_dir).glob("checkpoint-*"), key=_step, reverse=True)
+    found = next((place for place in places if checkpoint.newest(place / _FOLDER) is not None), None)
+    for place in places[: places.index(found)] if found else ():
+        log.warning(
+            "%s has no state of rollalloc, as if the run was killed while it was saved; resuming before it", place
+        )
+    return found or next(iter(places), None)
+
+
 def save(allocation: Allocation, place: Path) -> None:
     """Write an allocation, held rollouts included, into a checkpoint of the trainer, as safetensors and JSON.
 
@@ -73,6 +88,7 @@ def save(allocation: Allocation, place: Path) -> None:
         "generations": described,
         "prompts": [rollout.prompt for rollout in held],
         "scores": [rollout.scores_F for rollout in held],
+        "logged": [_plain(rollout.logged) for rollout in held],
         "prompt_tokens": {str(rollout.prompt): rollout.prompt_tokens for rollout in held},
     }
     (place / _FOLDER).mkdir(parents=True, exist_ok=True)
@@ -97,10 +113,22 @@ def load(allocation: Allocation, place: Path) -> None:
     made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
     tokens_of = {int(prompt): tuple(ids) for prompt, ids in saved.state["prompt_tokens"].items()}
     allocation.rollouts = {
-        each.rollout: Rollout(prompt, tokens_of[prompt], each, scores_F)
-        for each, prompt, scores_F in zip(made, saved.state["prompts"], saved.state["scores"], strict=True)
+        each.rollout: Rollout(prompt, tokens_of[prompt], each, scores_F, logged)
+        for each, prompt, scores_F, logged in zip(
+            made, saved.state["prompts"], saved.state["scores"], saved.state["logged"], strict=True
+        )
     }
     allocation.finished = None
+
+
+def _plain(logged: dict[str, Any]) -> dict[str, Any]:
+    """What reward functions logged, as JSON can hold it: NumPy's numbers as numbers, anything else as its text."""
+    return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
+
+
+def _step(place: Path) -> int:
+    number = place.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
-from rollalloc.drivers.trl.callback import AllocationCallback
+from rollalloc.drivers.trl.callback import AllocationCallback, newest_with_state
 from rollalloc.drivers.trl.figures import batch_figures, generated_figures, running_totals, tokens_generated
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.rewards import RewardFunctions
@@ -69,8 +68,11 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
-        folder = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        self._allocation_callback.resume_from = Path(folder) if folder else None
+        if resume_from_checkpoint is True and (newest := newest_with_state(str(self.args.output_dir))):
+            resume_from_checkpoint = str(newest)
+        self._allocation_callback.resume_from = (
+            None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
+        )
         return super().train(resume_from_checkpoint, *more, **other)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
