@@ -18,8 +18,9 @@ from trl import GRPOTrainer
 from rollalloc import Budget, recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.drivers.trl import AllocatedGRPOTrainer, tensors
 from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.engines.native import Settings, Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
@@ -58,6 +59,9 @@ def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, 
     return tiny_trl.weights(model)
 
 
+PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # AdamW would not see a scaled loss
+
+
 @every_recipe
 def test_it_trains_to_the_weights_of_rollallocs_own_trainer(recipe, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=6)
@@ -67,7 +71,7 @@ def test_it_trains_to_the_weights_of_rollallocs_own_trainer(recipe, tmp_path):
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 def test_padding_changes_nothing(loss_type, tmp_path):
-    """Unscored rollouts leave 13 or so rows, which 4 micro-batches do not divide. AdamW would not see a scaled loss."""
+    """Unscored rollouts leave 13 or so rows, which 4 micro-batches do not divide."""
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
         scores = tiny_trl.starts_right(completions, answer)
@@ -79,11 +83,9 @@ def test_padding_changes_nothing(loss_type, tmp_path):
         def on_log(self, args, state, control, logs, **_):
             rows.append(logs.get("rollalloc/rows"))
 
-    plain = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}
-
     def train(**changes: Any) -> dict[str, torch.Tensor]:
         trainer = tiny_trl.trainer(
-            tmp_path, "grpo", reward=reward, loss_type=loss_type, more={"callbacks": [Count()]}, **plain, **changes
+            tmp_path, "grpo", reward=reward, loss_type=loss_type, more={"callbacks": [Count()]}, **PLAIN_SGD, **changes
         )
         trainer.train()
         assert trainer.allocation.allocator.accounts()["failed"] > 0
@@ -92,6 +94,49 @@ def test_padding_changes_nothing(loss_type, tmp_path):
     whole = train()
     assert_close(whole, train(per_device_train_batch_size=4, gradient_accumulation_steps=4))
     assert any(count is not None and count % 4 for count in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"loss_type": "dapo"}, True),
+        ({"loss_type": "dapo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}, True),
+        ({"loss_type": "dapo", "mask_truncated_completions": True}, True),
+        ({"loss_type": "grpo"}, True),
+        ({"loss_type": "dr_grpo"}, True),
+        ({"loss_type": "bnpo"}, False),
+        ({"top_entropy_quantile": 0.5}, False),
+    ],
+)
+def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_out, tmp_path, monkeypatch):
+    """A prompt of one word is always right: its groups have no advantage."""
+
+    def reward(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        scores = tiny_trl.starts_right(completions, answer)
+        return [1.0 if len(prompt.split()) == 2 else score for prompt, score in zip(prompts, scores, strict=True)]
+
+    def train() -> tuple[dict[str, torch.Tensor], int]:
+        read = 0
+
+        def count(trainer: Any, *given: Any) -> dict[str, torch.Tensor]:
+            nonlocal read
+            inputs = training_inputs(trainer, *given)
+            read += len(inputs["advantages"])
+            return inputs
+
+        monkeypatch.setattr("rollalloc.drivers.trl.trainer.training_inputs", count)
+        trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, **PLAIN_SGD, **changes)
+        trainer.train()
+        return tiny_trl.weights(trainer.model), read
+
+    weights, read = train()
+    monkeypatch.setattr(tensors, "needs_every_row", lambda trainer: True)
+    of_all, all_of_them = train()
+    assert all_of_them == 4 * 16
+    assert read < 0.8 * all_of_them if left_out else read == all_of_them
+    assert_close(weights, of_all, 1e-5)
+    start = tiny_trl.weights(tiny_trl.tiny_model())
+    assert any((tensor - start[name]).abs().max() > 1e-2 for name, tensor in weights.items())
 
 
 def test_without_the_sampler_transformers_generates_and_the_log_probabilities_are_those_of_the_weights_that_sampled(
@@ -144,12 +189,13 @@ def test_rows_from_older_weights_are_weighted_by_the_truncated_ratio(tmp_path):
     trainer.train()
     older = clipped = 0
     for batch, made, proximal_BT in batches:
-        advantage_B = torch.tensor([row.advantage * row.weight for row in batch.rows])
-        stale_B = torch.tensor([row.version < batch.version for row in batch.rows])
+        rows = [row for row in batch.rows if row.advantage]
+        advantage_B = torch.tensor([row.advantage * row.weight for row in rows])
+        stale_B = torch.tensor([row.version < batch.version for row in rows])
         ratio_BT = (proximal_BT - made["sampling_per_token_logps"]).exp()
         there = made["completion_mask"].bool()
         expected_BT = advantage_B[:, None] * torch.where(stale_B[:, None], ratio_BT.clamp(max=2.0), 1.0)
-        given_BT = made["advantages"].reshape(len(batch.rows), -1).expand_as(ratio_BT)
+        given_BT = made["advantages"].reshape(len(rows), -1).expand_as(ratio_BT)
         torch.testing.assert_close(given_BT[there], expected_BT[there], rtol=1e-4, atol=1e-5)
         older += int(stale_B.sum())
         clipped += int((ratio_BT[there & stale_B[:, None]] > 2).sum())

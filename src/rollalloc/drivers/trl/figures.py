@@ -34,6 +34,9 @@ def generated_figures(allocation: Allocation) -> Figures:
     scored = [reward for rollout in made if (reward := rewards.reward(rollout.scores_F)) is not None]
     found |= _moments("reward", "reward_std", scored)
     found |= {name: float(np.mean(values)) for name, values in allocation.logged.items() if values}
+    logprobs_T = np.concatenate([rollout.made.logprobs for rollout in everything])
+    if logprobs_T.size and not np.isnan(logprobs_T).any():
+        found["rollalloc/entropy"] = -float(logprobs_T.mean())  # in expectation; TRL's is over the rows it is given
     return found | counts
 
 

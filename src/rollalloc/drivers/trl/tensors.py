@@ -19,8 +19,9 @@ from rollalloc.drivers.trl.generation import Generator, Tokens, logprobs_of
 from rollalloc.engines.likelihood import padded
 from rollalloc.engines.loss import Clip
 
-# Losses that average over rows, so that rows of padding would count; the others average over tokens.
+# Losses that average over the rows they are given, and losses that divide by the number of tokens they are told.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+_DIVIDE_BY_TOKENS = ("dapo", "cispo", "vespo")
 
 
 def training_inputs(
@@ -28,9 +29,11 @@ def training_inputs(
 ) -> dict[str, Tensor]:
     """This process's share of a batch: as many rows as any other's, and a multiple of the micro-batches.
 
-    What is lacking is filled with padding, rows without a token that counts; the mean over rows that some losses take is
-    corrected for it. A row's advantage is multiplied with its weight. Where a batch has rows sampled from older weights,
-    each token's is multiplied with its truncated importance weight, too, as in rollalloc's own trainer:
+    Rows without advantage have no gradient: they count in the means, but are left out unless they bear on something else
+    in the loss. What is lacking to a multiple is filled with padding, rows without a token that counts. The mean over rows
+    that some losses take is corrected for both. A row's advantage is multiplied with its weight. Where a batch has rows
+    sampled from older weights, each token's is multiplied with its truncated importance weight, too, as in rollalloc's own
+    trainer:
 
         A[b, t] = advantage[b] · weight[b] · min(exp(proximal[b, t] - behaviour[b, t]), 2)
 
@@ -43,10 +46,11 @@ def training_inputs(
     batch = batch or Batch((), 0)
     accelerator, processes = trainer.accelerator, trainer.accelerator.num_processes
     parts = processes * trainer.args.steps_per_generation
-    count = len(batch.rows)
-    whole = max(1, -(-count // parts)) * parts
-    mine = slice(accelerator.process_index, None, processes)
-    rows, kept = batch.rows[mine], list(rollouts[mine])
+    every = needs_every_row(trainer)
+    needed = [at for at, row in enumerate(batch.rows) if every or row.advantage * row.weight]
+    whole = max(1, -(-len(needed) // parts)) * parts
+    mine = needed[accelerator.process_index :: processes]
+    rows, kept = [batch.rows[at] for at in mine], [rollouts[at] for at in mine]
     padding = whole // processes - len(rows)
     filled = (
         kept + [rollouts[0] if rollouts else idle_rollout(generate.eos_ids)] * padding
@@ -56,9 +60,10 @@ def training_inputs(
     prompt_BP, prompt_mask_BP = padded([each.prompt_tokens for each in filled], pad_id, side="left", device=device)
     completion_BT, mask_BT = padded([each.made.tokens for each in filled], pad_id, side="right", device=device)
     for at, rollout in enumerate(filled):
-        if at >= len(kept) or (trainer.mask_truncated_completions and rollout.made.truncated):
+        if at >= len(kept) or not _counts(trainer, rollout):
             mask_BT[at] = False
-    share = whole / count if count and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
+    share = whole / len(batch.rows) if needed and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
+    tokens = sum(len(rollout.made.tokens) for rollout in rollouts if _counts(trainer, rollout))
     advantages = [row.advantage * row.weight * share for row in rows] + [0.0] * padding
     inputs = {
         "prompt_ids": prompt_BP,
@@ -66,11 +71,27 @@ def training_inputs(
         "completion_ids": completion_BT,
         "completion_mask": mask_BT.long(),
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
-        "num_items_in_batch": accelerator.gather(mask_BT.sum()).sum().clamp(min=1),
+        "num_items_in_batch": torch.tensor(max(1, tokens), device=device),
     }
     if trainer.beta != 0.0:
         inputs["ref_per_token_logps"] = _like(mask_BT, _reference_logprobs(trainer, filled))
     return inputs | _corrections(trainer, generate, batch, rows, filled, inputs["advantages"], mask_BT)
+
+
+def needs_every_row(trainer: Any) -> bool:
+    """Whether a row without advantage bears on the loss: by a KL term, entropy, a router, or as one more to average over."""
+    return (
+        trainer.loss_type not in (*_MEANS_OVER_ROWS, *_DIVIDE_BY_TOKENS)
+        or trainer.beta != 0.0
+        or trainer.top_entropy_quantile < 1.0
+        or trainer.args.use_liger_kernel
+        or getattr(trainer, "_entropy_bonus_enabled", False)
+        or getattr(trainer, "aux_loss_enabled", False)
+    )
+
+
+def _counts(trainer: Any, rollout: Rollout) -> bool:
+    return not (trainer.mask_truncated_completions and rollout.made.truncated)
 
 
 def _corrections(
