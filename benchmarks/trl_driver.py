@@ -9,16 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
-from scipy.stats import ttest_1samp
+from scipy.stats import bootstrap, ttest_1samp
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
@@ -56,16 +59,17 @@ def config(out: Path | str, **changes: Any) -> GRPOConfig:
 
 
 class StepTimes(TrainerCallback):
-    """Processor seconds of each whole step: for one thread the time it takes alone, however busy the machine is."""
+    """Seconds of each whole step by a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.seconds: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.process_time()
+        self._began = self.clock()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.process_time() - self._began)
+        self.seconds.append(self.clock() - self._began)
 
 
 def small_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
@@ -88,18 +92,34 @@ def small_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Nearly every group has both rewards."""
     return [float(len(ids) % 2) for ids in completion_ids]
 
 
-def speed(repeats: int) -> None:
-    """Ratios of a step's time to stock TRL's in the same repeat, with our sampler and with `generate`."""
+def half_solved(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Every other prompt is always right, as half of the groups are, or more, in real runs."""
+    scores = even(completion_ids)
+    return [1.0 if len(prompt.split()) % 2 else score for prompt, score in zip(prompts, scores, strict=True)]
+
+
+def speed(repeats: int, threads: int | None, rows: int) -> None:
+    """Ratios of a step's time to stock TRL's in the same repeat.
+
+    Args:
+        repeats: pairs, after one that warms up.
+        threads: of PyTorch; None: as many as it takes by itself. With one thread the clock counts processor seconds, the time
+            that a step takes alone, however busy the machine is.
+        rows: of a micro-batch.
+    """
+    if threads:
+        torch.set_num_threads(threads)
     tokenizer = word_tokenizer([f"w{number}" for number in range(51)])
     texts = [" ".join(f"w{(7 * row + at) % 51}" for at in range(5 + row % 4)) for row in range(ROWS)]
     given = {
-        "reward_funcs": even,
         "args": config(
             tempfile.mkdtemp(),
-            per_device_train_batch_size=ROWS,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=ROWS // rows,
             num_generations=GROUP,
             max_completion_length=TOKENS,
             max_steps=1,
@@ -110,26 +130,30 @@ def speed(repeats: int) -> None:
         "processing_class": tokenizer,
     }
     recipe = recipes.grpo(groups=ROWS // GROUP, n=GROUP)
-    trainers = {
-        "stock TRL": GRPOTrainer(small_model(tokenizer), **given),
-        "our sampler": AllocatedGRPOTrainer(small_model(tokenizer), recipe=recipe, **given),
-        "generate": AllocatedGRPOTrainer(small_model(tokenizer), recipe=recipe, use_sampler=False, **given),
-    }
-    times = {name: StepTimes() for name in trainers}
+
+    def ours(reward: Any = even, **changes: Any) -> AllocatedGRPOTrainer:
+        return AllocatedGRPOTrainer(small_model(tokenizer), reward, recipe=recipe, **given, **changes)
+
+    stock = GRPOTrainer(small_model(tokenizer), even, **given)
+    bars = {"our sampler": 0.85, "our sampler, half of the prompts solved": 0.85, "generate": 1.05}
+    trainers = dict(zip(bars, (ours(), ours(half_solved), ours(use_sampler=False)), strict=True)) | {"stock TRL": stock}
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times = {name: StepTimes(clock) for name in trainers}
     for name, trainer in trainers.items():
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(times[name])
     for repeat in range(repeats + 1):
-        # Every other time the other way round, so that a machine that slows down favours nobody.
-        for trainer in list(trainers.values())[:: -1 if repeat % 2 else 1]:
-            trainer.train()
-        if repeat == 0:  # it warms up
+        # In another order each time, so that a machine that slows down favours nobody.
+        for name in random.Random(repeat).sample(list(trainers), len(trainers)):
+            trainers[name].train()
+        if repeat == 0:
             for each in times.values():
                 each.seconds.clear()
-    for name, bar in {"our sampler": 0.85, "generate": 1.05}.items():
-        ratios = [ours / theirs for ours, theirs in zip(times[name].seconds, times["stock TRL"].seconds, strict=True)]
-        print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step "
-              f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs), bar {bar}")  # fmt: skip
+    print(f"{torch.get_num_threads()} threads, micro-batches of {rows} rows, {repeats} pairs; median, 95% interval")
+    for name, bar in bars.items():
+        ratios = [mine / theirs for mine, theirs in zip(times[name].seconds, times["stock TRL"].seconds, strict=True)]
+        low, high = bootstrap((ratios,), np.median, rng=0).confidence_interval
+        print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step [{low:.2f}, {high:.2f}], bar {bar}")
     made = trainers["our sampler"].allocation.generated
     print(f"stock TRL's step: {statistics.median(times['stock TRL'].seconds):.2f} s; "
           f"{sum(len(each.made.tokens) for each in made) / len(made):.1f} tokens a rollout")  # fmt: skip
@@ -258,16 +282,18 @@ def learning(seeds: list[int], names: list[str], folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("speed", "learning"))
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=4, help="pairs of steps")
+    parser.add_argument("--threads", type=int, help="of PyTorch while speed is measured; default: its own choice")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a micro-batch while speed is measured")
     parser.add_argument("--seeds", default="0,1,2,3,4,5")
     parser.add_argument("--recipes", default="grpo,pilot_commit")
     parser.add_argument("--folder", type=Path, default=Path("runs/trl"), help="where the task and the runs are kept")
     given = parser.parse_args()
-    one_thread()
     disable_progress_bar()
     if given.what == "speed":
-        speed(given.repeats)
+        speed(given.repeats, given.threads, given.rows)
     else:
+        one_thread()
         learning([int(seed) for seed in given.seeds.split(",")], given.recipes.split(","), given.folder)
 
 
