@@ -107,8 +107,8 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
 
     Args:
         repeats: pairs, after one that warms up.
-        threads: of PyTorch; None: as many as it takes by itself. With one thread the clock counts processor seconds, the time
-            that a step takes alone, however busy the machine is.
+        threads: of PyTorch; None: as many as it takes by itself. With one thread the clock counts processor seconds, the
+            time that a step takes alone, however busy the machine is.
         rows: of a micro-batch.
     """
     if threads:

@@ -142,6 +142,15 @@ def assert_logprobs_equal_a_forward_pass(model, temperature=1.0, requests=REQUES
         np.testing.assert_allclose(generation.logprobs, expected_T[: len(generation.tokens)], atol=1e-5, rtol=0)
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """With several threads the sampler attends by a function of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_logprobs_equal_a_forward_pass(model, temperature):
     assert_logprobs_equal_a_forward_pass(model, temperature)
@@ -151,13 +160,14 @@ def test_logprobs_equal_a_forward_pass(model, temperature):
     "config",
     [
         GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY),
+        Qwen2Config(**SIZES | {"num_key_value_heads": 1}),
         # Two layers of attention over the last four positions only.
         MistralConfig(**SIZES, sliding_window=4),
         Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
     ],
     ids=lambda config: config.model_type,
 )
-def test_other_architectures_agree_with_their_forward_pass_too(config):
+def test_other_architectures_agree_with_their_forward_pass_too(config, threads):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         model = AutoModelForCausalLM.from_config(config)

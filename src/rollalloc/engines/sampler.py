@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rollalloc.engines.attention import decoding_attention
 from rollalloc.engines.likelihood import evaluating, padded, positions
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def stream(
     open_R = np.ones(len(rollout_R), bool)  # not handed over yet
     tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
     width = sampling.max_rows
-    with evaluating(model):
+    with evaluating(model), decoding_attention(model):
         while open_R.any():
             now_B = np.flatnonzero(open_R)[:width]
             now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling.kv_tokens)]

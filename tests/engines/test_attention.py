@@ -1,0 +1,92 @@
+"""Attention of a new token: the same as transformers', where it applies, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rollalloc.engines.attention import attend, decoding_attention
+
+SIZES = {
+    "vocab_size": 8,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Layer(torch.nn.Module):
+    num_key_value_groups = 2
+    is_causal = True
+
+
+def given(queries: int = 1) -> dict[str, torch.Tensor]:
+    """Three rows, four heads that share two heads of keys, five positions, of which a row has one to five."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 4, queries, 8, generator=generator)
+    key, value = torch.randn(2, 3, 2, 5, 8, generator=generator)
+    mask = torch.tensor([[True] * 5, [False] * 4 + [True], [False, False, True, True, True]])
+    return {"query": query, "key": key, "value": value, "mask": mask[:, None, None].expand(3, 1, queries, 5)}
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("masked", ["not at all", "by truth", "by numbers"])
+@pytest.mark.parametrize("scaling", [None, 0.7])
+def test_it_is_transformers_own(queries, masked, scaling):
+    query, key, value, mask = given(queries).values()
+    chosen = {"not at all": None, "by truth": mask, "by numbers": torch.zeros(mask.shape).masked_fill(~mask, -1e9)}[
+        masked
+    ]
+    more = {"scaling": scaling, "is_causal": False, "dropout": 0.0, "sliding_window": None}
+    expected, _ = sdpa_attention_forward(Layer(), query, key, value, chosen, **more)
+    got, weights = attend(Layer(), query, key, value, chosen, **more)
+    assert weights is None
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+def test_it_is_used_within_and_not_after(monkeypatch):
+    called = []
+    monkeypatch.setattr("rollalloc.engines.attention.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    ids, mask = torch.tensor([[0, 3], [4, 5]]), torch.tensor([[0, 1], [1, 1]])
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits
+        assert not called
+        with decoding_attention(model):
+            torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)
+        assert called
+        with pytest.raises(RuntimeError, match="on the way"), decoding_attention(model):
+            raise RuntimeError("on the way")
+        called.clear()
+        model(ids, attention_mask=mask)
+    assert not called
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_attends_otherwise_is_left_as_it_is():
+    eager = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager"))
+    capped = Gemma2ForCausalLM(Gemma2Config(**SIZES))
+    assert capped.config._attn_implementation == "eager"
+    for model in (eager, capped):
+        with decoding_attention(model):
+            assert model.config._attn_implementation == "eager"
+
+
+def test_one_thread_is_left_the_fused_kernel():
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    with decoding_attention(model):
+        assert model.config._attn_implementation == "sdpa"
