@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_NAME = "rollalloc_decoding"  # among the implementations that transformers knows
+DECODING = "rollalloc_decoding"  # among the implementations that transformers knows
 # What transformers' own function takes and does something with, beside what is computed here.
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
 
@@ -37,9 +37,9 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
     ):
         yield
         return
-    AttentionInterface.register(_NAME, attend)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)
-    config._attn_implementation = _NAME
+    AttentionInterface.register(DECODING, attend)
+    AttentionMaskInterface.register(DECODING, sdpa_mask)
+    config._attn_implementation = DECODING
     try:
         yield
     finally:

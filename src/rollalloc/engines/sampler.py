@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rollalloc.engines.attention import decoding_attention
+from rollalloc.engines.attention import DECODING, decoding_attention
 from rollalloc.engines.likelihood import evaluating, padded, positions
 
 log = logging.getLogger(__name__)
@@ -392,6 +392,8 @@ class _Rows:
         self._cache = DynamicCache(config=model.config)
         # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
+        everywhere = all(type(layer) is _RoomyLayer for layer in self._cache.layers)
+        self._mask_is_ready = everywhere and model.config._attn_implementation == DECODING
         prompt_BP, self._mask_BS = padded(prompts, pad_id, side="left", device=model.device)
         self._padded = not bool(self._mask_BS.all())
         position_BP = positions(self._mask_BS)
@@ -416,9 +418,12 @@ class _Rows:
         self.logits_BV = self._forward(tokens_B1, self._position_B[:, None])
 
     def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
+        mask = self._mask_BS if self._padded else None  # attention is faster without a mask
+        if mask is not None and self._mask_is_ready and ids_BS.shape[1] == 1:
+            mask = mask[:, None, None]  # what the model would make of it in every step
         output = self._model(
             input_ids=ids_BS,
-            attention_mask=self._mask_BS if self._padded else None,  # attention is faster without a mask
+            attention_mask=mask,
             position_ids=position_ids_BS,
             past_key_values=self._cache,
             use_cache=True,
