@@ -17,12 +17,29 @@ from rollalloc.drivers.verl.hooks import after_import
 
 log = logging.getLogger(__name__)
 
+_ON_CPU = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
+
 
 def _register_trainer(_: ModuleType) -> None:
     try:
         import_module("rollalloc.drivers.verl.trainer")
     except Exception:  # another version of verl: its own trainers must go on working
         log.exception("trainer_mode=rollalloc is not there; rollalloc was written for verl 0.9")
+
+
+def _refuse_tied_embeddings(path: str) -> None:
+    """vLLM's CPU build keeps the head that it packed when it started, where that is the embeddings.
+
+    Raises:
+        ValueError: the model's embeddings are tied, so that rollouts would go on with part of the old weights.
+    """
+    from transformers import AutoConfig
+
+    if AutoConfig.from_pretrained(path).get_text_config().tie_word_embeddings:
+        raise ValueError(
+            f"on CPUs vLLM cannot take new weights for a head that is tied to the embeddings, as in {path}; use a model "
+            "with tie_word_embeddings=false, or GPUs"
+        )
 
 
 def _check_early(module: ModuleType) -> None:
@@ -35,6 +52,8 @@ def _check_early(module: ModuleType) -> None:
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         if OmegaConf.select(config, "trainer.v1.trainer_mode") == "rollalloc":
             import_module("rollalloc.drivers.verl.configure").configure(config)
+        if _ON_CPU:
+            _refuse_tied_embeddings(OmegaConf.select(config, "actor_rollout_ref.model.path"))
         return check(config, *args, **kwargs)
 
     module.validate_config = checked  # pyright: ignore[reportAttributeAccessIssue]
@@ -42,5 +61,5 @@ def _check_early(module: ModuleType) -> None:
 
 after_import("verl.trainer.ppo.v1", _register_trainer)
 after_import("verl.utils.config", _check_early)
-if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+if _ON_CPU:
     import_module("rollalloc.drivers.verl.cpu")
