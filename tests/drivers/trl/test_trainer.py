@@ -261,6 +261,7 @@ def test_what_a_recipe_stops_is_not_generated_nor_scored(recipe, tmp_path, caplo
     scored: list[int] = []
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        assert not torch.is_inference_mode_enabled()
         scored.extend(len(ids) for ids in completion_ids)
         return [float(len(ids) % 2) for ids in completion_ids]
 

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate.utils import gather_object
 from trl import is_conversational
 
@@ -116,7 +117,8 @@ class Allocation:
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
             nonlocal running
             running -= len(ended)
-            self._tell(trainer, ended, prompt_of, tokens_of)
+            with torch.inference_mode(False):  # reward functions are the user's and may compute what they like
+                self._tell(trainer, ended, prompt_of, tokens_of)
             if not running:  # the loop asks next
                 return ()
             meanwhile = self.allocator.ask(capacity=0)
