@@ -112,6 +112,7 @@ def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before
 
 
 def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
+    (tmp_path / "checkpoint-best").mkdir()  # a user's own, which has no number
     with pytest.raises(ValueError, match="No valid checkpoint"):
         tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
 

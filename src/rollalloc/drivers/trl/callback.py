@@ -66,7 +66,8 @@ def newest_with_state(output_dir: Path | str) -> Path | None:
 
     The state is written after everything else, so that the last checkpoint of a run that was killed may lack it.
     """
-    places = sorted(Path(output_dir).glob("checkpoint-*"), key=_step, reverse=True)
+    numbered = (place for place in Path(output_dir).glob("checkpoint-*") if _step(place) >= 0)
+    places = sorted(numbered, key=_step, reverse=True)
     found = next((place for place in places if checkpoint.newest(place / _FOLDER) is not None), None)
     for place in places[: places.index(found)] if found else ():
         log.warning(
@@ -127,6 +128,7 @@ def _plain(logged: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(place: Path) -> int:
+    """The number in a checkpoint's name; -1 where it has none, as in a copy of the user's."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
