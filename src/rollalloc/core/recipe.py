@@ -271,6 +271,11 @@ class Recipe:
         """The recipe as nested plain data; two recipes are the same when these are equal."""
         return describe(self)
 
+    @property
+    def stopping(self) -> tuple[int, ...]:
+        """Stages, by their number, whose rollouts may be stopped before they end."""
+        return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
+
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:
     """Refuse a number that is not a whole one or too small.

@@ -71,7 +71,7 @@ class Roller:
         if not actions.generate:
             return
         order_of = {rollout: order for order in actions.generate for rollout in order.rollouts}
-        stops = any(allocator.recipe.stages[order.stage].stop is not None for order in actions.generate)
+        stops = any(order.stage in allocator.recipe.stopping for order in actions.generate)
         scoring: list[tuple[list[Generation], Future[list[Outcome]]]] = []
         running = len(order_of)
 

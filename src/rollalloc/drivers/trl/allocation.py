@@ -125,7 +125,7 @@ class Allocation:
             self._release(meanwhile)
             return meanwhile.cancel
 
-        if generate.can_stop and any(self.allocator.recipe.stages[order.stage].stop for order in actions.generate):
+        if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             generate.stream(requests, on_finished)
         else:
             self._tell(trainer, generate(requests), prompt_of, tokens_of)

@@ -179,7 +179,7 @@ def check_processes(args: Any) -> None:
 
 def check_stops(recipe: Recipe, can_stop: bool) -> None:
     """Say it where a recipe would stop rollouts and none can be."""
-    if not can_stop and any(stage.stop for stage in recipe.stages):
+    if not can_stop and recipe.stopping:
         log.warning(
             "the recipe stops rollouts, but here each is generated to its end and paid for: only rollalloc's sampler in a "
             "single process can stop them"

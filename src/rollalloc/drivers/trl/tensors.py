@@ -52,9 +52,7 @@ def training_inputs(
     mine = needed[accelerator.process_index :: processes]
     rows, kept = [batch.rows[at] for at in mine], [rollouts[at] for at in mine]
     padding = whole // processes - len(rows)
-    filled = (
-        kept + [rollouts[0] if rollouts else idle_rollout(generate.eos_ids)] * padding
-    )  # the model has to read something
+    filled = kept + [idle_rollout(generate.eos_ids)] * padding  # the model has to read something
 
     pad_id, device = generate.pad_id, accelerator.device
     prompt_BP, prompt_mask_BP = padded([each.prompt_tokens for each in filled], pad_id, side="left", device=device)

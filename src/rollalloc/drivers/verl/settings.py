@@ -67,7 +67,7 @@ class Settings:
     @property
     def stops(self) -> bool:
         """Whether rollouts may be stopped while they generate."""
-        return any(stage.stop is not None for stage in self.recipe.stages)
+        return bool(self.recipe.stopping)
 
 
 def _is_number(value: Any) -> bool:
