@@ -21,11 +21,8 @@ SIZES = {
 
 
 @pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(one_thread):
+    torch.set_num_threads(2)  # `one_thread` puts back what was there
 
 
 class Layer(torch.nn.Module):

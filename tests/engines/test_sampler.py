@@ -143,12 +143,9 @@ def assert_logprobs_equal_a_forward_pass(model, temperature=1.0, requests=REQUES
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request):
-    """With several threads the sampler attends by a function of its own."""
-    before = torch.get_num_threads()
+def threads(request, one_thread):
+    """With several threads the sampler attends by a function of its own; `one_thread` puts back what was there."""
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])

@@ -68,31 +68,23 @@ class Config:
     seed: int = 13
 
 
+_rung = partial(Config, single_answer=True, train=2048, heldout=256)
 LADDER = {
-    "rg/gcd": Config(
+    "rg/gcd": _rung(
         "gcd",
         {"min_value": 1, "max_value": 99},
-        single_answer=True,
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=200),
         wrong=0.3,
     ),
-    "rg/number_filtering": Config(
+    "rg/number_filtering": _rung(
         "number_filtering",
         {"min_numbers": 2, "max_numbers": 4, "max_decimals": 0, "min_value": 0, "max_value": 9},
-        single_answer=True,
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=300),
         wrong=0.4,
     ),
-    "rg/spell_backward": Config(
+    "rg/spell_backward": _rung(
         "spell_backward",
         {"min_word_len": 3, "max_word_len": 5},
-        single_answer=True,
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=400),
         wrong=0.15,
     ),
