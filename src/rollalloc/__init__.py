@@ -6,7 +6,7 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 """
 
 from rollalloc import recipes
-from rollalloc.core.allocator import Allocator, EventError, RuleError, Starved
+from rollalloc.core.allocator import Allocator, EventError, MetricError, RuleError, Starved
 from rollalloc.core.recipe import Budget, Recipe, Stage
 from rollalloc.core.table import PromptTable
 
@@ -15,6 +15,7 @@ __all__ = [
     "Allocator",
     "Budget",
     "EventError",
+    "MetricError",
     "PromptTable",
     "Recipe",
     "RuleError",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, Stage, Starved, recipes
+from rollalloc import Allocator, Budget, EventError, MetricError, PromptTable, RuleError, Stage, Starved, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
 from rollalloc.core.recipe import CAUSES, Act, Verdict
 from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
@@ -1058,3 +1058,43 @@ def test_a_number_that_is_none_is_an_error_of_that_event(event):
     with pytest.raises(EventError, match="event 0, "):
         allocator.tell([event])
     assert allocator.version == 0
+
+
+@pytest.mark.parametrize("metric", [2.0, -1.0, 1.001])
+def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success_rate(drive, metric):
+    driver = drive(recipes.pilot_commit(2, 2, 2, gen_groups=4), rewards={}, default=(metric,))
+    orders = driver.ask().generate
+    with pytest.raises(
+        MetricError, match=r"event 0, rollout 0: Band\(.*success rate in \[0, 1\], got .*a metric of its own"
+    ):
+        driver.answer(orders)
+    assert driver.allocator.accounts()["open"] == driver.allocator.paid  # the event was not taken
+
+
+def test_rounding_is_no_reason_to_refuse_a_metric(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, gen_groups=4), default=(1.0 + 1e-7, -1e-7))
+    assert driver.until_batch().batch
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.grpo(2, 4),
+        recipes.dapo(2, 4, 4),
+        recipes.pods(2, 4, 2),
+        recipes.darts(2, 2, 1),
+        recipes.racing(2, (2, 4), 4),
+    ],
+    ids=lambda recipe: type(recipe.rows).__name__,
+)
+def test_recipes_that_read_no_rate_take_any_finite_metric(drive, recipe):
+    driver = drive(recipe, default=(-3.0, 7.5))
+    assert len(driver.until_batch().batch.rows) >= 4
+
+
+def test_shaped_rewards_are_no_concern_of_a_rule_that_reads_the_metric():
+    allocator = Allocator(recipes.pilot_commit(2, 2, 2, gen_groups=4), 20, 0)
+    while (actions := allocator.ask()).batch is None:
+        for order in actions.generate:
+            allocator.tell([Done(r, -5.0 + 7 * (r % 2), float(r % 2), 1, 0) for r in order.rollouts])
+    assert {row.advantage > 0 for row in actions.batch.rows} == {True, False}

@@ -41,10 +41,15 @@ from rollalloc.core.table import GONE, PromptTable
 SCHEMA = 2  # of the saved state
 _PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
 _OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score between them, before a run is given up
+_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 
 
 class EventError(ValueError):
     """An event that cannot be. The events before it in the same `tell` were taken; it and those after it were not."""
+
+
+class MetricError(EventError):
+    """A metric outside [0, 1] under a recipe whose rules take it for a success rate."""
 
 
 class RuleError(ValueError):
@@ -79,6 +84,7 @@ class Allocator:
         if seed < 0:
             raise ValueError(f"seed must be 0 or more, got {seed}")
         self.recipe, self.table, self.seed = recipe, table, int(seed)
+        self._reads_rate = bool(recipe.rate_readers)
         self.version = 0
         self.ledger = Ledger(len(table))
         self._roster = Roster(len(table))
@@ -114,6 +120,7 @@ class Allocator:
         Raises:
             EventError: an event for a rollout that is unknown or already over, a number that is not finite or not
                 possible, a version that goes back. The events before it were taken.
+            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
         """
         for number, event in enumerate(events):
             try:
@@ -122,7 +129,7 @@ class Allocator:
                 else:
                     self._on_other(event)
             except EventError as error:
-                raise EventError(f"event {number}, {error}") from None
+                raise type(error)(f"event {number}, {error}") from None
 
     def ask(self, capacity: int | None = None) -> Actions:
         """What to do now. Each action is handed out once.
@@ -339,6 +346,12 @@ class Allocator:
             raise EventError(
                 f"rollout {event.rollout}: versions {first} to {first if last is None else last} must lie between 0 and "
                 f"the weights' {self.version}; tell Updated before results of newer weights"
+            )
+        if self._reads_rate and not -_ROUNDING <= event.metric <= 1 + _ROUNDING:
+            raise MetricError(
+                f"rollout {event.rollout}: {', '.join(self.recipe.rate_readers)} takes the metric for a success rate in "
+                f"[0, 1], got {event.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
+                "apart from the reward that training uses"
             )
         group = self._end(event.rollout, event.tokens)
         if group is None:  # it was done before the cancellation reached it
@@ -902,4 +915,4 @@ def _check_rows(recipe: Recipe, chosen_M: NDArray[np.int64], weights_M: NDArray[
         raise RuleError(f"{recipe.rows!r} must give each row a finite weight of 0 or more, got {weights_M}")
 
 
-__all__ = ["Allocator", "EventError", "GroupView", "RuleError", "Starved"]
+__all__ = ["Allocator", "EventError", "GroupView", "MetricError", "RuleError", "Starved"]

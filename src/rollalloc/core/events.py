@@ -18,7 +18,8 @@ class Done:
     Attributes:
         rollout: the id that an `Order` gave.
         reward: what training uses (after shaping); finite.
-        metric: what selection looks at (accuracy, in most cases in [0, 1]); finite.
+        metric: what selection looks at, such as 1 for right and 0 for wrong; finite, and in [0, 1] under a recipe whose
+            rules take it for a success rate (`Recipe.rate_readers`).
         tokens: generated tokens, at least 0.
         version: version of the weights at the rollout's first token, at most the version last told by `Updated`.
         last_version: version at its last token; `version` when None.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -270,6 +270,16 @@ class Recipe:
     def description(self) -> Any:
         """The recipe as nested plain data; two recipes are the same when these are equal."""
         return describe(self)
+
+    @cached_property
+    def rate_readers(self) -> tuple[str, ...]:
+        """The rules, as text, that take the metric for a success rate: they decide well for metrics in [0, 1] only.
+
+        A rule says so by an attribute of its class, `reads_rate = True`.
+        """
+        slots = [getattr(self, field.name) for field in fields(self) if field.name != "stages"]
+        slots += [getattr(stage, field.name) for stage in self.stages for field in fields(stage)]
+        return tuple(repr(rule) for rule in slots if getattr(rule, "reads_rate", False))
 
     @property
     def stopping(self) -> tuple[int, ...]:

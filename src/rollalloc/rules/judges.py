@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class Band:
     Raises:
         ValueError: a number out of its range, or a window that is empty: p_lower > 1 - p_upper.
     """
+
+    reads_rate: ClassVar = True
 
     p_lower: float
     p_upper: float

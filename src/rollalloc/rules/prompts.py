@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +148,8 @@ class Posterior:
         pool: candidates for each prompt drawn, at least 1.
         prior_weight: above 0.
     """
+
+    reads_rate: ClassVar = True
 
     target: float = 0.5
     decay: float = 0.5
