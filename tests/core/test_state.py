@@ -116,8 +116,8 @@ def test_a_rules_memory_may_hold_lists_of_arrays():
     allocator = Allocator(replace(PC, prompts=Remembers()), 12, 0)
     run(allocator, 3)
     copy = copy_of(allocator)
-    assert copy._memory["history"][0].tolist() == [0, 1, 2]
-    assert copy._memory["word"] == "x"
+    assert copy._run.memory["history"][0].tolist() == [0, 1, 2]
+    assert copy._run.memory["word"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_prompt_costs_at_most_64_bytes_in_memory():
     count = 100_000
     for rule in (prompts.Shuffled(), prompts.Posterior()):
         allocator = Allocator(replace(PC, prompts=rule), count, 0)
-        owners = (vars(allocator.ledger), vars(allocator._roster), allocator._memory)
+        owners = (vars(allocator.ledger), vars(allocator._run.roster), allocator._run.memory)
         size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
         assert size <= 64 * count
 
@@ -188,10 +188,8 @@ def test_keys_are_exact_at_every_level(saved, path):
 
 
 def test_another_schema_or_seed_is_refused(saved):
-    refuse(saved | {"schema": 99}, "expected a state of schema 2 and seed 0, got schema 99 and seed 0")
-    refuse(
-        saved, "expected a state of schema 2 and seed 5, got schema 2 and seed 0; make .* with the saved seed", seed=5
-    )
+    refuse(saved | {"schema": 99}, "expected schema 3, got 99; resume with the version of rollalloc that saved it")
+    refuse(saved, "saved with seed 0, got seed 5; make the allocator with the saved seed", seed=5)
 
 
 @pytest.mark.parametrize("keep", [8, 7, 5])

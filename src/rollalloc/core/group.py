@@ -1,12 +1,12 @@
-"""A group: one visit of one prompt, the rollouts ordered for it and what came back."""
+"""A group: one visit of one prompt, the rollouts ordered for it, what came back, and what rules see of it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import pack, unpack
+from rollalloc.core.packing import exact_keys, pack, unpack
+from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
 
 
@@ -22,16 +23,16 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "prompt", "running", "spans", "stage",
-        "tokens", "until", "view", "waits",
+        "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "phase", "prompt", "running", "spans",
+        "stage", "tokens", "until", "view",
     )  # fmt: skip
 
     def __init__(self, group: int, prompt: int, epoch: int, ledger: Ledger) -> None:
         self.id = group
         self.prompt = prompt
         self.epoch = epoch  # in which the prompt was drawn
-        self.stage = 0
-        self.waits: int | None = None  # the stage after which it waits to go on; None while it is judged
+        self.phase = Phase.DRAWN
+        self.stage = 0  # that it is in, or has passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.owed: deque[int] = deque()  # decided, not yet handed out
         self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
@@ -78,16 +79,22 @@ class Group:
         ).reshape(-1, 7)
         until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
         return {
-            "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "waits": self.waits,
+            "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
         }  # fmt: skip
 
+    _SAVED = (
+        "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
+        "until",
+    )  # fmt: skip
+
     @staticmethod
     def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
         """The group that `state_dict` was taken of."""
+        exact_keys(state, Group._SAVED, "group")
         group = Group(state["id"], state["prompt"], state["epoch"], ledger)
-        group.stage, group.waits, group.spans = state["stage"], state["waits"], list(state["spans"])
+        group.stage, group.phase, group.spans = state["stage"], Phase(state["phase"]), list(state["spans"])
         group.owed = deque(state["owed"])
         group.running = dict(state["running"])
         for rollout, reward, metric, tokens, version, last, truncated in unpack(state["done"]).tolist():
@@ -213,37 +220,42 @@ class GroupView:
     @property
     def rollouts_G(self) -> NDArray[np.int64]:
         """Rollout ids, shape (G,), ascending."""
-        return self._columns.rollouts_G
+        return self._columns("rollout", np.int64)
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:
         """What training uses, shape (G,)."""
-        return self._columns.rewards_G
+        return self._columns("reward", np.float64)
 
     @property
     def metrics_G(self) -> NDArray[np.float64]:
         """What selection looks at, shape (G,)."""
-        return self._columns.metrics_G
+        return self._columns("metric", np.float64)
 
     @property
     def tokens_G(self) -> NDArray[np.int64]:
         """Lengths in tokens, shape (G,)."""
-        return self._columns.tokens_G
+        return self._columns("tokens", np.int64)
 
     @property
     def truncated_G(self) -> NDArray[np.bool_]:
         """Whether each hit the length limit, shape (G,)."""
-        return self._columns.truncated_G
+        return self._columns("truncated", np.bool_)
 
     @property
     def versions_G(self) -> NDArray[np.int64]:
         """Version of the weights at each first token, shape (G,)."""
-        return self._columns.versions_G
+        return self._columns("version", np.int64)
 
     @property
     def stages_G(self) -> NDArray[np.int64]:
         """Index of the stage that ordered each, shape (G,)."""
-        return self._columns.stages_G
+        return self._columns("stage", np.int64)
+
+    @property
+    def in_order(self) -> Sequence[Done]:
+        """The scored rollouts as they were told, in order of rollout id."""
+        return self._columns.done
 
     @property
     def _columns(self) -> _Columns:
@@ -260,41 +272,23 @@ def _rollout(done: Done) -> int:
 class _Columns:
     """The scored rollouts as arrays, each made when first read."""
 
+    __slots__ = ("_made", "_spans", "done")
+
     def __init__(self, done: list[Done], spans: list[int]) -> None:
-        self._done, self._spans = done, list(spans)
+        self.done, self._spans = done, list(spans)
+        self._made: dict[str, NDArray[Any]] = {}
 
-    def _column(self, name: str, dtype: Any) -> NDArray[Any]:
-        column = np.array([getattr(done, name) for done in self._done], dtype)
-        column.flags.writeable = False
+    def __call__(self, name: str, dtype: Any) -> NDArray[Any]:
+        """The column of that field of `Done`; "stage" is the number of the stage that ordered each."""
+        column = self._made.get(name)
+        if column is None:
+            if name == "stage":
+                values = [bisect_right(self._spans, done.rollout) - 1 for done in self.done]
+            else:
+                values = list(map(attrgetter(name), self.done))
+            column = self._made[name] = np.array(values, dtype)
+            column.flags.writeable = False
         return column
-
-    @cached_property
-    def rollouts_G(self) -> NDArray[np.int64]:
-        return self._column("rollout", np.int64)
-
-    @cached_property
-    def rewards_G(self) -> NDArray[np.float64]:
-        return self._column("reward", np.float64)
-
-    @cached_property
-    def metrics_G(self) -> NDArray[np.float64]:
-        return self._column("metric", np.float64)
-
-    @cached_property
-    def tokens_G(self) -> NDArray[np.int64]:
-        return self._column("tokens", np.int64)
-
-    @cached_property
-    def truncated_G(self) -> NDArray[np.bool_]:
-        return self._column("truncated", np.bool_)
-
-    @cached_property
-    def versions_G(self) -> NDArray[np.int64]:
-        return self._column("version", np.int64)
-
-    @cached_property
-    def stages_G(self) -> NDArray[np.int64]:
-        return np.array([bisect_right(self._spans, done.rollout) - 1 for done in self._done], np.int64)
 
 
 def as_floats(values: ArrayLike, name: str) -> NDArray[np.float64]:

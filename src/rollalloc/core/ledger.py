@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.packing import Packed, exact_keys, pack, unpack
+from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
 _LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
@@ -91,7 +91,7 @@ class Ledger:
         if metrics:
             self.failures_N[prompt] = 0
         if len(lengths) > 1:
-            std, last = float(np.asarray(lengths, np.float64).std()), float(self.length_std_N[prompt])
+            std, last = _deviation(lengths), float(self.length_std_N[prompt])
             self.length_std_N[prompt] = std if np.isnan(last) else last + _LENGTH_STD_STEP * (std - last)
 
     def pay(self, prompt: int, tokens: int) -> None:
@@ -110,18 +110,22 @@ class Ledger:
         Args:
             state: what `state_dict` gave.
             source_N: for each prompt its index in the saved ledger, -1 where it is new; None when nothing moved.
+
+        Raises:
+            ValueError: keys, arrays or fates that are not those of a ledger; names them.
         """
         exact_keys(state, ("fates", *self._ARRAYS), "ledger")
-        self.fates = list(state["fates"])
+        self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
-            saved: Packed = state[name]
-            moved(getattr(self, name), unpack(saved), source_N)
+            move_in(getattr(self, name), state[name], source_N, f"ledger, {name}")
+        if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
+            raise ValueError(
+                f"ledger, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is torn"
+            )
 
 
-def moved(target_N: NDArray[Any], saved_N: NDArray[Any], source_N: NDArray[np.int64] | None) -> None:
-    """Write `saved_N` into `target_N`, taking prompt i from `source_N[i]`; entries with source -1 stay as they are."""
-    if source_N is None:
-        target_N[:] = saved_N
-    else:
-        known_N = source_N >= 0
-        target_N[known_N] = saved_N[source_N[known_N]]
+def _deviation(lengths: list[int]) -> float:
+    """Population standard deviation: what `numpy.std` computes, without its cost for a handful of values."""
+    length_G = np.asarray(lengths, np.float64)
+    from_mean_G = length_G - length_G.sum() / length_G.size
+    return float(np.sqrt((from_mean_G * from_mean_G).sum() / length_G.size))

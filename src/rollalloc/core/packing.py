@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypedDict, cast
@@ -34,16 +35,86 @@ def unpack(packed: Packed) -> NDArray[Any]:
         ValueError: the bytes do not fill the shape (a torn file).
     """
     exact_keys(packed, ("dtype", "shape", "base64"), "packed array")
-    dtype = np.dtype(packed["dtype"])
+    try:
+        dtype = np.dtype(packed["dtype"])
+    except TypeError as error:
+        raise ValueError(f"packed array of dtype {packed['dtype']!r}: {error}") from None
     if dtype.hasobject:
         raise ValueError(f"a packed array holds plain numbers, got dtype {packed['dtype']!r}")
     try:
         flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"packed array of {packed['dtype']} cannot be read, {error}; the state is torn") from None
     if flat.size != int(np.prod(packed["shape"])):
         raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is torn")
     return flat.reshape(packed["shape"]).astype(dtype.newbyteorder("="))
+
+
+def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] | None, where: str) -> None:
+    """Write a saved array of one entry a prompt into `target_N`.
+
+    Args:
+        target_N: shape (N,); written to.
+        packed: the saved array, of the same dtype; its shape is that of the saved data set.
+        source_N: for each prompt its index in the saved array; those of -1 stay as they are. None: nothing moved.
+        where: for the error.
+
+    Raises:
+        ValueError: another dtype, or another shape than that of the data set it was saved for.
+    """
+    with reading(where):
+        saved_N = unpack(packed)
+        needed = len(target_N) if source_N is None else int(source_N.max(initial=-1)) + 1
+        fits = saved_N.shape == target_N.shape if source_N is None else saved_N.ndim == 1 and len(saved_N) >= needed
+        if not fits or saved_N.dtype != target_N.dtype:
+            raise ValueError(
+                f"expected {target_N.dtype} for {needed} prompts, got {saved_N.dtype} of shape {saved_N.shape}; the state "
+                "is torn"
+            )
+    if source_N is None:
+        target_N[:] = saved_N
+    else:
+        known_N = source_N >= 0
+        target_N[known_N] = saved_N[source_N[known_N]]
+
+
+@contextmanager
+def reading(where: str) -> Generator[None]:
+    """Whatever goes wrong while a part of a saved state is read becomes one error that says where.
+
+    Raises:
+        ValueError: begins with `where`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    except Exception as error:  # a state is somebody's file: it may hold anything
+        raise ValueError(
+            f"{where} cannot be read ({type(error).__name__}: {error}); the state is torn, or was written by another program"
+        ) from error
+
+
+def natural(value: Any, where: str) -> int:
+    """A saved count, which is a whole number of 0 or more.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is torn")
+    return value
+
+
+def naturals(values: Any, where: str) -> list[int]:
+    """A saved list of counts or ids.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if not isinstance(values, list):
+        raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is torn")
+    return [natural(value, where) for value in cast("list[Any]", values)]
 
 
 def pack_tree(value: Any) -> Any:
@@ -75,10 +146,12 @@ def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) ->
     Raises:
         ValueError: names the keys that are missing and those that are unknown.
     """
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
     missing, unknown = set(expected) - set(state), set(state) - set(expected)
     if missing or unknown:
         raise ValueError(
-            f"{where}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}; not a state of this version"
+            f"{where}: missing keys {sorted(missing)}, unknown keys {sorted(map(str, unknown))}; not a state of this version"
         )
 
 

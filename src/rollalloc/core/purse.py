@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rollalloc.core.packing import exact_keys
+from rollalloc.core.packing import exact_keys, natural
 from rollalloc.core.recipe import Budget
 
 
@@ -96,7 +96,7 @@ class Purse:
         """Take over saved counts."""
         exact_keys(state, self._FIELDS, "purse")
         for name in self._FIELDS:
-            setattr(self, name, state[name])
+            setattr(self, name, natural(state[name], f"purse, {name}"))
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.ledger import moved
-from rollalloc.core.packing import exact_keys, pack, unpack
+from rollalloc.core.packing import exact_keys, move_in, natural, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ class Roster:
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
         self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # sent away for longer than an epoch
+        self.away = 0  # prompts that wait for no epoch: in flight, until a version, or barred
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits to a prompt that had been evicted
         self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
@@ -58,6 +58,7 @@ class Roster:
         self.evicted_N[prompt] = False
         self.free_N[prompt] = False
         self.due_N[prompt] = _IN_FLIGHT
+        self.away += 1
 
     def give_back(self, prompt: int, until: Until, drawn_epoch: int, version: int) -> None:
         """The prompt's visit ended; it may be drawn again as `until` says."""
@@ -75,6 +76,7 @@ class Roster:
         due = self.epoch if until.count == 0 else drawn_epoch + until.count
         self.due_N[prompt] = due
         self.free_N[prompt] = due <= self.epoch
+        self.away -= 1
         self.dry = False
 
     def bar(self, prompt: int) -> None:
@@ -92,6 +94,7 @@ class Roster:
             prompt = heapq.heappop(self._by_version)[1]
             self.due_N[prompt] = self.epoch
             self.free_N[prompt] = True
+            self.away -= 1
             self.dry = False
 
     def roll(self) -> bool:
@@ -102,6 +105,10 @@ class Roster:
             return False
         self.begin(max(self.epoch + 1, int(waiting_K.min())))
         return True
+
+    def any_due(self) -> bool:
+        """Whether a prompt may be drawn in this epoch or a later one, without one coming back first."""
+        return self.away < len(self.due_N)
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch, by the core's count or by the one of a framework's loader."""
@@ -117,6 +124,8 @@ class Roster:
         """Whether no prompt may ever be drawn again."""
         return self.barred == len(self.due_N)
 
+    _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version")
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         return {
@@ -130,15 +139,18 @@ class Roster:
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
-        exact_keys(state, ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version"), "roster")
-        moved(self.due_N, unpack(state["due_N"]), source_N)
+        exact_keys(state, self._SAVED, "roster")
+        move_in(self.due_N, state["due_N"], source_N, "roster, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))
-        moved(self.evicted_N, unpack(state["evicted_N"]), source_N)
-        self.revived = int(state["revived"])
+        self.away = int(np.count_nonzero(self.due_N >= _ON_VERSION))
+        move_in(self.evicted_N, state["evicted_N"], source_N, "roster, evicted_N")
+        self.revived = natural(state["revived"], "roster, revived")
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:
             target = {int(old): new for new, old in enumerate(source_N) if old >= 0}
             self._by_version = [(version, target[old]) for version, old in self._by_version if old in target]
-            heapq.heapify(self._by_version)
-        self.begin(int(state["epoch"]))
+        heapq.heapify(self._by_version)
+        if any(self.due_N[prompt] != _ON_VERSION for _, prompt in self._by_version):
+            raise ValueError("roster, by_version: names a prompt that waits for no version; the state is torn")
+        self.begin(natural(state["epoch"], "roster, epoch"))
         self.dry = bool(state["dry"]) and source_N is None  # a new prompt may be drawn

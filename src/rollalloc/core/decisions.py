@@ -1,0 +1,159 @@
+"""Decisions: which groups go on, which prompts are drawn, how many rollouts each gets, and what is handed out now."""
+
+from __future__ import annotations
+
+from rollalloc.core import endings
+from rollalloc.core.errors import RuleError
+from rollalloc.core.events import Order
+from rollalloc.core.group import Group
+from rollalloc.core.phase import Phase
+from rollalloc.core.purse import Halt
+from rollalloc.core.recipe import OfferedPromptRule
+from rollalloc.core.run import Run
+from rollalloc.core.seeds import rng_when_used
+
+
+def decide(run: Run) -> Halt | None:
+    """Decide rollouts for groups that wait and for new ones; says what kept it from opening more, if anything did."""
+    if run.blocked() or (run.settled and run.flight.owner):
+        return None
+    run.settled = True
+    halt = None
+    for stage in reversed(range(len(run.recipe.stages) - 1)):  # finish what is begun, the furthest first
+        halt = _promote(run, stage) or halt
+    return halt or _intake(run)
+
+
+def _promote(run: Run, stage: int) -> Halt | None:
+    """Send groups that passed a stage into the next one, as far as the batch needs them."""
+    flight = run.flight
+    ahead = sum(flight.running_S[stage + 1 :]) + sum(map(len, flight.waiting_S[stage + 1 : -1]))
+    k = run.need() - ahead
+    if k <= 0:
+        return None
+    chosen = choose(run, stage, k)
+    entered = _enter(run, chosen, stage + 1)
+    return None if entered == len(chosen) else run.purse.halt()
+
+
+def choose(run: Run, stage: int, k: int) -> list[Group]:
+    """Let a stage's promote rule choose at most k of the groups that wait after it."""
+    awaited = int(run.batch is not None)  # what that update makes stale needs no more rollouts
+    waiting = {group.id: group for group in run.flight.waiting_S[stage].values() if not run.stale(group, awaited)}
+    if not waiting:
+        return []
+    k = min(k, len(waiting))
+    views = [waiting[group].view for group in sorted(waiting)]
+    promote = run.recipe.stages[stage].promote
+    chosen = promote(views, k, run.view(), rng_when_used(run.seed, "promote", stage, run.next_rollout))
+    ids = [view.group for view in chosen]
+    if len(ids) > k or len(set(ids)) < len(ids) or not waiting.keys() >= set(ids):
+        raise RuleError(f"{promote!r} must choose at most {k} different groups of {sorted(waiting)}, got {ids}")
+    return [waiting[group] for group in ids]
+
+
+def _intake(run: Run) -> Halt | None:
+    """Draw prompts and open groups, as far as the recipe wants and its limits allow."""
+    wanted = run.recipe.intake(run.view(), run.memory)
+    if wanted <= 0:
+        return None
+    if halt := endings.opening_halt(run):
+        return halt
+    prompts = _draw(run, at_most_candidates(run, wanted))
+    if not prompts:
+        return endings.prompts_halt(run)
+    groups: list[Group] = []
+    for prompt, epoch in prompts:
+        groups.append(Group(run.next_group, prompt, epoch, run.ledger))
+        run.next_group += 1
+    entered = _enter(run, groups, 0)
+    run.purse.batch_opened += entered
+    run.drawn = prompts[entered:] + run.drawn
+    return None if entered == len(groups) else run.purse.halt()
+
+
+def at_most_candidates(run: Run, groups: int) -> int:
+    """So many groups, or as many as the batch may still open."""
+    limit = run.recipe.max_candidates
+    return min(groups, len(run.table), *([] if limit is None else [limit - run.purse.batch_opened]))
+
+
+def _enter(run: Run, groups: list[Group], stage: int) -> int:
+    """Decide the rollouts of groups that enter a stage together; returns how many of them the budgets had room for."""
+    if not groups:
+        return 0
+    rule = run.recipe.stages[stage].size
+    sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
+    if len(sizes) != len(groups) or min(sizes) < 1:
+        raise RuleError(f"{rule!r} must give each of {len(groups)} groups at least 1 rollout, got {sizes}")
+    room = run.purse.room()
+    entered = 0
+    for group, size in zip(groups, sizes, strict=True):
+        if room is not None:
+            if size > room:
+                break
+            room -= size
+        run.flight.move(group, Phase.RUNNING, stage)
+        group.extend(run.next_rollout, size)
+        run.next_rollout += size
+        run.purse.owed += size
+        run.flight.owing_S[stage].append(group)
+        entered += 1
+    run.changed()
+    return entered
+
+
+def _draw(run: Run, k: int) -> list[tuple[int, int]]:
+    """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
+    drawn, run.drawn = run.drawn[:k], run.drawn[k:]
+    roster, offered = run.roster, isinstance(run.recipe.prompts, OfferedPromptRule)
+
+    def pick() -> bool:
+        picked = _pick(run, k - len(drawn), len(drawn)) if len(drawn) < k else []
+        drawn.extend((prompt, roster.epoch) for prompt in picked)
+        return len(drawn) == k
+
+    if roster.dry or pick():
+        return drawn
+    if offered:  # an epoch of the loader's begins when the loader says so
+        roster.dry = not roster.any_due()
+    elif roster.roll():
+        # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
+        roster.dry = not pick() and not pick()
+    return drawn
+
+
+def _pick(run: Run, k: int, already: int) -> list[int]:
+    rule, free_N = run.recipe.prompts, run.roster.free_N.view()
+    free_N.flags.writeable = False
+    draw = rng_when_used(run.seed, "pick", run.next_group + already, run.roster.epoch)
+    picked = [int(prompt) for prompt in rule.pick(run.memory, k, free_N, draw)]
+    if len(picked) > k or len(set(picked)) < len(picked) or not all(free_N[picked]):
+        raise RuleError(f"{rule!r} must pick at most {k} different free prompts, got {picked[:20]}")
+    for prompt in picked:
+        run.roster.take(prompt)
+    return picked
+
+
+def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
+    """Orders for what was decided, the furthest stage first, split where the capacity ends."""
+    room = run.purse.owed if capacity is None else min(capacity, run.purse.owed)
+    if not room:
+        return ()
+    orders: list[Order] = []
+    handed, owner = 0, run.flight.owner
+    for owing in reversed(run.flight.owing_S):
+        while owing and (handed < room or not owing[0].owed):
+            group = owing[0]
+            owed = group.owed
+            now = [owed.popleft() for _ in range(min(room - handed, len(owed)))]
+            if not owed:  # handed out in full; or dropped before its turn came
+                owing.popleft()
+            handed += len(now)
+            for rollout in now:
+                group.running[rollout] = 0
+                owner[rollout] = group
+            orders += [Order(group.id, group.prompt, stage, ids) for stage, ids in group.by_stage(now)]
+    if handed:
+        run.purse.order(handed)
+    return tuple(orders)

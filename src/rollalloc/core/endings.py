@@ -1,0 +1,60 @@
+"""Endings: what forbids to open more groups, and what becomes of the run when nothing is running."""
+
+from __future__ import annotations
+
+from rollalloc.core.ledger import QUARANTINED
+from rollalloc.core.purse import Ends, Halt
+from rollalloc.core.recipe import OfferedPromptRule
+from rollalloc.core.run import Run
+
+_PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
+_OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score between them, before a run is given up
+
+
+def opening_halt(run: Run) -> Halt | None:
+    """What forbids to open even one more group."""
+    limit = run.recipe.max_candidates
+    if limit is not None and run.purse.batch_opened >= limit:
+        ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
+        return Halt(f"max_candidates: {limit} prompts tried, {ready}", Ends.BATCH)
+    if run.failing >= _OUTAGE:
+        return Halt(
+            f"failed: the last {run.failing} prompts tried gave no score, because their rollouts failed; prompts by "
+            f"the fate of their last visit: {_fates(run)}",
+            Ends.RUN,
+        )
+    if run.barren >= max(_PATIENCE, len(run.table)):
+        return Halt(
+            f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
+            f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, they are solved or impossible "
+            "for this model",
+            Ends.RUN,
+        )
+    return run.purse.halt() if run.purse.room() == 0 else None
+
+
+def prompts_halt(run: Run) -> Halt:
+    """No prompt can be drawn."""
+    rule = run.recipe.prompts
+    if isinstance(rule, OfferedPromptRule) and not run.roster.dry and not run.roster.exhausted():
+        if rule.ended(run.memory):
+            return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
+        why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
+        return Halt(f"{why} where the loader has ended", Ends.NOTHING)
+    return Halt(
+        f"prompts: none of {len(run.table)} may be drawn, {run.roster.evicted()} are evicted and "
+        f"{len(run.ledger.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: {_fates(run)}",
+        Ends.RUN,
+    )
+
+
+def starved(run: Run) -> str:
+    """Why nothing is decided although nothing is running."""
+    if any(run.flight.waiting_S):
+        promote = [stage.promote for stage in run.recipe.stages]
+        return f"groups wait but no promote rule of {promote} sends one on although nothing is running"
+    return f"{run.recipe.intake!r} opens no group although none is there and nothing is running"
+
+
+def _fates(run: Run) -> str:
+    return ", ".join(f"{count} {fate}" for fate, count in run.ledger.counts().items() if count)

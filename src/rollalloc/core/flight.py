@@ -1,0 +1,89 @@
+"""The groups that are not over, and their rollouts: every index is derived from the groups' phases."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from rollalloc.core.group import Group
+from rollalloc.core.phase import FOLLOWING, Phase
+
+_OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
+
+
+class Flight:
+    """The groups between their prompt's draw and their end.
+
+    Attributes:
+        groups: by id.
+        owner: rollouts handed out, without a terminal event, of these groups.
+        stopped: rollouts cancelled, without a terminal event -> prompt; their group may be over.
+        waiting_S: groups that passed stage s and wait, by id; the last are those ready for a batch.
+        running_S: number of groups in stage s.
+        owing_S: groups with rollouts of stage s to hand out, in the order in which they entered it. One that was handed
+            out in full, or dropped, is removed when its turn comes.
+        touched: groups that a stop rule has to look at.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.groups: dict[int, Group] = {}
+        self.owner: dict[int, Group] = {}
+        self.stopped: dict[int, int] = {}
+        self.waiting_S: list[dict[int, Group]] = [{} for _ in range(stages)]
+        self.running_S = [0] * stages
+        self.owing_S: list[deque[Group]] = [deque() for _ in range(stages)]
+        self.touched: dict[int, Group] = {}
+
+    @property
+    def ready(self) -> dict[int, Group]:
+        """Groups that wait for a batch, by id."""
+        return self.waiting_S[-1]
+
+    def move(self, group: Group, phase: Phase, stage: int | None = None) -> None:
+        """Let a group go on to its next phase; `stage`: the one that it enters.
+
+        Raises:
+            RuntimeError: a phase that may not follow, which is an error of the core's.
+        """
+        if phase not in FOLLOWING[group.phase]:
+            raise RuntimeError(f"group {group.id} cannot go from {group.phase.value} to {phase.value}")
+        self._leave(group)
+        group.phase = phase
+        if stage is not None:
+            group.stage = stage
+        self._enter(group)
+
+    def _leave(self, group: Group) -> None:
+        if group.phase is Phase.RUNNING:
+            self.running_S[group.stage] -= 1
+        elif group.phase is not Phase.DRAWN:
+            del self.waiting_S[self._passed(group)][group.id]
+
+    def _enter(self, group: Group) -> None:
+        if group.phase in _OVER:
+            del self.groups[group.id]
+            self.touched.pop(group.id, None)
+        elif group.phase is Phase.RUNNING:
+            self.groups[group.id] = group
+            self.running_S[group.stage] += 1
+        else:
+            self.waiting_S[self._passed(group)][group.id] = group
+
+    def _passed(self, group: Group) -> int:
+        """The stage after which it waits; a group may be ready before the last."""
+        return -1 if group.phase is Phase.READY else group.stage
+
+    def waiting(self) -> list[Group]:
+        """All that wait, ready or not, in order of stage and id."""
+        return [waiting[group] for waiting in self.waiting_S for group in sorted(waiting)]
+
+    def restore(self, groups: Iterable[Group]) -> None:
+        """Take saved groups over: every index but `stopped` and `touched` follows from them."""
+        for group in groups:
+            self.groups[group.id] = group
+            self.owner.update(dict.fromkeys(group.running, group))
+            self._enter(group)
+            for stage in sorted({group.stage_of(rollout) for rollout in group.owed}):
+                self.owing_S[stage].append(group)
+        for stage, owing in enumerate(self.owing_S):
+            self.owing_S[stage] = deque(sorted(owing, key=lambda group, at=stage: group.spans[at]))

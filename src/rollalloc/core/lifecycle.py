@@ -1,0 +1,291 @@
+"""A group's way: what events do to it, what its judge and its stop rule say, and how it ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import isfinite
+from operator import index
+
+from rollalloc.core.errors import EventError, MetricError, RuleError
+from rollalloc.core.events import Cancelled, Done, Failed, Offered, Updated
+from rollalloc.core.group import Group
+from rollalloc.core.ledger import QUARANTINED
+from rollalloc.core.phase import Phase
+from rollalloc.core.recipe import Act, OfferedPromptRule
+from rollalloc.core.roster import NEXT_EPOCH, NOW, Until
+from rollalloc.core.run import Run
+from rollalloc.core.seeds import rng_when_used
+from rollalloc.core.table import GONE
+
+_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
+_RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+def on_done(run: Run, done: Done) -> None:
+    """A rollout was generated and scored."""
+    _check_numbers(run, done)
+    if run.reads_rate and not -_ROUNDING <= done.metric <= 1 + _ROUNDING:
+        raise MetricError(
+            f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
+            f"[0, 1], got {done.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
+            "apart from the reward that training uses"
+        )
+    group = _end(run, done.rollout, done.tokens)
+    if group is None:  # it was done before the cancellation reached it
+        run.accounts["cancelled"] += 1
+        run.release.append(done.rollout)
+    else:
+        group.add(done)
+        run.failing = 0
+        judge(run, group)
+
+
+def on_lost(run: Run, event: Failed | Cancelled) -> None:
+    """A rollout ended without a score."""
+    group = _end(run, event.rollout, event.tokens)
+    failed = isinstance(event, Failed)
+    run.accounts["failed" if failed else "cancelled"] += 1
+    run.release.append(event.rollout)
+    if group is not None:
+        group.failed += failed
+        judge(run, group)
+
+
+def on_progress(run: Run, rollout: int, tokens: int) -> None:
+    """A rollout is still running."""
+    group = run.flight.owner.get(rollout)
+    if group is not None:
+        group.running[rollout] = whole(tokens, f"rollout {rollout}: tokens")
+        run.flight.touched[group.id] = group
+    elif rollout not in run.flight.stopped:
+        raise EventError(_unknown(run, rollout))
+
+
+def on_updated(run: Run, event: Updated) -> None:
+    """The weights changed."""
+    version = whole(event.version, "Updated: version")
+    if version <= run.version:
+        raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
+    run.version = version
+    run.changed()
+    if run.batch is not None:
+        run.release.extend(row.rollout for row in run.batch.rows)
+        run.batch = None
+    run.roster.on_version(version)
+    for group in [group for group in run.flight.groups.values() if run.stale(group)]:
+        drop(run, group, "stale", NOW)
+
+
+def on_offered(run: Run, event: Offered) -> None:
+    """A framework's own loader hands prompts over."""
+    rule, roster = run.recipe.prompts, run.roster
+    if not isinstance(rule, OfferedPromptRule):
+        raise EventError(f"Offered: the recipe draws its own prompts ({rule!r}); use the prompt rule as_offered()")
+    wrong = [prompt for prompt in event.prompts if not 0 <= prompt < len(run.table)]
+    if wrong or event.epoch < roster.epoch:
+        raise EventError(
+            f"Offered: expected prompts below {len(run.table)} and an epoch of at least {roster.epoch}, got "
+            f"epoch {event.epoch} and prompts {wrong[:5]}"
+        )
+    if event.epoch > roster.epoch:
+        roster.begin(event.epoch)
+    run.changed()
+    # What may never be drawn must not pass for what waits to be: the driver would be told that it has offered enough.
+    useful = [prompt for prompt in event.prompts if not roster.is_barred(prompt)]
+    if useful or not event.prompts:
+        rule.offer(run.memory, useful)
+
+
+def _check_numbers(run: Run, done: Done) -> None:
+    """Refuse a reward, a metric or a version that is no number, or not a possible one."""
+    try:
+        finite = isfinite(done.reward) and isfinite(done.metric)
+    except TypeError:  # None, or a tensor of several values
+        finite = False
+    if not finite:
+        raise EventError(
+            f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers; "
+            "tell Failed for a rollout without a score"
+        )
+    first, last = done.version, done.version if done.last_version is None else done.last_version
+    try:
+        possible = 0 <= first <= last <= run.version
+    except TypeError:  # None
+        possible = False
+    if not possible:
+        raise EventError(
+            f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "
+            "Updated before results of newer weights"
+        )
+
+
+def _end(run: Run, rollout: int, tokens: int) -> Group | None:
+    """Book a rollout's terminal event; None where it had been cancelled."""
+    if type(tokens) is not int or tokens < 0:
+        tokens = whole(tokens, f"rollout {rollout}: tokens")
+    flight = run.flight
+    group = flight.owner.pop(rollout, None)
+    if group is not None:
+        del group.running[rollout]
+        group.tokens += tokens
+    elif rollout in flight.stopped:
+        prompt = flight.stopped.pop(rollout)
+        if prompt != GONE:
+            run.ledger.pay(prompt, tokens)
+    else:
+        raise EventError(_unknown(run, rollout))
+    run.purse.generate(tokens)
+    return group
+
+
+def _unknown(run: Run, rollout: int) -> str:
+    known = 0 <= rollout < run.next_rollout
+    why = "already had its terminal event, or was not handed out" if known else "was never ordered"
+    return f"rollout {rollout!r}: {why}; tell just one of Done, Failed and Cancelled for each rollout of an Order"
+
+
+def whole(number: int, name: str) -> int:
+    """The number as a plain int: a driver's NumPy number would end up in the saved state.
+
+    Raises:
+        EventError: no whole number of 0 or more.
+    """
+    try:
+        plain = index(number)
+    except TypeError:
+        plain = -1
+    if plain < 0:
+        raise EventError(f"{name} must be a whole number of 0 or more, got {number!r}")
+    return plain
+
+
+# ----------------------------------------------------------------------------------------------------------- verdicts
+
+
+def judge(run: Run, group: Group) -> None:
+    """Something of the group ended: ask the stage's judge what becomes of it."""
+    if group.phase is not _RUNNING:  # a rollout that came after the verdict
+        run.changed()
+        if run.stale(group):  # and was begun earlier than any before it
+            drop(run, group, "stale", NOW)
+        return
+    if not group.done and not group.unfinished:
+        drop(run, group, "failed", NEXT_EPOCH)
+        return
+    stage = run.recipe.stages[group.stage]
+    verdict = stage.judge(group.view, run.view())
+    if verdict is None:
+        if not group.unfinished:
+            raise RuleError(f"judge {stage.judge!r} has no verdict although nothing more is to come")
+        if stage.stop is not None:
+            run.flight.touched[group.id] = group
+    elif verdict.act is Act.DROP:
+        drop(run, group, verdict.reason, verdict.until)
+    elif not group.done or run.stale(group):
+        drop(run, group, "stale" if group.done else "failed", NOW)
+    else:
+        _pass(run, group, verdict.act, verdict.until)
+
+
+def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
+    """The group waits to go on: into its next stage, or ready for a batch."""
+    if act is Act.NEXT and group.stage == len(run.recipe.stages) - 1:
+        raise RuleError(f"judge {run.recipe.stages[-1].judge!r} returned NEXT in the last stage; expected TRAIN")
+    group.until = until
+    run.flight.move(group, _WAITING if act is Act.NEXT else _READY)
+    if act is Act.TRAIN:
+        stop(run, group, [*group.running, *group.owed])
+        run.barren = 0
+    run.changed()
+
+
+def drop(run: Run, group: Group, reason: str, until: Until) -> None:
+    """The group ends without training."""
+    stop(run, group, [*group.running, *group.owed])
+    run.accounts[reason.partition("/")[0]] += len(group.done)
+    run.release.extend(done.rollout for done in group.done)
+    run.barren += group.phase is _RUNNING
+    close(run, group, Phase.DROPPED, reason, until)
+
+
+def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None:
+    """The group is over: book the visit, and say when the prompt may be drawn again."""
+    run.flight.move(group, phase)
+    run.changed()
+    if group.prompt == GONE:
+        return
+    run.recipe.prompts.observe(run.memory, group.view)
+    quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
+    if quarantined:
+        fate = QUARANTINED
+    run.ledger.close_visit(
+        group.prompt, fate, run.version, [d.metric for d in group.done], [d.tokens for d in group.done]
+    )
+    run.ledger.pay(group.prompt, group.tokens)
+    if quarantined:
+        run.roster.bar(group.prompt)
+    else:
+        run.roster.give_back(group.prompt, until, group.epoch, run.version)
+
+
+def discard_waiting(run: Run) -> None:
+    """Drop every group that waits, in whatever stage."""
+    for group in run.flight.waiting():
+        drop(run, group, "surplus", group.until)
+
+
+def _fail(run: Run, prompt: int) -> bool:
+    """Count a visit that gave no score because rollouts failed; whether it is one too many."""
+    run.failing += 1
+    failures, limit = run.ledger.fail(prompt), run.recipe.quarantine_after
+    return limit is not None and failures >= limit
+
+
+# -------------------------------------------------------------------------------------------------------------- stops
+
+
+def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
+    """Cancel rollouts of a group; those not handed out yet are simply not ordered."""
+    owed = set(rollouts).intersection(group.owed) if group.owed else set[int]()
+    if owed:
+        group.owed = deque(rollout for rollout in group.owed if rollout not in owed)
+        run.purse.owed -= len(owed)
+        run.changed()
+    for rollout in rollouts:
+        if rollout in group.running:
+            del group.running[rollout], run.flight.owner[rollout]
+            run.flight.stopped[rollout] = group.prompt
+            run.cancel.append(rollout)
+            group.cancelled += 1
+        elif rollout not in owed:
+            raise RuleError(f"a stop rule named rollout {rollout}, which is not running in group {group.id}")
+
+
+def stop_early(run: Run) -> None:
+    """Ask the stop rules about the groups in which something happened."""
+    touched, run.flight.touched = list(run.flight.touched.values()), {}
+    for group in touched:
+        rule = run.recipe.stages[group.stage].stop
+        if rule is None or group.phase is not _RUNNING:
+            continue
+        named = rule(group.view, run.view(), rng_when_used(run.seed, "stop", group.id))
+        rollouts = [int(rollout) for rollout in named]
+        if rollouts:
+            owed = len(group.owed)
+            stop(run, group, rollouts)
+            group.cancelled += owed - len(group.owed)  # the rule chose among these, too: its weights count them
+            judge(run, group)
+
+
+def withhold(run: Run) -> None:
+    """The budget is spent: what was decided and not handed out yet is not ordered."""
+    for group in {group.id: group for owing in run.flight.owing_S for group in owing if group.owed}.values():
+        stop(run, group, list(group.owed))
+        if not group.unfinished and not group.done:
+            drop(run, group, "surplus", NOW)
+        else:
+            judge(run, group)

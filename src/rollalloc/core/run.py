@@ -1,0 +1,97 @@
+"""The state of a run: what the rooms of the core share. It decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from rollalloc.core.events import Batch
+from rollalloc.core.flight import Flight
+from rollalloc.core.group import Group
+from rollalloc.core.ledger import Ledger
+from rollalloc.core.purse import Purse
+from rollalloc.core.recipe import CAUSES, Memory, Recipe, View
+from rollalloc.core.roster import Roster
+from rollalloc.core.table import PromptTable
+
+
+class Run:
+    """Everything an allocator knows; a function of the recipe, the seed and the events told so far.
+
+    Attributes:
+        drawn: prompts drawn for which no budget had room yet, and the epoch of each.
+        cancel: rollouts to stop, not handed out yet.
+        release: payloads that may be freed, not handed out yet.
+        batch: handed out, not yet followed by `Updated`.
+        finished: why the run is over.
+        accounts: rollouts that are over, by cause.
+        barren: candidates dropped since a group last became ready.
+        failing: groups that ended without a score, because rollouts failed, since a rollout last had one.
+        settled: nothing changed since the last decision, which need not be taken again.
+    """
+
+    def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
+        self.recipe, self.table, self.seed = recipe, table, seed
+        self.reads_rate = bool(recipe.rate_readers)
+        self.version = 0
+        self.ledger = Ledger(len(table))
+        self.roster = Roster(len(table))
+        self.memory = _checked_memory(recipe, recipe.prompts.init(table))
+        self.purse = Purse(recipe.budget)
+        self.flight = Flight(len(recipe.stages))
+        self.drawn: list[tuple[int, int]] = []
+        self.cancel: list[int] = []
+        self.release: list[int] = []
+        self.batch: Batch | None = None
+        self.finished: str | None = None
+        self.next_group = self.next_rollout = 0
+        self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
+        self.barren = self.failing = 0
+        self.settled = False
+        self._view: View | None = None
+
+    def changed(self) -> None:
+        """Something changed that a decision may depend on."""
+        self._view = None
+        self.settled = False
+
+    def view(self) -> View:
+        """What rules may know about the run; made anew only after a change."""
+        view = self._view
+        if view is None:
+            view = self._view = View(
+                version=self.version,
+                epoch=self.roster.epoch,
+                need=self.need(),
+                held_S=tuple(map(len, self.flight.waiting_S)),
+                running_S=tuple(self.flight.running_S),
+                paid=self.purse.paid + self.purse.owed,
+                left=self.purse.room(),
+                ledger=self.ledger,
+            )
+        return view
+
+    def need(self) -> int:
+        """Groups still lacking for the next batch."""
+        return max(0, self.recipe.groups - len(self.flight.ready))
+
+    def blocked(self) -> bool:
+        """Whether a new rollout could only be too old: its batch comes after the update that is awaited."""
+        return self.batch is not None and self.recipe.max_staleness == 0
+
+    def idle(self) -> bool:
+        """Whether nothing is running, owed to the driver or awaited from it."""
+        return not (self.flight.owner or self.flight.stopped or self.purse.owed or self.batch)
+
+    def stale(self, group: Group, updates: int = 0) -> bool:
+        """Whether it is too old to train on, or will be after so many more updates."""
+        first = group.first_version
+        return first is not None and self.version + updates - first > self.recipe.max_staleness
+
+
+def _checked_memory(recipe: Recipe, memory: Any) -> Memory:
+    if not isinstance(memory, dict):
+        raise TypeError(
+            f"{recipe.prompts!r} must keep its memory in a dict of arrays and plain data, which a checkpoint can hold, got "
+            f"{type(memory).__name__}"
+        )
+    return cast("Memory", memory)

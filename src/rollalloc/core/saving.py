@@ -1,0 +1,224 @@
+"""Saving and loading: a run as plain data that JSON holds, and back, all of it or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollalloc.core.events import Batch, Row
+from rollalloc.core.group import Group
+from rollalloc.core.lifecycle import drop
+from rollalloc.core.packing import (
+    differences,
+    exact_keys,
+    move_in,
+    natural,
+    naturals,
+    pack,
+    pack_tree,
+    reading,
+    unpack_tree,
+)
+from rollalloc.core.phase import Phase
+from rollalloc.core.recipe import CAUSES, Recipe
+from rollalloc.core.roster import NOW
+from rollalloc.core.run import Run
+from rollalloc.core.table import GONE, PromptTable
+
+SCHEMA = 3
+_COUNTS = ("version", "next_group", "next_rollout", "barren", "failing")
+_KEYS = (
+    "schema", "recipe", "seed", "prompts", *_COUNTS, "finished", "cancel", "release", "accounts", "purse", "ledger",
+    "roster", "memory", "drawn", "groups", "touched", "stopped", "batch",
+)  # fmt: skip
+
+
+def dump(run: Run) -> dict[str, Any]:
+    """The complete state as JSON holds it: arrays as {dtype, shape, base64}."""
+    flight = run.flight
+    return {name: getattr(run, name) for name in _COUNTS} | {
+        "schema": SCHEMA,
+        "recipe": run.recipe.description,
+        "seed": run.seed,
+        "prompts": run.table.state_dict(),
+        "finished": run.finished,
+        "cancel": [int(rollout) for rollout in run.cancel],
+        "release": [int(rollout) for rollout in run.release],
+        "accounts": dict(run.accounts),
+        "purse": run.purse.state_dict(),
+        "ledger": run.ledger.state_dict(),
+        "roster": run.roster.state_dict(),
+        "memory": pack_tree(run.memory),
+        "drawn": [list(drawn) for drawn in run.drawn],
+        "groups": [group.state_dict() for group in flight.groups.values()],
+        "touched": list(flight.touched),
+        "stopped": list(flight.stopped.items()),
+        "batch": None if run.batch is None else _dump_batch(run.batch),
+    }
+
+
+def load(
+    state: dict[str, Any],
+    recipe: Recipe,
+    table: PromptTable,
+    seed: int,
+    accept_recipe: bool,
+    remap: ArrayLike | str | None,
+) -> Run:
+    """The run that a state was saved of, going on with this recipe and these prompts.
+
+    Raises:
+        ValueError: another schema, keys missing or unknown, another recipe, seed or data set, or values that no run can
+            have; says where and names the difference.
+    """
+    run = Run(recipe, table, seed)
+    _check_origin(run, state, accept_recipe)
+    with reading("allocator state, prompts"):
+        exact_keys(state["prompts"], ("count", "keys"), "keys")
+        source_N = table.source_of(state["prompts"], remap)
+    _load_books(run, state, source_N)
+    _load_in_flight(run, state, _Renumbering(source_N))
+    _check_sums(run)
+    for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
+        drop(run, group, "surplus", NOW)
+    return run
+
+
+def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
+    """Refuse a state of another schema, seed or recipe."""
+    with reading("allocator state"):
+        if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
+            raise ValueError(
+                f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
+            )
+        exact_keys(state, _KEYS, "keys")
+        if state["seed"] != run.seed:
+            raise ValueError(
+                f"saved with seed {state['seed']!r}, got seed {run.seed}; make the allocator with the saved seed"
+            )
+    lines = list(differences(state["recipe"], run.recipe.description))
+    if lines and not accept_recipe:
+        raise ValueError(
+            "the state was saved under another recipe (accept_recipe=True goes on all the same): " + "; ".join(lines)
+        )
+    with reading("allocator state, recipe"):
+        stages = len(state["recipe"]["stages"])
+    if state["groups"] and stages != len(run.recipe.stages):
+        raise ValueError(
+            f"{len(state['groups'])} groups are in flight in {stages} stages, this recipe has {len(run.recipe.stages)}; "
+            "finish them under the saved recipe first"
+        )
+
+
+def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | None) -> None:
+    """Everything that is not in flight."""
+    with reading("allocator state"):
+        for name in _COUNTS:
+            setattr(run, name, natural(state[name], name))
+        run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
+        if not isinstance(state["finished"], str | None):
+            raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
+        same = state["recipe"] == run.recipe.description and source_N is None
+        run.finished = state["finished"] if same else None  # under others it need not end for the same reason
+        if source_N is not None:
+            run.barren = run.failing = 0  # counted prompts of the old data set
+        exact_keys(state["accounts"], CAUSES[:-1], "accounts")
+        run.accounts = {cause: natural(state["accounts"][cause], f"accounts, {cause}") for cause in CAUSES[:-1]}
+        run.purse.load_state_dict(state["purse"])
+        run.ledger.load_state_dict(state["ledger"], source_N)
+        run.roster.load_state_dict(state["roster"], source_N)
+    with reading("allocator state, memory"):
+        _load_memory(run, unpack_tree(state["memory"]), source_N, same)
+
+
+def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, same: bool) -> None:
+    """The prompt rule's memory; another rule, accepted, begins with an empty one."""
+    memory = run.memory
+    fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
+    if not fits and not same:
+        return
+    if not fits:
+        raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is torn")
+    for name, value in saved.items():
+        if source_N is None:
+            memory[name] = value
+        elif name.endswith("_N"):  # one entry a prompt; what is not so is an order of the old data set
+            move_in(memory[name], pack(value), source_N, name)
+
+
+def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
+    """Groups, rollouts and the batch."""
+    groups: list[Group] = []
+    for at, saved in enumerate(state["groups"]):
+        with reading(f"allocator state, groups[{at}]"):
+            group = Group.of_state(saved, run.ledger)
+            group.prompt = here[group.prompt]
+            _check_group(run, group)
+            groups.append(group)
+    with reading("allocator state"):
+        run.flight.restore(groups)
+        run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
+        run.flight.stopped = {natural(rollout, "stopped"): here[prompt] for rollout, prompt in state["stopped"]}
+        drawn = [(here[prompt], natural(epoch, "drawn")) for prompt, epoch in state["drawn"]]
+        run.drawn = [(prompt, epoch) for prompt, epoch in drawn if prompt != GONE]
+        run.batch = None if state["batch"] is None else _load_batch(state["batch"], here)
+
+
+def _check_group(run: Run, group: Group) -> None:
+    stages = len(run.recipe.stages)
+    if not (0 <= group.stage < stages and 0 < len(group.spans) <= stages and 0 <= group.id < run.next_group):
+        raise ValueError(
+            f"stage {group.stage} and id {group.id} are not of {stages} stages and {run.next_group} groups"
+        )
+    if group.phase not in (Phase.RUNNING, Phase.WAITING, Phase.READY):
+        raise ValueError(f"phase {group.phase.value!r} is not one of a group in flight")
+
+
+def _check_sums(run: Run) -> None:
+    """Law 8 on what was loaded: a rollout paid is over, or it is in flight, and no rollout is twice."""
+    flight = run.flight
+    rollouts = [done.rollout for group in flight.groups.values() for done in group.done]
+    rollouts += [rollout for group in flight.groups.values() for rollout in group.running]
+    rollouts += flight.stopped
+    paid = sum(run.accounts.values()) + len(rollouts)
+    owed = [rollout for group in flight.groups.values() for rollout in group.owed]
+    distinct = len(set(rollouts + owed)) == len(rollouts) + len(owed)
+    known = all(0 <= rollout < run.next_rollout for rollout in rollouts + owed)
+    if paid != run.purse.paid or len(owed) != run.purse.owed or not distinct or not known:
+        raise ValueError(
+            f"allocator state: {run.purse.paid} rollouts were paid and {run.purse.owed} are owed, but {paid} and "
+            f"{len(owed)} are accounted for{'' if distinct and known else ', some twice or never ordered'}; the state is "
+            "torn"
+        )
+
+
+class _Renumbering:
+    """Saved index of a prompt -> its index now, GONE where it left the data set."""
+
+    def __init__(self, source_N: NDArray[np.int64] | None) -> None:
+        self._new = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old >= 0}
+
+    def __getitem__(self, prompt: int) -> int:
+        return natural(prompt, "prompt") if self._new is None else self._new.get(prompt, GONE)
+
+
+def _dump_batch(batch: Batch) -> dict[str, Any]:
+    rows = [[getattr(row, name) for name in Row.__slots__] for row in batch.rows]
+    return {"rows": rows, "version": batch.version, "short_because": batch.short_because}
+
+
+def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
+    exact_keys(state, ("rows", "version", "short_because"), "batch")
+    rows = [Row(rollout, here[prompt], *rest) for rollout, prompt, *rest in state["rows"]]
+    return Batch(tuple(rows), natural(state["version"], "batch, version"), state["short_because"])
+
+
+def _shapes(memory: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: (cast("NDArray[Any]", value).shape, cast("NDArray[Any]", value).dtype.str)
+        for name, value in memory.items()
+        if isinstance(value, np.ndarray)
+    }
