@@ -1098,3 +1098,69 @@ def test_shaped_rewards_are_no_concern_of_a_rule_that_reads_the_metric():
         for order in actions.generate:
             allocator.tell([Done(r, -5.0 + 7 * (r % 2), float(r % 2), 1, 0) for r in order.rollouts])
     assert {row.advantage > 0 for row in actions.batch.rows} == {True, False}
+
+
+@dataclass
+class Loader:
+    """A framework's loader without end: the prompts in order, epoch after epoch, in pieces."""
+
+    prompts: int
+    piece: int = 5
+    at: int = 0
+
+    def feed(self, allocator, limit=1000):
+        """Offer pieces until no more is wanted."""
+        for _ in range(limit):
+            if not allocator.wanted():
+                return
+            epoch, begin = divmod(self.at, self.prompts)
+            piece = tuple(range(begin, min(begin + self.piece, self.prompts)))
+            self.at += len(piece)
+            allocator.tell([Offered(piece, epoch)])
+        raise AssertionError(f"still wants prompts after {limit} offers")
+
+
+def batches_of(recipe, prompts_, rewards, *, offered, limit=40):
+    """Batches that a run trains on, at most `limit`, and how it ended."""
+    if offered:
+        recipe = replace(recipe, prompts=prompts.AsOffered())
+    allocator, loader = Allocator(recipe, prompts_, 0), Loader(prompts_)
+    trained = []
+    while len(trained) < limit:
+        loader.feed(allocator)
+        actions = allocator.ask()
+        if actions.finished is not None:
+            return trained, actions.finished
+        if actions.batch is not None:
+            trained.append(actions.batch)
+            allocator.tell([Updated(allocator.version + 1)])
+        for order in actions.generate:
+            wins = [rewards[order.prompt][g % 2] for g in range(len(order.rollouts))]
+            allocator.tell([Done(r, w, w, 1, allocator.version) for r, w in zip(order.rollouts, wins, strict=True)])
+    return trained, None
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_a_loader_with_fewer_unsolved_prompts_than_groups_trains_on_as_a_draw_of_our_own(max_staleness):
+    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, max_staleness=max_staleness)
+    rewards = {prompt: (1.0, 0.0) if prompt < 3 else (1.0, 1.0) for prompt in range(20)}
+    own, offered = (batches_of(recipe, 20, rewards, offered=offered) for offered in (False, True))
+    assert (len(own[0]), own[1]) == (len(offered[0]), offered[1]) == (40, None)
+    assert all({row.prompt for row in batch.rows} == {0, 1, 2} for batch in offered[0][5:])
+
+
+def test_a_loader_whose_prompts_are_all_solved_ends_the_run():
+    rewards = dict.fromkeys(range(20), (1.0, 1.0))
+    trained, finished = batches_of(recipes.pilot_commit(4, 2, 2, gen_groups=8), 20, rewards, offered=True)
+    assert (trained, finished.partition(",")[0]) == ([], "prompts: none of 20 may be drawn")
+
+
+def test_an_epoch_of_the_loader_that_begins_loses_nothing_of_what_is_held():
+    recipe = replace(recipes.pilot_commit(4, 2, 2, gen_groups=2), prompts=prompts.AsOffered())
+    allocator = Allocator(recipe, 8, 0)
+    allocator.tell([Offered((0, 1), 0)])
+    orders = allocator.ask().generate
+    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for order in orders for r in order.rollouts])
+    allocator.tell([Offered((2, 3), 1)])
+    assert {order.prompt for order in allocator.ask().generate if order.stage == 1} == {0, 1}
+    assert sum(allocator.accounts().values()) == allocator.accounts()["open"] == allocator.paid

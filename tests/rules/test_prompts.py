@@ -157,3 +157,16 @@ def test_posterior_refuses_numbers_out_of_range():
             prompts.Posterior(**wrong)
     with pytest.raises(ValueError, match="pool"):
         prompts.Posterior(pool=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed):
+    """The others' missing share comes from a source whose fresh order holds what this call has picked already."""
+    rule = prompts.Shuffled((0.7, 0.2, 0.1))
+    memory = rule.init(PromptTable(60, source_N=[0] * 50 + [1] * 5 + [2] * 5))
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        free_N = rng.random(60) < 0.8
+        picked = rule.pick(memory, 30, free_N, rng)
+        assert len(set(picked)) == len(picked) <= 30
+        assert free_N[picked].all()

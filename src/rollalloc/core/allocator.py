@@ -108,14 +108,16 @@ class Allocator:
         orders: tuple[Order, ...] = ()
         if batch is None and run.finished is None:
             halt = decisions.decide(run)
-            if run.idle():
+            if not run.flight.owner and run.idle():
                 batch = self._resolve(halt)
             orders = decisions.hand_out(run, capacity)
         cancel: tuple[int, ...] = ()
         if run.cancel:  # a rollout may have ended between the decision to stop it and now
             cancel = tuple(rollout for rollout in run.cancel if rollout in run.flight.stopped)
             run.cancel = []
-        release, run.release = tuple(run.release), []
+        release: tuple[int, ...] = ()
+        if run.release:
+            release, run.release = tuple(run.release), []
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:

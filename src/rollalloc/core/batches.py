@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, isfinite
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,12 +53,11 @@ def _train(run: Run, group: Group) -> list[Row]:
     recipe, view = run.recipe, group.view
     rows = recipe.rows(view, run.view(), rng_when_used(run.seed, "rows", group.id))
     chosen_M, weights_M = np.asarray(rows[0]), np.asarray(rows[1], np.float64)
-    _check_rows(recipe, chosen_M, weights_M, len(group.done))
-    chosen: list[int] = chosen_M.tolist()
+    chosen, weights = _checked_rows(recipe, chosen_M, weights_M, len(group.done))
     advantages_M = np.asarray(recipe.advantage(view, chosen_M), np.float64)
-    if advantages_M.shape != chosen_M.shape or not np.isfinite(advantages_M).all():
-        raise RuleError(f"{recipe.advantage!r} must give {len(chosen_M)} finite advantages, got {advantages_M}")
-    advantages, weights = advantages_M.tolist(), weights_M.tolist()
+    advantages: list[float] = advantages_M.tolist()
+    if advantages_M.shape != chosen_M.shape or not all(map(isfinite, advantages)):
+        raise RuleError(f"{recipe.advantage!r} must give {len(chosen)} finite advantages, got {advantages_M}")
     done = view.in_order
     kept = set(chosen)
     if len(kept) < len(done):
@@ -72,15 +73,19 @@ def _train(run: Run, group: Group) -> list[Row]:
     return made
 
 
-def _check_rows(recipe: Recipe, chosen_M: NDArray[np.int64], weights_M: NDArray[np.float64], scored: int) -> None:
+def _checked_rows(
+    recipe: Recipe, chosen_M: NDArray[np.int64], weights_M: NDArray[np.float64], scored: int
+) -> tuple[list[int], list[float]]:
     chosen: list[int] = chosen_M.tolist()
     whole = chosen_M.ndim == 1 and chosen_M.dtype.kind in "iu"
     if not whole or not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= scored:
         raise RuleError(
             f"{recipe.rows!r} must choose different rollouts of {scored} by index, at least one, got {chosen_M}"
         )
-    if weights_M.shape != chosen_M.shape or not (np.isfinite(weights_M) & (weights_M >= 0)).all():
+    weights: list[float] = weights_M.tolist()
+    if weights_M.shape != chosen_M.shape or not all(0 <= weight < inf for weight in weights):
         raise RuleError(f"{recipe.rows!r} must give each row a finite weight of 0 or more, got {weights_M}")
+    return chosen, weights
 
 
 def _id(group: Group) -> int:

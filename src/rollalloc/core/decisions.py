@@ -39,17 +39,19 @@ def _promote(run: Run, stage: int) -> Halt | None:
 def choose(run: Run, stage: int, k: int) -> list[Group]:
     """Let a stage's promote rule choose at most k of the groups that wait after it."""
     awaited = int(run.batch is not None)  # what that update makes stale needs no more rollouts
-    waiting = {group.id: group for group in run.flight.waiting_S[stage].values() if not run.stale(group, awaited)}
+    waiting = run.fresh(run.flight.waiting_S[stage].values(), awaited)
     if not waiting:
         return []
     k = min(k, len(waiting))
-    views = [waiting[group].view for group in sorted(waiting)]
+    views = [group.view for group in waiting]
     promote = run.recipe.stages[stage].promote
     chosen = promote(views, k, run.view(), rng_when_used(run.seed, "promote", stage, run.next_rollout))
-    ids = [view.group for view in chosen]
-    if len(ids) > k or len(set(ids)) < len(ids) or not waiting.keys() >= set(ids):
-        raise RuleError(f"{promote!r} must choose at most {k} different groups of {sorted(waiting)}, got {ids}")
-    return [waiting[group] for group in ids]
+    if not chosen:
+        return []
+    ids, by_id = [view.group for view in chosen], {group.id: group for group in waiting}
+    if len(ids) > k or len(set(ids)) < len(ids) or not by_id.keys() >= set(ids):
+        raise RuleError(f"{promote!r} must choose at most {k} different groups of {list(by_id)}, got {ids}")
+    return [by_id[group] for group in ids]
 
 
 def _intake(run: Run) -> Halt | None:
@@ -153,7 +155,8 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
             for rollout in now:
                 group.running[rollout] = 0
                 owner[rollout] = group
-            orders += [Order(group.id, group.prompt, stage, ids) for stage, ids in group.by_stage(now)]
+            for stage, ids in group.by_stage(now):
+                orders.append(Order(group.id, group.prompt, stage, ids))
     if handed:
         run.purse.order(handed)
     return tuple(orders)

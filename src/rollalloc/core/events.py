@@ -1,4 +1,6 @@
-"""What comes into the core and what goes out: frozen dataclasses without logic.
+"""What comes into the core and what goes out: values without logic, which nobody changes.
+
+What comes in are frozen dataclasses; what goes out by the thousand are named tuples, which are cheaper to make.
 
 A driver *tells* the core `Done`, `Failed`, `Cancelled`, `Progress`, `Updated` (and `Offered` where a framework's own
 loader draws the prompts) and *asks* it for `Actions`. Everything is an id or a number: text, tensors and token
@@ -9,6 +11,7 @@ log-probabilities stay with the driver, as the payload of a rollout, until the c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,7 @@ class Offered:
 Event = Done | Failed | Cancelled | Progress | Updated | Offered
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """Generate these rollouts of one prompt.
 
     Attributes:
@@ -106,8 +108,7 @@ class Order:
     rollouts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One rollout to train on.
 
     Attributes:
@@ -142,8 +143,7 @@ class Batch:
     short_because: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Actions:
+class Actions(NamedTuple):
     """What to do now; each action is handed out once.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -57,13 +58,11 @@ class Group:
         """Index of the stage that ordered it."""
         return bisect_right(self.spans, rollout) - 1
 
-    def by_stage(self, rollouts: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def by_stage(self, rollouts: list[int]) -> Sequence[tuple[int, tuple[int, ...]]]:
         """Ascending rollout ids, by the stage that ordered them."""
         if rollouts and rollouts[0] >= self.spans[-1]:  # the common case, without a look at each
-            yield len(self.spans) - 1, tuple(rollouts)
-            return
-        for stage, ids in groupby(rollouts, self.stage_of):
-            yield stage, tuple(ids)
+            return ((len(self.spans) - 1, tuple(rollouts)),)
+        return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def add(self, done: Done) -> None:
         """Take a scored rollout."""
@@ -200,6 +199,12 @@ class GroupView:
         return len(self._group.done)
 
     @property
+    def whole(self) -> int:
+        """Number of scored rollouts of the stage it is in that were not truncated."""
+        first = self._group.spans[-1]
+        return sum(not done.truncated for done in self._group.done if done.rollout >= first)
+
+    @property
     def running(self) -> Mapping[int, int]:
         return self._group.running | dict.fromkeys(self._group.owed, 0)
 
@@ -300,7 +305,7 @@ def as_floats(values: ArrayLike, name: str) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
-    if not np.isfinite(array).all():
+    if not isfinite(array.dot(array)) and not np.isfinite(array).all():  # the sum of finite squares may overflow
         raise ValueError(
             f"{name} must be finite, got {array[~np.isfinite(array)][0]} at {int(np.flatnonzero(~np.isfinite(array))[0])}"
         )

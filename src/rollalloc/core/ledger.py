@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class Ledger:
             self.failures_N[prompt] = 0
         if len(lengths) > 1:
             std, last = _deviation(lengths), float(self.length_std_N[prompt])
-            self.length_std_N[prompt] = std if np.isnan(last) else last + _LENGTH_STD_STEP * (std - last)
+            self.length_std_N[prompt] = std if isnan(last) else last + _LENGTH_STD_STEP * (std - last)
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""

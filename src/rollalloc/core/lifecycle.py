@@ -27,7 +27,13 @@ _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read a
 
 def on_done(run: Run, done: Done) -> None:
     """A rollout was generated and scored."""
-    _check_numbers(run, done)
+    try:
+        last = done.version if done.last_version is None else done.last_version
+        possible = isfinite(done.reward) and isfinite(done.metric) and 0 <= done.version <= last <= run.version
+    except TypeError:  # None, or a tensor of several values
+        possible = False
+    if not possible:
+        _refuse(run, done)
     if run.reads_rate and not -_ROUNDING <= done.metric <= 1 + _ROUNDING:
         raise MetricError(
             f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
@@ -38,9 +44,13 @@ def on_done(run: Run, done: Done) -> None:
     if group is None:  # it was done before the cancellation reached it
         run.accounts["cancelled"] += 1
         run.release.append(done.rollout)
+        return
+    group.add(done)
+    run.failing = 0
+    if run.patient_S[group.stage] and (group.running or group.owed) and group.phase is _RUNNING:
+        if len(group.done) >= run.stops_from_S[group.stage]:
+            run.flight.touched[group.id] = group
     else:
-        group.add(done)
-        run.failing = 0
         judge(run, group)
 
 
@@ -100,27 +110,26 @@ def on_offered(run: Run, event: Offered) -> None:
         rule.offer(run.memory, useful)
 
 
-def _check_numbers(run: Run, done: Done) -> None:
-    """Refuse a reward, a metric or a version that is no number, or not a possible one."""
+def _refuse(run: Run, done: Done) -> None:
+    """Say what is wrong with a reward, a metric or a version.
+
+    Raises:
+        EventError: always.
+    """
+    first, last = done.version, done.version if done.last_version is None else done.last_version
     try:
         finite = isfinite(done.reward) and isfinite(done.metric)
-    except TypeError:  # None, or a tensor of several values
+    except TypeError:
         finite = False
     if not finite:
         raise EventError(
             f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers; "
             "tell Failed for a rollout without a score"
         )
-    first, last = done.version, done.version if done.last_version is None else done.last_version
-    try:
-        possible = 0 <= first <= last <= run.version
-    except TypeError:  # None
-        possible = False
-    if not possible:
-        raise EventError(
-            f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "
-            "Updated before results of newer weights"
-        )
+    raise EventError(
+        f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "
+        "Updated before results of newer weights"
+    )
 
 
 def _end(run: Run, rollout: int, tokens: int) -> Group | None:
@@ -181,7 +190,7 @@ def judge(run: Run, group: Group) -> None:
     if verdict is None:
         if not group.unfinished:
             raise RuleError(f"judge {stage.judge!r} has no verdict although nothing more is to come")
-        if stage.stop is not None:
+        if len(group.done) >= run.stops_from_S[group.stage]:
             run.flight.touched[group.id] = group
     elif verdict.act is Act.DROP:
         drop(run, group, verdict.reason, verdict.until)

@@ -139,13 +139,19 @@ class SizeRule(Protocol):
 
 
 class StopRule(Protocol):
-    """Which rollouts of a group to cancel."""
+    """Which rollouts of a group to cancel. Asked after something ended or went on, before anything new is ordered.
+
+    A rule with an attribute `least_scored` is not asked before a group has so many scored rollouts.
+    """
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]: ...
 
 
 class JudgeRule(Protocol):
-    """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage."""
+    """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage.
+
+    A rule with an attribute `waits_for_all` that is true is asked only when none of the group's rollouts is still to come.
+    """
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None: ...
 

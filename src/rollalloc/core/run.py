@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import inf
+from operator import attrgetter
 from typing import Any, cast
 
 from rollalloc.core.events import Batch
@@ -18,6 +21,9 @@ class Run:
     """Everything an allocator knows; a function of the recipe, the seed and the events told so far.
 
     Attributes:
+        reads_rate: whether a rule takes the metric for a success rate.
+        patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
+        stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
         cancel: rollouts to stop, not handed out yet.
         release: payloads that may be freed, not handed out yet.
@@ -32,6 +38,10 @@ class Run:
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
         self.recipe, self.table, self.seed = recipe, table, seed
         self.reads_rate = bool(recipe.rate_readers)
+        self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
+        self.stops_from_S = tuple(
+            inf if stage.stop is None else getattr(stage.stop, "least_scored", 0) for stage in recipe.stages
+        )
         self.version = 0
         self.ledger = Ledger(len(table))
         self.roster = Roster(len(table))
@@ -82,10 +92,18 @@ class Run:
         """Whether nothing is running, owed to the driver or awaited from it."""
         return not (self.flight.owner or self.flight.stopped or self.purse.owed or self.batch)
 
+    def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
+        """Those that are not stale, in order of id; each has a scored rollout."""
+        oldest = self.version + updates - self.recipe.max_staleness
+        return sorted((group for group in groups if group.first_version >= oldest), key=_id)  # pyright: ignore
+
     def stale(self, group: Group, updates: int = 0) -> bool:
         """Whether it is too old to train on, or will be after so many more updates."""
         first = group.first_version
         return first is not None and self.version + updates - first > self.recipe.max_staleness
+
+
+_id = attrgetter("id")
 
 
 def _checked_memory(recipe: Recipe, memory: Any) -> Memory:

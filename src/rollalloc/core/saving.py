@@ -206,8 +206,7 @@ class _Renumbering:
 
 
 def _dump_batch(batch: Batch) -> dict[str, Any]:
-    rows = [[getattr(row, name) for name in Row.__slots__] for row in batch.rows]
-    return {"rows": rows, "version": batch.version, "short_because": batch.short_because}
+    return {"rows": [list(row) for row in batch.rows], "version": batch.version, "short_because": batch.short_because}
 
 
 def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:

@@ -19,7 +19,10 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
         purpose: what is drawn, e.g. "rows"; different purposes are independent.
         ids: whatever else the draw belongs to, e.g. a group id; each 0 or more.
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, crc32(purpose.encode()), *ids])))
+    key = [seed, crc32(purpose.encode()), *ids]
+    # The same words as an array spare numpy the conversion of each; beyond 32 bits it splits them.
+    entropy = np.array(key, np.uint32) if max(key) < 1 << 32 else key
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
 
 class _WhenUsed:

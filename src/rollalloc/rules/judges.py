@@ -22,6 +22,8 @@ def _mixed(group: GroupView) -> bool:
 class Complete:
     """Train on every group once all its rollouts ended (GRPO); `until`: when its prompt may be drawn again."""
 
+    waits_for_all: ClassVar = True
+
     until: Until = NEXT_EPOCH
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
@@ -41,6 +43,11 @@ class NonzeroVariance:
     act: Act = Act.TRAIN
     early: bool = False
     until: Until = NEXT_EPOCH
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether it decides on complete groups only."""
+        return not self.early
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished and not self.early:
@@ -68,6 +75,7 @@ class Band:
     """
 
     reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
 
     p_lower: float
     p_upper: float

@@ -87,13 +87,12 @@ class Shuffled:
         while len(picked) - before < count and cursor < end:  # in blocks: many evicted prompts cost no Python loop
             missing = count - (len(picked) - before)
             block = order[cursor : min(end, cursor + 4 * missing + 64)]
-            at = np.flatnonzero(free_N[block])[:missing]
+            at = np.flatnonzero(_free(block, free_N, picked))[:missing]
             picked += block[at].tolist()
             cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
         if missing := count - (len(picked) - before):
             rng.shuffle(order[begin:end])
-            free = free_N[order[begin:end]] & ~np.isin(order[begin:end], picked)
-            at = np.flatnonzero(free)[:missing]
+            at = np.flatnonzero(_free(order[begin:end], free_N, picked))[:missing]
             picked += order[begin + at].tolist()
             cursor = begin + int(at[-1]) + 1 if len(at) == missing else end
         memory["cursors"][source] = cursor
@@ -101,6 +100,11 @@ class Shuffled:
 
     def observe(self, memory: Memory, group: GroupView) -> None:
         pass
+
+
+def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
+    """Which prompts of a block may be drawn: those picked already in the same call still count as free in `free_N`."""
+    return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
 
 
 @dataclass(frozen=True, slots=True)

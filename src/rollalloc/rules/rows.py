@@ -141,12 +141,13 @@ class ShortestAndLongest:
         at_least("longest", self.longest, 0)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        order_G = np.lexsort((group.rollouts_G, group.tokens_G, group.truncated_G))  # truncated last, then by length
-        whole = int(np.count_nonzero(~group.truncated_G))
-        rows = self.shortest + self.longest
-        tail = order_G[whole - self.longest : whole] if whole >= rows else order_G[self.shortest : rows]
-        weight_G = np.ones(group.rewards_G.size)
-        if self.weigh_tail and tail.size:
-            weight_G[tail] = (tail.size + group.cancelled) / tail.size
-        chosen = np.sort(np.concatenate([order_G[: self.shortest], tail]))
-        return chosen, weight_G[chosen]
+        done_G, rows = group.in_order, self.shortest + self.longest
+        # Truncated last, then by length, then by id.
+        order = sorted(range(len(done_G)), key=lambda g: (done_G[g].truncated, done_G[g].tokens))
+        whole = sum(not done.truncated for done in done_G)
+        tail = order[whole - self.longest : whole] if whole >= rows else order[self.shortest : rows]
+        chosen = sorted(order[: self.shortest] + tail)
+        if not self.weigh_tail or not tail:
+            return _even(np.array(chosen))
+        weight = (len(tail) + group.cancelled) / len(tail)
+        return np.array(chosen), np.array([weight if g in tail else 1.0 for g in chosen])

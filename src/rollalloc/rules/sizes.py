@@ -53,6 +53,8 @@ class Redundant:
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         most = int(self.max_factor * self.rows + 1e-9)  # 1.15 * 100 is a little less than 115
         spare = min(round(self.mean_factor * self.rows * len(groups)), most * len(groups)) - self.rows * len(groups)
+        if len(groups) == 1:  # all that is to spare is its own
+            return [self.rows + spare]
         std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
         known = std_G[~np.isnan(std_G)]
         std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0

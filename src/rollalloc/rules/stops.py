@@ -30,13 +30,18 @@ class SampledTail:
         at_least("enough", self.enough, 1)
         at_least("tail", self.tail, 0)
 
+    @property
+    def least_scored(self) -> int:
+        """Scored rollouts before which nothing is stopped."""
+        return self.enough
+
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
         # A group of which some were stopped has its sample already; looking again would thin it out.
-        if group.cancelled or group.unfinished <= self.tail or group.scored < self.enough:
+        if group.scored < self.enough or group.cancelled or group.unfinished <= self.tail:
             return ()
         # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
-        if np.count_nonzero(~group.truncated_G[group.stages_G == group.stage]) < self.enough:
+        if group.whole < self.enough:
             return ()
         running = sorted(group.running)
-        kept = set(rng.choice(running, self.tail, replace=False).tolist())
-        return [rollout for rollout in running if rollout not in kept]
+        kept = rng.choice(len(running), self.tail, replace=False).tolist()
+        return [rollout for at, rollout in enumerate(running) if at not in kept]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -215,7 +215,7 @@ def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]
     """The rollouts that a process generates: neighbours, so that those of a prompt share a prefill."""
     flat = [(order, rollout) for order in orders for rollout in order.rollouts]
     bounds = np.linspace(0, len(flat), processes + 1).astype(int)
-    return [replace(order, rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]
+    return [order._replace(rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]
 
 
 def _by_prompt(orders: Iterable[Order]) -> dict[int, tuple[int, ...]]:
