@@ -408,3 +408,76 @@ def test_a_smaller_budget_on_loading_withholds_what_was_decided_and_not_ordered(
     assert [row.rollout for row in batch.rows] == [0, 1]
     assert batch.short_because.startswith("budget")
     assert copy.paid == sum(copy.accounts().values()) == 2
+
+
+# ------------------------------------------------------------------------------------------------- states of odd shape
+
+JUNK = (None, True, -1, 3, 10**30, 1.5, float("nan"), "", "x", [], [1], [[1, 2]], {}, {"a": 1}, [None], "99")
+
+
+def places(state, path=()):
+    """The path of everything in a state."""
+    yield path
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+def put(state, path, value):
+    """The state with another value at a path."""
+    if not path:
+        return value
+    state = deepcopy(state)
+    part = state
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return state
+
+
+def test_a_state_of_odd_shape_is_refused_with_its_place_or_makes_a_sound_run(saved):
+    """Whatever stands anywhere in a state, loading it says so in one error, or the run that it gives keeps its books."""
+    rng = np.random.default_rng(0)
+    everywhere = list(places(saved))
+    refused = 0
+    for path in (everywhere[at] for at in rng.integers(len(everywhere), size=400)):
+        junk = JUNK[rng.integers(len(JUNK))]
+        allocator = Allocator(PC, 12, 0)
+        before = allocator.state_dict()
+        try:
+            allocator.load_state_dict(put(saved, path, junk))
+        except ValueError as error:
+            assert any(word in str(error) for word in ("allocator state", "recipe", "state was saved")), (path, error)
+            assert allocator.state_dict() == before
+            refused += 1
+        else:
+            assert sum(allocator.accounts().values()) == allocator.paid
+    assert refused > 300
+
+
+@pytest.mark.parametrize(
+    ("path", "junk", "message"),
+    [
+        ((), None, "allocator state: keys: expected a dictionary, got NoneType"),
+        (("purse", "paid"), "7", "allocator state: purse, paid: expected a whole number of 0 or more, got '7'"),
+        (
+            ("purse", "owed"),
+            10**6,
+            "rollouts were paid and 1000000 are owed, but .* are accounted for; the state is torn",
+        ),
+        (("ledger", "tokens_N", "shape"), [1], r"ledger, tokens_N: packed array has 12 entries for shape \[1\]"),
+        (("ledger", "fates"), ["new"], "ledger, fate_N: index . of 1 fates"),
+        (
+            ("roster", "due_N"),
+            pack(np.zeros(1, np.int32)),
+            r"roster, due_N: expected int32 for 12 prompts, got .* \(1,\)",
+        ),
+        (("groups",), [{}], r"allocator state: groups\[0\]: group: missing keys"),
+        (("groups", 0, "phase"), "asleep", r"allocator state: groups\[0\]: 'asleep' is not a valid Phase"),
+        (("groups", 0, "stage"), 5, r"allocator state: groups\[0\]: stage 5"),
+        (("memory", "cursors"), pack(np.zeros(7)), "allocator state: memory: expected .* got .*; the state is torn"),
+        (("touched",), [99], r"allocator state cannot be read \(KeyError: 99\)"),
+    ],
+)
+def test_an_error_of_loading_names_its_place(saved, path, junk, message):
+    refuse(put(saved, path, junk), message)

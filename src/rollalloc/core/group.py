@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import exact_keys, pack, unpack
+from rollalloc.core.packing import exact_keys, natural, naturals, pack, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
 
@@ -92,15 +92,18 @@ class Group:
     def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
-        group = Group(state["id"], state["prompt"], state["epoch"], ledger)
-        group.stage, group.phase, group.spans = state["stage"], Phase(state["phase"]), list(state["spans"])
-        group.owed = deque(state["owed"])
-        group.running = dict(state["running"])
+        group = Group(*(natural(state[name], name) for name in ("id", "prompt", "epoch")), ledger)
+        for name in ("stage", "cancelled", "failed", "tokens"):
+            setattr(group, name, natural(state[name], name))
+        group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
+        group.owed = deque(naturals(state["owed"], "owed"))
+        group.running = {
+            natural(rollout, "running"): natural(tokens, "running") for rollout, tokens in state["running"]
+        }
         for rollout, reward, metric, tokens, version, last, truncated in unpack(state["done"]).tolist():
             group.add(Done(int(rollout), reward, metric, int(tokens), int(version), int(last), bool(truncated)))
-        group.cancelled, group.failed, group.tokens = state["cancelled"], state["failed"], state["tokens"]
         until = state["until"]
-        group.until = until["version"] if "version" in until else Epochs(until["epochs"])
+        group.until = natural(until["version"], "until") if "version" in until else Epochs(until["epochs"])
         return group
 
 

@@ -13,6 +13,8 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+_LARGEST = 1 << 53  # no count of a run comes near; JSON's readers elsewhere hold no larger one exactly
+
 
 class Packed(TypedDict):
     """An array as JSON holds it."""
@@ -101,7 +103,7 @@ def natural(value: Any, where: str) -> int:
     Raises:
         ValueError: anything else.
     """
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is torn")
     return value
 

@@ -23,7 +23,7 @@ class Epochs:
     count: int | None
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 0:
+        if self.count is not None and (type(self.count) is not int or self.count < 0):
             raise ValueError(f"a prompt comes back after 0 epochs or more, got {self.count}")
 
 

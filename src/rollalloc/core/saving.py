@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, cast
 
 import numpy as np
@@ -75,13 +76,14 @@ def load(
             have; says where and names the difference.
     """
     run = Run(recipe, table, seed)
-    _check_origin(run, state, accept_recipe)
-    with reading("allocator state, prompts"):
-        exact_keys(state["prompts"], ("count", "keys"), "keys")
-        source_N = table.source_of(state["prompts"], remap)
-    _load_books(run, state, source_N)
-    _load_in_flight(run, state, _Renumbering(source_N))
-    _check_sums(run)
+    with reading("allocator state"):
+        _check_origin(run, state, accept_recipe)
+        with reading("prompts"):
+            exact_keys(state["prompts"], ("count", "keys"), "keys")
+            source_N = table.source_of(state["prompts"], remap)
+        _load_books(run, state, source_N)
+        _load_in_flight(run, state, _Renumbering(source_N))
+        _check_sums(run)
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)
     return run
@@ -89,23 +91,19 @@ def load(
 
 def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     """Refuse a state of another schema, seed or recipe."""
-    with reading("allocator state"):
-        if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
-            raise ValueError(
-                f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
-            )
-        exact_keys(state, _KEYS, "keys")
-        if state["seed"] != run.seed:
-            raise ValueError(
-                f"saved with seed {state['seed']!r}, got seed {run.seed}; make the allocator with the saved seed"
-            )
+    if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
+        raise ValueError(
+            f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
+        )
+    exact_keys(state, _KEYS, "keys")
+    if state["seed"] != run.seed:
+        raise ValueError(
+            f"saved with seed {state['seed']!r}, got seed {run.seed}; make the allocator with the saved seed"
+        )
     lines = list(differences(state["recipe"], run.recipe.description))
     if lines and not accept_recipe:
-        raise ValueError(
-            "the state was saved under another recipe (accept_recipe=True goes on all the same): " + "; ".join(lines)
-        )
-    with reading("allocator state, recipe"):
-        stages = len(state["recipe"]["stages"])
+        raise ValueError("saved under another recipe (accept_recipe=True goes on all the same): " + "; ".join(lines))
+    stages = len(state["recipe"]["stages"])
     if state["groups"] and stages != len(run.recipe.stages):
         raise ValueError(
             f"{len(state['groups'])} groups are in flight in {stages} stages, this recipe has {len(run.recipe.stages)}; "
@@ -115,22 +113,21 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
 
 def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | None) -> None:
     """Everything that is not in flight."""
-    with reading("allocator state"):
-        for name in _COUNTS:
-            setattr(run, name, natural(state[name], name))
-        run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
-        if not isinstance(state["finished"], str | None):
-            raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
-        same = state["recipe"] == run.recipe.description and source_N is None
-        run.finished = state["finished"] if same else None  # under others it need not end for the same reason
-        if source_N is not None:
-            run.barren = run.failing = 0  # counted prompts of the old data set
-        exact_keys(state["accounts"], CAUSES[:-1], "accounts")
-        run.accounts = {cause: natural(state["accounts"][cause], f"accounts, {cause}") for cause in CAUSES[:-1]}
-        run.purse.load_state_dict(state["purse"])
-        run.ledger.load_state_dict(state["ledger"], source_N)
-        run.roster.load_state_dict(state["roster"], source_N)
-    with reading("allocator state, memory"):
+    for name in _COUNTS:
+        setattr(run, name, natural(state[name], name))
+    run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
+    if not isinstance(state["finished"], str | None):
+        raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
+    same = state["recipe"] == run.recipe.description and source_N is None
+    run.finished = state["finished"] if same else None  # under others it need not end for the same reason
+    if source_N is not None:
+        run.barren = run.failing = 0  # counted prompts of the old data set
+    exact_keys(state["accounts"], CAUSES[:-1], "accounts")
+    run.accounts = {cause: natural(state["accounts"][cause], f"accounts, {cause}") for cause in CAUSES[:-1]}
+    run.purse.load_state_dict(state["purse"])
+    run.ledger.load_state_dict(state["ledger"], source_N)
+    run.roster.load_state_dict(state["roster"], source_N)
+    with reading("memory"):
         _load_memory(run, unpack_tree(state["memory"]), source_N, same)
 
 
@@ -153,17 +150,20 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     """Groups, rollouts and the batch."""
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
-        with reading(f"allocator state, groups[{at}]"):
+        with reading(f"groups[{at}]"):
             group = Group.of_state(saved, run.ledger)
             group.prompt = here[group.prompt]
             _check_group(run, group)
             groups.append(group)
-    with reading("allocator state"):
-        run.flight.restore(groups)
-        run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
-        run.flight.stopped = {natural(rollout, "stopped"): here[prompt] for rollout, prompt in state["stopped"]}
-        drawn = [(here[prompt], natural(epoch, "drawn")) for prompt, epoch in state["drawn"]]
-        run.drawn = [(prompt, epoch) for prompt, epoch in drawn if prompt != GONE]
+    run.flight.restore(groups)
+    run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
+    run.flight.stopped = {natural(rollout, "stopped"): here[prompt] for rollout, prompt in state["stopped"]}
+    drawn = [(here[prompt], natural(epoch, "drawn")) for prompt, epoch in state["drawn"]]
+    run.drawn = [(prompt, epoch) for prompt, epoch in drawn if prompt != GONE]
+    indices = [group.prompt for group in groups] + [*run.flight.stopped.values(), *(prompt for prompt, _ in drawn)]
+    if max(indices, default=0) >= len(run.table):
+        raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is torn")
+    with reading("batch"):
         run.batch = None if state["batch"] is None else _load_batch(state["batch"], here)
 
 
@@ -173,6 +173,10 @@ def _check_group(run: Run, group: Group) -> None:
         raise ValueError(
             f"stage {group.stage} and id {group.id} are not of {stages} stages and {run.next_group} groups"
         )
+    if any(
+        not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version) for done in group.done
+    ):
+        raise ValueError(f"a scored rollout is not finite, or of weights newer than {run.version}; the state is torn")
     if group.phase not in (Phase.RUNNING, Phase.WAITING, Phase.READY):
         raise ValueError(f"phase {group.phase.value!r} is not one of a group in flight")
 
@@ -189,7 +193,7 @@ def _check_sums(run: Run) -> None:
     known = all(0 <= rollout < run.next_rollout for rollout in rollouts + owed)
     if paid != run.purse.paid or len(owed) != run.purse.owed or not distinct or not known:
         raise ValueError(
-            f"allocator state: {run.purse.paid} rollouts were paid and {run.purse.owed} are owed, but {paid} and "
+            f"{run.purse.paid} rollouts were paid and {run.purse.owed} are owed, but {paid} and "
             f"{len(owed)} are accounted for{'' if distinct and known else ', some twice or never ordered'}; the state is "
             "torn"
         )
