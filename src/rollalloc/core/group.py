@@ -92,7 +92,8 @@ class Group:
     def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
-        group = Group(*(natural(state[name], name) for name in ("id", "prompt", "epoch")), ledger)
+        number, prompt, epoch = (natural(state[name], name) for name in ("id", "prompt", "epoch"))
+        group = Group(number, prompt, epoch, ledger)
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
