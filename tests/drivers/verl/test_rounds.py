@@ -198,3 +198,39 @@ def test_the_recipes_own_advantages_are_the_factors(make_rounds):
     expected = {key: row.advantage * row.weight for key, row in zip(rows.keys, rows.rows, strict=True)}
     assert rows.factors(own=True, within_group=True) == expected
     assert any(expected.values())
+
+
+def unsolved(few):
+    """Prompts below `few` are mixed, all others right."""
+
+    def outcome(submission, session):
+        right = float(session % 2) if submission.prompt < few else 1.0
+        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+
+    return outcome
+
+
+@pytest.mark.xfail(
+    strict=True, raises=Finished, reason="a loader whose prompts were all passed over is said to have ended"
+)
+def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_end_gives_a_short_batch(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=16)
+    batches = [rows.batch for rows in train(rounds, 20)]
+    assert all({row.prompt for row in batch.rows} == {0, 1} for batch in batches)
+    assert all("16 may be drawn" in batch.short_because for batch in batches)
+    assert len(rounds.crew.submitted) == 16 + 2 + 19 * (2 + 2)  # the solved ones are piloted once
+
+
+@pytest.mark.xfail(strict=True, raises=Finished, reason="a loader is read for two epochs at most")
+def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(make_rounds):
+    piloted = []
+
+    def right_at_first(submission, session):
+        if session == 0 and "s0" in submission.uid:
+            piloted.append(submission.prompt)
+        right = 1.0 if piloted.count(submission.prompt) == 1 else float(session % 2)
+        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+
+    rounds = make_rounds(RECIPES["pilot_commit"] | {"reprobe_every": 5}, right_at_first, prompts=16)
+    train(rounds, 4)
+    assert rounds.allocator.epoch >= 5
