@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from rollalloc import MetricError
 from rollalloc.drivers.verl.rounds import Finished, Outcome
 
 RECIPES = {
@@ -10,6 +11,7 @@ RECIPES = {
     "pilot_commit": {"recipe": "pilot_commit", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
     "pods": {"recipe": "pods", "m": 2},
     "darts": {"recipe": "darts", "shortest": 2, "longest": 1, "tail": "sampled"},
+    "racing": {"recipe": "racing", "sizes_S": [2, 4], "gen_groups": 8},
     "pilot_commit+pods": {"recipe": "pilot_commit+pods", "n_pilot": 2, "n_commit": 4, "gen_groups": 8, "m": 4},
 }
 
@@ -169,6 +171,33 @@ def test_a_checkpoint_without_its_rows_is_refused_and_nothing_is_changed(make_ro
     with pytest.raises(ValueError, match="torn"):
         second.load_state_dict(first.state_dict(), set())
     assert second.state_dict() == before
+
+
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(
+    "shape", [lambda right: 2 * right - 1, lambda right: right / 2 - 7], ids=["plus and minus 1", "negative"]
+)
+def test_any_reward_goes_with_a_metric_that_is_a_success_rate(make_rounds, section, shape):
+    def shaped(submission, session):
+        right = float(session % 2)
+        return Outcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
+
+    ours, plain = train(make_rounds(section, shaped, prompts=256), 4), train(make_rounds(section, prompts=256), 4)
+    for rows, expected in zip(ours, plain, strict=True):  # as with the metric for a reward
+        assert rows.keys == expected.keys
+        assert [row.advantage for row in rows.rows] == pytest.approx([row.advantage for row in expected.rows], rel=1e-3)
+
+
+@pytest.mark.parametrize("metric", [-1.0, 1.5])
+def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_rounds, metric):
+    def outcome(submission, session):
+        return Outcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
+
+    with pytest.raises(
+        MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*`acc` of the dictionary .*\"acc\": 1.0 if right"
+    ):
+        make_rounds(RECIPES["pilot_commit"], outcome).next_batch()
+    assert make_rounds(RECIPES["grpo"], outcome).next_batch()  # whose rules read no success rate
 
 
 def test_metrics_account_for_every_rollout(make_rounds):

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollalloc.core.allocator import Allocator, Starved
+from rollalloc.core.allocator import Allocator, MetricError, Starved
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
+from rollalloc.drivers.verl.scores import METRIC_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class Rounds:
         Raises:
             Finished: there is none, and there will be none.
             Starved: nothing can be done although the run is not over; the message says what would help.
+            MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
         """
         started, waited = time.perf_counter(), 0.0
         self.reasons = {}
@@ -244,7 +246,10 @@ class Rounds:
                 self._unneeded += outcome.keys
                 continue
             self._keys[rollout] = outcome.keys
-            self.allocator.tell([self._event(rollout, outcome)])
+            try:
+                self.allocator.tell([self._event(rollout, outcome)])
+            except MetricError as error:
+                raise MetricError(f"{error}. {METRIC_KEY}") from None
 
     def _event(self, rollout: int, outcome: Outcome) -> Done | Failed | Cancelled:
         if outcome.cancelled:
