@@ -208,6 +208,96 @@ def test_metrics_account_for_every_rollout(make_rounds):
     assert all(key.startswith("rollalloc/") for key in metrics)
 
 
+def by_quarter(submission, session):
+    """Of four prompts one is solved, one too hard and two are mixed."""
+    right = [1.0, 0.0, float(session % 2), float(session % 2)][submission.prompt % 4]
+    return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+
+
+def steps_of(rounds, batches):
+    """Each batch's metrics, with what the crew was given for it."""
+    steps = []
+    for _ in range(batches):
+        before = len(rounds.crew.submitted)
+        rows = rounds.next_batch()
+        steps.append((rounds.metrics(rows.batch), rounds.crew.submitted[before:]))
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+    return steps
+
+
+def figures(metrics, prefix):
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+
+
+def test_metrics_by_stage_by_hand(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
+    (first, _), (second, _) = steps_of(rounds, 2)
+    # Eight pilots of which four pass; commits for those, beside eight pilots more of which four are held.
+    assert figures(first, "rollalloc/stage/pilot/") == {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5}
+    assert figures(first, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    assert figures(first, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 0, "lost": 0}
+    assert first["rollalloc/rounds"] == 2
+    assert figures(second, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    assert figures(second, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
+    assert second["rollalloc/rounds"] == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "section",
+    [
+        RECIPES["pilot_commit"],
+        RECIPES["pilot_commit"] | {"max_staleness": 1, "promote": "most_recent", "gen_groups": 24},
+        RECIPES["pilot_commit+pods"],
+        RECIPES["dapo"],
+        RECIPES["dapo"] | {"surplus": "carry"},
+        RECIPES["racing"],
+        RECIPES["grpo"],
+    ],
+)
+def test_metrics_by_stage_agree_with_what_the_crew_was_given(make_rounds, section, at_once):
+    rounds = make_rounds(section, by_quarter, prompts=256, at_once=at_once)
+    names = [stage.name.replace(" ", "_") for stage in rounds.allocator.recipe.stages]
+    held = paid = lost = 0
+    for metrics, submitted in steps_of(rounds, 8):
+        for at, name in enumerate(names):
+            given = [submission for submission in submitted if f"s{at}r" in submission.uid]
+            pilots = {submission.uid.partition("s")[0]: submission.prompt for submission in given}
+            stage = figures(metrics, f"rollalloc/stage/{name}/")
+            assert stage["groups"] == len(pilots)
+            assert stage["rollouts"] == sum(len(submission.rollouts) for submission in given)
+            mixed = sum(prompt % 4 > 1 for prompt in pilots.values())
+            assert stage["passed"] == (len(pilots) if section["recipe"] == "grpo" else mixed)
+        paid += sum(metrics[f"rollalloc/stage/{name}/rollouts"] for name in names)
+        assert metrics["rollalloc/rollouts/paid"] == paid
+        flow = figures(metrics, "rollalloc/held/")
+        assert flow["groups"] == held + flow["in"] - flow["out"] - flow["lost"]
+        assert min(flow.values()) >= 0
+        held, lost = flow["groups"], lost + flow["lost"]
+    assert metrics["rollalloc/rollouts/stale"] == 2 * lost  # both pilots of each
+    assert bool(lost) == ("promote" in section)
+
+
+def test_a_group_that_passed_its_pilots_and_falls_after_its_commits_has_passed_the_pilots(make_rounds):
+    everyone = {"p_lower": 0, "p_upper": 0, "p_solve": 2, "max_staleness": 0}
+    section = {"recipe": "pilot_commit+dapo", "n_pilot": 1, "n_commit": 4, "gen_groups": 8} | everyone
+    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, at_once=1000), 1)
+    pilot, commit = (figures(metrics, f"rollalloc/stage/{name}/") for name in ("pilot", "commit"))
+    assert (pilot["passed"], pilot["pass_rate"]) == (pilot["groups"], 1.0)
+    assert commit["passed"] < commit["groups"]
+
+
+def test_groups_held_at_a_checkpoint_are_counted_as_held_after_it(make_rounds):
+    first, second = (make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000) for _ in range(2))
+    steps_of(first, 1)
+    second.crew.rows = set(first.crew.rows)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
+    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    ((metrics, _),) = steps_of(second, 1)
+    assert figures(metrics, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
+
+
 def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
     def outcome(submission, session):
         if session and submission.prompt == 0:
