@@ -50,4 +50,21 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     assert n == (128 if row == "deepmath_1.5b" else 64)
     if method == "pilot_commit":
         assert section["n_pilot"] + section["n_commit"] == n
+    if "gen_groups" in section:
+        assert recipe.max_candidates == 10 * section["gen_groups"]
     assert groups // config.actor_rollout_ref.actor.ppo_mini_batch_size == 4
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_no_rollout_is_cut_before_its_length(row: str) -> None:
+    """verl refuses a model of fewer positions than `max_model_len`; without it rollouts would be cut in silence."""
+    config = OmegaConf.create(composed(row, "grpo"))
+    rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    assert rollout.max_model_len == rollout.max_num_batched_tokens == tokens
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == tokens
+    assert config.actor_rollout_ref.model.path != "Qwen/Qwen2.5-Math-1.5B"
+    penalty = config.reward.reward_kwargs
+    assert (penalty.max_resp_len, penalty.overlong_buffer_cfg.enable) == (
+        config.data.max_response_length,
+        row == "deepmath_1.5b",
+    )
