@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
@@ -28,7 +28,14 @@ def dapo_carry(groups: int, n: int, gen_groups: int, max_candidates: int | None 
     return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates)
 
 
-def pilot_commit_pods(groups: int, n_pilot: int, n_commit: int, gen_groups: int, m: int) -> Recipe:
+def pilot_commit_pods(
+    groups: int,
+    n_pilot: int,
+    n_commit: int,
+    gen_groups: int,
+    m: int,
+    rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
+) -> Recipe:
     """Pilot-Commit, trained on the m rollouts of largest reward variance of each group, as PODS does.
 
     Args:
@@ -37,12 +44,13 @@ def pilot_commit_pods(groups: int, n_pilot: int, n_commit: int, gen_groups: int,
         n_commit: rollouts for a prompt in the window, at least 1.
         gen_groups: prompts piloted at a time, at least 1.
         m: rollouts trained on, in [1, n_pilot + n_commit].
+        rule: which m, as in `recipes.pods`.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number out of its range, or a rule that there is not.
     """
     commits = recipes.pilot_commit(groups, n_pilot, n_commit, gen_groups)
-    return recipes.mix(commits, recipes.pods(groups, n_pilot + n_commit, m))
+    return recipes.mix(commits, recipes.pods(groups, n_pilot + n_commit, m, rule))
 
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {

@@ -77,7 +77,7 @@ def pilot_commit(
     p_upper: float = 0.25,
     p_solve: float = 1.0,
     max_staleness: int = 4,
-    promote: Literal["top_variance", "random", "oldest"] = "top_variance",
+    promote: Literal["top_variance", "random", "oldest", "most_recent"] = "top_variance",
     max_candidates: int | None = None,
     reprobe_every: int | None = None,
 ) -> Recipe:
@@ -95,7 +95,8 @@ def pilot_commit(
         p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
         p_solve: pilot means of at least this evict the prompt; above 1 none is evicted.
         max_staleness: updates of the weights after which a pilot is too old to train on.
-        promote: which prompts in the window get commits when there are more than needed.
+        promote: which prompts in the window get commits when there are more than needed: "top_variance", "random", "oldest"
+            or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale.
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
 
@@ -120,22 +121,30 @@ def pilot_commit(
     )
 
 
-def pods(groups: int, n: int, m: int) -> Recipe:
+def pods(
+    groups: int,
+    n: int,
+    m: int,
+    rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
+) -> Recipe:
     """PODS: roll out n, train on the m of largest reward variance, statistics after the choice. arXiv 2504.13818.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts a prompt.
         m: rollouts trained on, in [1, n].
+        rule: which m: "max_variance", or one of those that the paper compares it with, "max_reward", "random" and
+            "percentile". Under "max_reward" a prompt with m or more right answers of n teaches nothing.
 
     Raises:
-        ValueError: m out of its range.
+        ValueError: m out of its range, or a rule that there is not.
     """
     at_least("n", n, 1)
     at_least("m", m, 1)
+    _one_of("rule", rule, tuple(_row_rules(1)))
     if m > n:
         raise ValueError(f"m must be at most n={n}, the rollouts there are to choose from, got {m}")
-    return replace(grpo(groups, n), rows=rows.MaxVariance(m), advantage=advantages.OverChosen(advantages.pods))
+    return replace(grpo(groups, n), rows=_row_rules(m)[rule], advantage=advantages.OverChosen(advantages.pods))
 
 
 def darts(
@@ -293,6 +302,16 @@ def _promote_rules(max_staleness: int) -> dict[str, Any]:
         "top_variance": promote.TopVariance(max_staleness),
         "random": promote.RandomOrder(),
         "oldest": promote.Oldest(),
+        "most_recent": promote.MostRecent(),
+    }
+
+
+def _row_rules(m: int) -> dict[str, Any]:
+    return {
+        "max_variance": rows.MaxVariance(m),
+        "max_reward": rows.MaxReward(m),
+        "random": rows.Random(m),
+        "percentile": rows.Percentile(m),
     }
 
 

@@ -49,6 +49,7 @@ def test_tuned_settings_say_how_they_were_found(file):
         make_recipe(recipe, one["parameters"])
         assert one["learning_rate"] > 0
         assert one["settings_tried"] >= 0, recipe
+        assert 0 < max(one.get("costs", [1])) <= one.get("budget", found["budget"]), recipe
 
 
 @pytest.mark.parametrize("task", PRESETS)

@@ -276,6 +276,17 @@ def test_a_mistake_in_a_comparison_is_one_message(call, tmp_path, arguments, mes
     assert not (tmp_path / "out" / "results.json").exists()
 
 
+def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
+    pods = ("--recipe", "pods", "--set", "groups=2", "--set", "n=4", "--set", "m=2")
+    train = ("train", *OWN, *SHORT, "--reward-workers", 0, *pods)
+    code, output = call(*train, "--set", "rule=max_rewards", "--out", tmp_path / "none")
+    assert code == 2, output
+    assert "rule must be one of max_variance, max_reward, random, percentile, got 'max_rewards'" in said(output)
+    code, output = call(*train, "--set", "rule=percentile", "--out", tmp_path / "run")
+    assert code == 0, output
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["parameters"]["rule"] == "percentile"
+
+
 def test_compare_with_matched_shapes_gives_every_recipe_the_same(call, tmp_path):
     arguments = ("compare", *OWN, *SHORT, "--reward-workers", 0, "--recipes", "grpo,pods", "--seeds", 0)
     code, output = call(*arguments, "--matched", "groups=2,n=4", "--set", "pods.m=3", "--out", tmp_path)

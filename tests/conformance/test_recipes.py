@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import PromptTable, recipes
-from rollalloc.rules import prompts, rows
+from rollalloc.rules import prompts
 from rollalloc.testing import ConformanceError, check_recipe, mutants, trace
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
@@ -20,14 +20,15 @@ RECIPES = {
     "pilot_commit": PC,
     "pilot_commit_random": recipes.pilot_commit(4, 4, 4, 12, promote="random"),
     "pilot_commit_oldest": recipes.pilot_commit(4, 4, 4, 12, promote="oldest", max_candidates=24),
+    "pilot_commit_most_recent": recipes.pilot_commit(4, 4, 4, 12, promote="most_recent"),
     "pilot_commit_fresh": recipes.pilot_commit(4, 4, 4, 12, max_staleness=0),
     "pilot_commit_fresh_random": recipes.pilot_commit(4, 4, 4, 12, max_staleness=0, promote="random"),
     "pilot_commit_one_step_old": recipes.pilot_commit(4, 4, 4, 12, max_staleness=1),
     "pilot_commit_reprobe": recipes.pilot_commit(4, 4, 4, 8, reprobe_every=2),
     "pods": recipes.pods(4, 8, 4),
-    "pods_max_reward": replace(recipes.pods(4, 8, 4), rows=rows.MaxReward(4)),
-    "pods_random": replace(recipes.pods(4, 8, 4), rows=rows.Random(4)),
-    "pods_percentile": replace(recipes.pods(4, 8, 4), rows=rows.Percentile(4)),
+    "pods_max_reward": recipes.pods(4, 8, 4, rule="max_reward"),
+    "pods_random": recipes.pods(4, 8, 4, rule="random"),
+    "pods_percentile": recipes.pods(4, 8, 4, rule="percentile"),
     "darts_exact": recipes.darts(4, 3, 1),
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),

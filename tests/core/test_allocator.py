@@ -149,6 +149,29 @@ def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
     assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
 
 
+@pytest.mark.parametrize(
+    ("rule", "kept", "advantages"),
+    [  # of rewards 3, 0, 2, 1, 2; std unbiased, over those kept
+        ("max_variance", [0, 1], [0.707, -0.707]),
+        ("max_reward", [0, 2], [0.707, -0.707]),
+        ("percentile", [3, 4], [-0.707, 0.707]),
+    ],
+)
+def test_pods_by_its_other_rules(drive, rule, kept, advantages):
+    driver = drive(recipes.pods(1, 5, 2, rule), prompts=1, default=(3.0, 0.0, 2.0, 1.0, 2.0))
+    orders = driver.ask().generate
+    driver.answer(orders)
+    batch = driver.ask().batch
+    assert [ids(orders).index(row.rollout) for row in batch.rows] == kept
+    assert [round(row.advantage, 3) for row in batch.rows] == advantages
+
+
+def test_pods_max_reward_learns_nothing_of_a_prompt_with_m_right_answers(drive):
+    driver = drive(recipes.pods(1, 4, 2, "max_reward"), prompts=2, default=(0.0, 1.0, 1.0, 0.0))
+    assert [row.advantage for row in driver.until_batch().batch.rows] == [0.0, 0.0]
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 2, "unselected": 2}
+
+
 def test_racing_goes_on_with_mixed_prompts_as_soon_as_they_are_mixed(drive):
     driver = drive(recipes.racing(1, (2, 4), 1), prompts=3)
     first = driver.ask().generate
@@ -825,9 +848,10 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.pilot_commit(4, 4, 0, 8), "n_commit must be a whole number of at least 1, got 0"),
         (lambda: recipes.pilot_commit(4, 4, 4, 0), r"gen_groups must be .* at least 1, got 0"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, 0.9, 0.25), "window from p_lower=0.9 to 1 - p_upper=0.75 is empty"),
-        (lambda: recipes.pilot_commit(4, 4, 4, 8, promote="best"), "promote must be one of top_variance, random, oldest"),
+        (lambda: recipes.pilot_commit(4, 4, 4, 8, promote="best"), "one of top_variance, random, oldest, most_recent, got"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, max_staleness=-1), "max_staleness must be"),
         (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the rollouts there are to choose from, got 9"),
+        (lambda: recipes.pods(4, 8, 4, "best"), "rule must be one of max_variance, max_reward, .*, got 'best'"),
         (lambda: recipes.pods(4, 8, 0), "m must be a whole number of at least 1, got 0"),
         (lambda: recipes.grpo(0, 4), "groups must be a whole number of at least 1, got 0"),
         (lambda: recipes.grpo(4, 0), "n must be a whole number of at least 1, got 0"),

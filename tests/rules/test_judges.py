@@ -85,6 +85,24 @@ def test_band_waits_until_all_pilots_ended():
     assert band(1, 4, running=[9]) is None
 
 
+@pytest.mark.parametrize(
+    ("metrics", "rewards", "expected"),
+    [
+        ([1, 1, 0, 0], [1.0, 1.0, 1.0, 1.0], IN),  # the shaped reward says solved
+        ([1, 1, 0, 0], [-1.0, -1.0, -1.0, -1.0], IN),  # and too hard
+        ([0, 0, 0, 0], [1.0, 1.0, 0.0, 0.0], HARD),
+        (
+            [1, 1, 1, 1],
+            [0.5, 0.5, -0.5, -0.5],
+            Verdict(Act.DROP, "out_of_band/solved", NEVER),
+        ),  # all right, two overlong
+        ([1, 1, 1, 1, 1, 1, 1, 0], [0.5] * 8, EASY),
+    ],
+)
+def test_band_looks_at_the_metric_and_never_at_the_shaped_reward(metrics, rewards, expected):
+    assert Band(0.125, 0.25, 1.0)(GroupView.of(metrics, rewards=rewards), NO_VIEW) == expected
+
+
 def test_deferred_prompts_are_back_in_the_next_epoch():
     assert band(0, 8).until == band(7, 8).until == NEXT_EPOCH
 

@@ -9,7 +9,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
-from rollalloc.rules.promote import Oldest, RandomOrder, TopVariance
+from rollalloc.rules.promote import MostRecent, Oldest, RandomOrder, TopVariance
 
 
 def view(version=0, running=0):
@@ -59,6 +59,13 @@ def test_top_variance_looks_at_the_metric():
 def test_oldest_first_by_version_then_by_draw():
     held = [group(0, 2, version=3), group(1, 2, version=1), group(2, 2, version=1)]
     assert promoted(Oldest(), held, 2) == [1, 2]
+
+
+def test_most_recent_by_version_then_by_draw():
+    held = [group(0, 2, version=1), group(1, 2, version=3), group(2, 2, version=2), group(3, 2, version=3)]
+    assert promoted(MostRecent(), held, 3) == [3, 1, 2]  # variances are equal, and would not matter
+    assert promoted(MostRecent(), [group(0, 1), group(1, 2), group(2, 0)], 2) == [2, 1]
+    assert promoted(Oldest(), held, 3) == [0, 2, 1]  # the other way round, which the released least_recent is not
 
 
 def test_random_order_is_uniform_and_keyed():

@@ -131,6 +131,13 @@ def test_posterior_updates_as_by_hand():
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
 
 
+def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():
+    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    memory = rule.init(PromptTable(1))
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], rewards=[0.0, -1.0, 0.25, 1.0]))
+    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([4], [2])
+
+
 def test_posterior_begins_with_the_tables_priors_but_is_never_certain():
     memory = prompts.Posterior(prior_weight=10.0).init(PromptTable(3, prior_N=[0.0, float("nan"), 1.0]))
     np.testing.assert_allclose(memory["hits_N"], [0.2, 5.0, 9.8], rtol=1e-6)

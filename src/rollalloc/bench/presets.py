@@ -1,8 +1,9 @@
 """Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
 
 The settings stand in `tuned/TASK.json`, as `rollalloc.bench.sweep` finds them: a grid of the same size over learning rate
-and shape of a batch for every recipe, GRPO included, the same budget and the same tuning seeds. `settings_tried` says how
-much of its grid a recipe got. The seeds of a comparison are others. A task that was not swept borrows those of another.
+and shape of a batch for every recipe, GRPO included, and the same tuning seeds. `settings_tried` says how much of its grid a
+recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the others'. The seeds of a
+comparison are others. A task that was not swept borrows those of another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tuning with an equal budget for every recipe: as many learning rates, shapes, seeds and rollouts for each.
+"""Tuning with an equal budget for every recipe of a call: as many learning rates, shapes, seeds and rollouts for each.
 
     python -m rollalloc.bench.sweep --task skills/late --out runs/sweep
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
+from rollalloc.rewards.extract import boxed
+
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
 Row = Mapping[str, Any]
@@ -106,6 +108,14 @@ def _gsm8k(row: Row) -> Problem:
     return Problem(None, _text(row, "question"), answer.strip().replace(",", ""), {})
 
 
+def _math(row: Row) -> Problem:
+    """The answer is what the solution boxes last."""
+    answer = boxed(_answer(row, "solution"))
+    if not answer:
+        raise NoAnswer("no closed box in it")
+    return Problem(None, _text(row, "problem"), answer, {})
+
+
 def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], Problem]:
     """A set whose columns need no more than their names; of several answer columns the first that is there counts."""
 
@@ -154,6 +164,7 @@ SETS: Mapping[str, tuple[Part, ...]] = {
         Part("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
         Part("gsm8k_test", "openai/gsm8k", "test", "evaluation", _gsm8k, "main"),
     ),
+    "math": (Part("math_train", "DigitalLearningGmbH/MATH-lighteval", "train", "train", _math, "default"),),
     "math500": (Part("math500", "HuggingFaceH4/MATH-500", "test", "evaluation", _columns("problem", *_MATH)),),
     "aime24": (
         Part("aime24", "HuggingFaceH4/aime_2024", "train", "evaluation", _columns("problem", *_MATH, index="id")),

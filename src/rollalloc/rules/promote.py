@@ -20,6 +20,14 @@ class Oldest:
 
 
 @dataclass(frozen=True, slots=True)
+class MostRecent:
+    """Those with the newest rollouts first, then those drawn last."""
+
+    def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
+        return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
+
+
+@dataclass(frozen=True, slots=True)
 class RandomOrder:
     """Any k, at random."""
 

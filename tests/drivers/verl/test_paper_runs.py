@@ -1,5 +1,6 @@
 """The configurations of the paper's runs, composed with the installed verl."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,35 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf  # noqa: E402
 
+from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
+from rollalloc.rules.prompts import AsOffered  # noqa: E402
+from rollalloc.rules.rows import MaxVariance  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
-ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml"))
+PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
+ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml") if not path.stem.startswith("pods_"))
 METHODS = sorted(path.stem for path in (FOLDER / "method").glob("*.yaml"))
 
 pytestmark = pytest.mark.verl
 
 
-def composed(row: str, method: str) -> dict[str, Any]:
+def composed(row: str, *chosen: str) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(FOLDER), version_base=None):
-        config = hydra.compose(row, [f"method={method}"])
+        config = hydra.compose(row, list(chosen))
     return OmegaConf.to_container(config, resolve=False)
 
 
 def test_every_row_and_method_is_there() -> None:
     assert ROWS == ["deepmath_1.5b", "polaris_14b", "polaris_4b", "polaris_8b"]
+    assert sorted(path.stem for path in FOLDER.glob("pods_*.yaml")) == sorted([*PODS, "pods_base", "pods_one_gpu"])
     assert METHODS == ["dapo", "darts", "grpo", "pilot_commit", "pods"]
 
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_of_a_row_differ_in_the_keys_of_the_recipe_only(row: str, method: str) -> None:
-    ours, base = composed(row, method), composed(row, "grpo")
+    ours, base = composed(row, f"method={method}"), composed(row, "method=grpo")
     assert ours["trainer"]["v1"].pop("rollalloc")["recipe"] == method
     base["trainer"]["v1"].pop("rollalloc")
     assert ours == base
@@ -42,7 +48,7 @@ def test_methods_of_a_row_differ_in_the_keys_of_the_recipe_only(row: str, method
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
-    config = OmegaConf.create(composed(row, method))
+    config = OmegaConf.create(composed(row, f"method={method}"))
     groups, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     section = OmegaConf.to_container(config.trainer.v1.rollalloc, resolve=True)
     recipe = read_settings(section, groups, n).recipe
@@ -50,4 +56,59 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     assert n == (128 if row == "deepmath_1.5b" else 64)
     if method == "pilot_commit":
         assert section["n_pilot"] + section["n_commit"] == n
+    if "gen_groups" in section:
+        assert recipe.max_candidates == 10 * section["gen_groups"]
     assert groups // config.actor_rollout_ref.actor.ppo_mini_batch_size == 4
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_no_rollout_is_cut_before_its_length(row: str) -> None:
+    """verl refuses a model of fewer positions than `max_model_len`; without it rollouts would be cut in silence."""
+    config = OmegaConf.create(composed(row, "method=grpo"))
+    rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    assert rollout.max_model_len == rollout.max_num_batched_tokens == tokens
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == tokens
+    assert config.actor_rollout_ref.model.path != "Qwen/Qwen2.5-Math-1.5B"
+    penalty = config.reward.reward_kwargs
+    assert (penalty.max_resp_len, penalty.overlong_buffer_cfg.enable) == (
+        config.data.max_response_length,
+        row == "deepmath_1.5b",
+    )
+
+
+def recipe_of(config: Any) -> tuple[int, int, Any]:
+    groups, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    return groups, n, read_settings(OmegaConf.to_container(config.trainer.v1.rollalloc, resolve=True), groups, n).recipe
+
+
+@pytest.mark.parametrize(
+    ("row", "pods", "grpo"),
+    [
+        ("pods_gsm8k", (1, 64, 16), (1, 16)),
+        ("pods_math", (1, 32, 8), (1, 8)),
+        ("pods_gsm8k_8gpu", (32, 128, 32), (128, 32)),
+    ],
+)
+def test_pods_runs_and_their_baselines(row: str, pods: tuple[int, int, int], grpo: tuple[int, int]) -> None:
+    ours, base = (OmegaConf.create(composed(row, f"arm={arm}")) for arm in ("pods", "grpo"))
+    groups, n, recipe = recipe_of(ours)
+    assert (groups, n, recipe.rows) == (*pods[:2], MaxVariance(pods[2]))
+    assert recipe_of(base)[:2] == grpo
+    for config in (ours, base):
+        assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+        tokens = config.data.max_prompt_length + config.data.max_response_length
+        assert config.actor_rollout_ref.rollout.max_model_len == tokens
+        assert config.actor_rollout_ref.model.get("lora_rank") == (0 if row == "pods_gsm8k_8gpu" else 64)
+        for changed in ("experiment_name", "v1"):
+            del config.trainer[changed]
+        del config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    assert OmegaConf.to_container(ours) == OmegaConf.to_container(base)
+
+
+@pytest.mark.parametrize("rule", ["max_reward", "random", "percentile"])
+def test_pods_grids_and_rules_are_overrides(rule: str) -> None:
+    chosen = ["row.n.pods=256", "row.m=2", f"trainer.v1.rollalloc.rule={rule}"]
+    config = OmegaConf.create(composed("pods_gsm8k", "arm=pods", *chosen))
+    _, n, recipe = recipe_of(config)
+    assert (n, recipe) == (256, replace(recipes.pods(1, 256, 2, rule), prompts=AsOffered()))
+    assert config.trainer.experiment_name == "pods_gsm8k-pods-256-2"

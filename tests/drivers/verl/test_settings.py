@@ -4,7 +4,9 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
+from rollalloc.rules.rows import Percentile
 
 PILOT_COMMIT = {"recipe": "pilot_commit", "n_pilot": 4, "n_commit": 12, "gen_groups": 48}
 REFUSED = {
@@ -23,6 +25,10 @@ REFUSED = {
     "a seed that is no number": (PILOT_COMMIT | {"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),
     "no rollouts": (PILOT_COMMIT | {"max_rollouts": 0}, "max_rollouts must be a whole number of at least 1"),
     "a word for a flag": (PILOT_COMMIT | {"rollout_correction": "no"}, "rollout_correction must be true or false"),
+    "a rule of PODS": (
+        {"recipe": "pods", "m": 4, "rule": "best"},
+        "rule must be one of max_variance, max_reward, random",
+    ),
     "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
     "another number of groups": ({"recipe": f"{__name__}:EIGHT"}, "make them equal"),
@@ -52,6 +58,12 @@ def test_recipes_are_mixed_each_with_its_own_parameters():
     recipe = read_settings(PILOT_COMMIT | {"recipe": "pilot_commit+pods", "m": 8}, 16, 16).recipe
     mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48), recipes.pods(16, 16, 8))
     assert recipe == replace(mixed, prompts=AsOffered())
+
+
+def test_pods_rule_and_the_promotion_are_keys():
+    section = PILOT_COMMIT | {"recipe": "pilot_commit", "promote": "most_recent"}
+    assert read_settings(section, 16, 16).recipe.stages[0].promote == MostRecent()
+    assert read_settings({"recipe": "pods", "m": 4, "rule": "percentile"}, 16, 16).recipe.rows == Percentile(4)
 
 
 def test_a_budget_is_the_recipes():

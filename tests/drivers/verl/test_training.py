@@ -150,6 +150,23 @@ def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
     assert metrics[-1]["rollalloc/rollouts/cancelled"] > 0
 
 
+def test_metrics_by_stage_of_pilot_commit_add_up_to_what_was_submitted(run_of):
+    run, held, paid = run_of("pilot_commit"), 0, 0
+    for metrics in run.metrics():
+        flow = {name: metrics[f"rollalloc/held/{name}"] for name in ("groups", "in", "out", "lost")}
+        held += flow["in"] - flow["out"] - flow["lost"]
+        assert held == flow["groups"]
+        pilots = metrics["rollalloc/stage/pilot/groups"]
+        assert metrics["rollalloc/stage/pilot/rollouts"] == 4 * pilots
+        assert metrics["rollalloc/stage/pilot/pass_rate"] * pilots == pytest.approx(
+            metrics["rollalloc/stage/pilot/passed"]
+        )
+        assert metrics["rollalloc/stage/commit/groups"] >= GROUPS - metrics["rollalloc/held/out"]
+        paid += metrics["rollalloc/stage/pilot/rollouts"] + metrics["rollalloc/stage/commit/rollouts"]
+        assert paid == metrics["rollalloc/rollouts/paid"]
+    assert sum(metrics["rollalloc/rounds"] for metrics in run.metrics()) == len(run.recorded("submissions"))
+
+
 def test_what_is_old_is_corrected_for(run_of):
     metrics = run_of("pilot_commit").metrics()
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0

@@ -100,6 +100,45 @@ def test_what_cannot_be_read_raises_before_rows_are_written(monkeypatch, score, 
         asyncio.run(worker._compute_score([SimpleNamespace()], {}))
 
 
+def worker_of(positions, max_model_len=None):
+    made = workers.Worker.__new__(workers.Worker)
+    made.rollout_config = SimpleNamespace(max_model_len=max_model_len, prompt_length=10, response_length=20)
+    made.model_config = SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=positions))
+    made.tokenizer = SimpleNamespace(eos_token_id=0)
+    made._most_tokens = made._context()
+    return made
+
+
+def output_of(prompt, response, last):
+    tokens = [5] * (response - 1) + [last]
+    return SimpleNamespace(
+        prompt_ids=[5] * prompt, response_ids=tokens, response_mask=[1] * response, reward_score=1.0, extra_fields={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("positions", "max_model_len", "prompt", "response", "truncated"),
+    [
+        (64, None, 10, 20, True),  # data.max_response_length
+        (64, None, 10, 19, False),
+        (25, None, 10, 15, True),  # the model's positions
+        (25, None, 10, 14, False),
+        (64, 25, 10, 15, True),  # the server's limit
+    ],
+)
+def test_a_rollout_is_truncated_wherever_it_was_cut(positions, max_model_len, prompt, response, truncated):
+    worker = worker_of(positions, max_model_len)
+    assert worker._outcome(("g0", 0), [output_of(prompt, response, 5)]).truncated is truncated
+    assert worker._outcome(("g0", 0), [output_of(prompt, response, 0)]).truncated is False
+
+
+def test_a_model_of_too_few_positions_is_said(caplog):
+    worker_of(30)
+    assert not caplog.records
+    worker_of(25)
+    assert "rollouts end at 25 tokens of prompt and response" in caplog.text
+
+
 def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(monkeypatch):
     sent, released = [], []
     server = SimpleNamespace(generate=Remote(lambda **given: sent.append(given)))

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollalloc.core.allocator import Allocator, Starved
+from rollalloc.core.allocator import Allocator, MetricError, Starved
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
+from rollalloc.drivers.verl.figures import Step
+from rollalloc.drivers.verl.scores import METRIC_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Rounds:
         self.allocator, self.crew, self.loader = allocator, crew, loader
         self.seconds = 0.0  # of own work, waiting for the crew excluded
         self.reasons: dict[str, int] = {}  # why rollouts failed since the last batch
+        self._step = Step()
         self._running: dict[Session, int] = {}  # -> rollout
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
         self._unneeded: list[str] = []  # rows to release, all at once when the round is over
@@ -167,9 +170,10 @@ class Rounds:
         Raises:
             Finished: there is none, and there will be none.
             Starved: nothing can be done although the run is not over; the message says what would help.
+            MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
         """
         started, waited = time.perf_counter(), 0.0
-        self.reasons = {}
+        self.reasons, self._step = {}, Step(self._held_groups())
         batch: Batch | None = None
         while True:
             actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
@@ -194,6 +198,9 @@ class Rounds:
     def held(self) -> set[str]:
         """Keys of the rows that a later batch may need."""
         return {key for keys in self._keys.values() for key in keys}
+
+    def _held_groups(self) -> set[int]:
+        return {int(key[1 : key.index("s")]) for key in self.held()}  # as `_submission` names them
 
     # ------------------------------------------------------------------------------------------------------- the round
 
@@ -227,6 +234,7 @@ class Rounds:
         for submission in submissions:
             self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
         if submissions:
+            self._step.order(actions.generate)
             self.crew.submit(submissions)
         if actions.cancel:
             stopped = set(actions.cancel)
@@ -244,7 +252,10 @@ class Rounds:
                 self._unneeded += outcome.keys
                 continue
             self._keys[rollout] = outcome.keys
-            self.allocator.tell([self._event(rollout, outcome)])
+            try:
+                self.allocator.tell([self._event(rollout, outcome)])
+            except MetricError as error:
+                raise MetricError(f"{error}. {METRIC_KEY}") from None
 
     def _event(self, rollout: int, outcome: Outcome) -> Done | Failed | Cancelled:
         if outcome.cancelled:
@@ -271,8 +282,9 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------ figures and state
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """What the run paid so far and for what, and the state of its prompts; all under `rollalloc/`."""
+        """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
+        trained = {row.group for row in batch.rows}
         ages = np.array([batch.version - row.version for row in batch.rows])
         return {
             "rollalloc/rollouts/paid": self.allocator.paid,
@@ -280,7 +292,8 @@ class Rounds:
             **{f"rollalloc/rollouts/{cause}": count for cause, count in accounts.items()},
             **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
             "rollalloc/prompts/epoch": self.allocator.epoch,
-            "rollalloc/batch/groups": len({row.group for row in batch.rows}),
+            **self._step.metrics(self.allocator.recipe.stages, self.allocator.ledger, trained, self._held_groups()),
+            "rollalloc/batch/groups": len(trained),
             "rollalloc/batch/rows": len(batch.rows),
             "rollalloc/batch/is_short": float(batch.short_because is not None),
             "rollalloc/staleness/mean": float(ages.mean()),

@@ -16,6 +16,7 @@ from ray.exceptions import ActorDiedError, RayActorError
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 from rollalloc.drivers.verl.client import LIVE, Live, Stopped
 from rollalloc.drivers.verl.rounds import Outcome, Session
@@ -43,10 +44,24 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         section = self.config.trainer.v1.rollalloc
         self._reward_timeout = section.get("reward_timeout", 300.0)
         self._poll_interval = section.get("poll_interval", 0.02)
+        self._most_tokens = self._context()
         self._live: dict[Session, Live] = {}
         self._scored: dict[Session, Outcome] = {}
         self._ended: list[Outcome] = []
         self._any_ended = asyncio.Event()
+
+    def _context(self) -> int:
+        """Tokens of prompt and response after which verl's servers end a rollout."""
+        rollout = self.rollout_config
+        most = rollout.max_model_len or get_max_position_embeddings(self.model_config.hf_config)
+        if most < rollout.prompt_length + rollout.response_length:
+            log.warning(
+                "rollouts end at %d tokens of prompt and response, before data.max_prompt_length + data.max_response_length "
+                "= %d: take a model of more positions, or a larger actor_rollout_ref.rollout.max_model_len",
+                most,
+                rollout.prompt_length + rollout.response_length,
+            )
+        return most
 
     async def outcomes(self) -> list[Outcome]:
         """Sessions that ended since the last call; waits for one."""
@@ -106,7 +121,8 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
     def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
         first, last = outputs[0], outputs[-1]
         scored = _scored(last)
-        full = len(last.response_ids) >= self.rollout_config.response_length
+        length = len(last.response_ids)
+        full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._most_tokens
         return Outcome(
             *session,
             tokens=sum(sum(output.response_mask) for output in outputs),
