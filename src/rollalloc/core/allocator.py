@@ -163,6 +163,13 @@ class Allocator:
         groups = decisions.at_most_candidates(run, run.recipe.intake(run.view(), run.memory))
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
+    def due_epoch(self) -> int | None:
+        """The first epoch in which a prompt may be drawn: a loader that has gone beyond it has not offered that prompt.
+
+        None where every prompt is in flight, waits for a version or is never drawn again.
+        """
+        return self._run.roster.due_epoch()
+
     # ---------------------------------------------------------------------------------------------------- the figures
 
     @property

@@ -99,16 +99,19 @@ class Roster:
 
     def roll(self) -> bool:
         """Begin the next epoch in which a prompt may be drawn; False where none ever may without something coming back."""
-        waiting_K = self.due_N[self.due_N < _ON_VERSION]
-        if not waiting_K.size:
-            self.dry = True
-            return False
-        self.begin(max(self.epoch + 1, int(waiting_K.min())))
-        return True
+        due = self.due_epoch()
+        self.dry = due is None
+        if due is not None:
+            self.begin(max(self.epoch + 1, due))
+        return due is not None
 
     def any_due(self) -> bool:
         """Whether a prompt may be drawn in this epoch or a later one, without one coming back first."""
         return self.away < len(self.due_N)
+
+    def due_epoch(self) -> int | None:
+        """The first epoch in which a prompt may be drawn; None where none ever may without one coming back first."""
+        return int(self.due_N.min()) if self.any_due() else None
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch, by the core's count or by the one of a framework's loader."""

@@ -329,9 +329,6 @@ def unsolved(few):
     return outcome
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Finished, reason="a loader whose prompts were all passed over is said to have ended"
-)
 def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_end_gives_a_short_batch(make_rounds):
     rounds = make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=16)
     batches = [rows.batch for rows in train(rounds, 20)]
@@ -340,7 +337,6 @@ def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_e
     assert len(rounds.crew.submitted) == 16 + 2 + 19 * (2 + 2)  # the solved ones are piloted once
 
 
-@pytest.mark.xfail(strict=True, raises=Finished, reason="a loader is read for two epochs at most")
 def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(make_rounds):
     piloted = []
 

@@ -162,7 +162,8 @@ class Rounds:
         self._running: dict[Session, int] = {}  # -> rollout
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
         self._unneeded: list[str] = []  # rows to release, all at once when the round is over
-        self._fruitless = 0  # prompts offered since one was last taken
+        self._reading_since: int | None = None  # the loader's epoch at the first offer since something was ordered
+        self._gave_up = False  # the loader was said to have ended, for the sake of one batch
 
     def next_batch(self) -> TrainingRows:
         """Generate until there is a batch.
@@ -206,27 +207,39 @@ class Rounds:
 
     def _ask(self) -> Actions:
         """The core's actions, prompts offered as it wants them."""
+        if self._gave_up:  # what came back with the update may be offered now
+            self._offer()
         while True:
-            while self.loader is not None and self.allocator.wanted() and not self._all_passed_over:
-                prompts, epoch = self.loader.next_prompts()
-                self.allocator.tell([Offered(tuple(prompts), epoch)])
-                self._fruitless += len(prompts)
+            while self.loader is not None and self.allocator.wanted() and not self._passed_over():
+                self._offer()
             try:
                 actions = self.allocator.ask()
             except Starved:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._all_passed_over:  # nothing runs that could bring a prompt back
+                if self._passed_over():  # for this batch; nothing runs that could bring a prompt back
                     self.allocator.tell([Offered((), self.allocator.epoch)])
+                    self._gave_up = True
                 continue
             if actions.generate:
-                self._fruitless = 0
+                self._reading_since = None
             return actions
 
-    @property
-    def _all_passed_over(self) -> bool:
-        """Whether a whole epoch, and the rest of the one before, had no prompt that may be drawn."""
-        return self.loader is not None and self._fruitless >= 2 * len(self.loader)
+    def _offer(self) -> None:
+        assert self.loader is not None
+        prompts, epoch = self.loader.next_prompts()
+        self.allocator.tell([Offered(tuple(prompts), epoch)])
+        self._gave_up = False
+        if self._reading_since is None:
+            self._reading_since = epoch
+
+    def _passed_over(self) -> bool:
+        """Whether a whole epoch in which a prompt was due had none that may be drawn; a loader may leave some out."""
+        since, now = self._reading_since, self.allocator.epoch
+        if since is None or now < since + 2:
+            return False
+        due = self.allocator.due_epoch()
+        return due is None or now >= due + 2
 
     def _carry_out(self, actions: Actions) -> None:
         self._unneeded += [key for rollout in actions.release for key in self._keys.pop(rollout, ())]
@@ -307,7 +320,8 @@ class Rounds:
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
-            "fruitless": self._fruitless,
+            "reading_since": self._reading_since,
+            "gave_up": self._gave_up,
         }
 
     def load_state_dict(self, state: dict[str, Any], present: set[str]) -> set[str]:
@@ -323,7 +337,7 @@ class Rounds:
         Raises:
             ValueError: rows are missing, or the state is of another recipe, seed or data set.
         """
-        exact_keys(state, ("allocator", "keys", "fruitless"), "state of the verl driver")
+        exact_keys(state, ("allocator", "keys", "reading_since", "gave_up"), "state of the verl driver")
         keys = {rollout: tuple(held) for rollout, held in state["keys"]}
         needed = {key for held in keys.values() for key in held}
         if missing := needed - present:
@@ -332,7 +346,7 @@ class Rounds:
                 f"e.g. {min(missing)}; the checkpoint is torn: resume from another one"
             )
         self.allocator.load_state_dict(state["allocator"])
-        self._keys, self._fruitless = keys, state["fruitless"]
+        self._keys, self._reading_since, self._gave_up = keys, state["reading_since"], state["gave_up"]
         return present - needed
 
 
