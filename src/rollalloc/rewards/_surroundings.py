@@ -1,0 +1,114 @@
+"""What of a process a reward function may change by accident, and what the next sample relies on."""
+
+from __future__ import annotations
+
+import builtins
+import decimal
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from threading import active_count
+
+_SPARE_THREADS = 64  # a pool that is kept between samples is welcome
+_SPARE_DESCRIPTORS = 64  # likewise connections
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+_ATTEMPTS = 10
+
+
+class Surroundings:
+    """The process as it is now, to be put back after each sample.
+
+    Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment and
+    umask, the interpreter's hooks and recursion limit, decimal arithmetic, and what `os`, the built-ins and the table of
+    modules hold. Not what functions keep in modules of their own, which is theirs: caches, pools, connections.
+    """
+
+    def __init__(self) -> None:
+        self._tables = [(table, dict(table)) for table in (vars(builtins), vars(os), sys.modules)]
+        self._streams = sys.stdin, sys.stdout, sys.stderr
+        self._hooks = sys.gettrace(), sys.getprofile()
+        self._recursion_limit = sys.getrecursionlimit()
+        self._decimal = decimal.getcontext().copy()
+        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        self._environment = dict(os.environ)
+        self._directory = _directory()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._null = os.stat(os.devnull)
+        self._threads = active_count()
+        self._lowest_free = _lowest_free_descriptor()
+
+    def put_back(self) -> bool:
+        """Undoes what the last sample changed; False where that cannot be done, or too much is left running or open."""
+        for _ in range(_ATTEMPTS):
+            try:
+                self._put_back()
+                return not self._is_crowded()
+            except BaseException:  # a signal handler or a hook of the sample's, not yet undone, may raise anything
+                continue
+        return False
+
+    def _put_back(self) -> None:
+        sys.setrecursionlimit(self._recursion_limit)
+        for table, kept in self._tables:
+            if not table.items() >= kept.items():  # what is added may stay: modules are imported late
+                table.update(kept)
+        sys.settrace(self._hooks[0])
+        sys.setprofile(self._hooks[1])
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is not handler and handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for kind, limits in self._limits.items():
+            if resource.getrlimit(kind) != limits:
+                resource.setrlimit(kind, limits)
+        self._put_back_streams()
+        decimal.setcontext(self._decimal.copy())
+        if os.environ != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        if self._directory is not None and _directory() != self._directory:
+            os.chdir(self._directory)
+        os.umask(self._umask)
+
+    def _put_back_streams(self) -> None:
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        for descriptor in range(3):
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != (self._null.st_dev, self._null.st_ino):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, descriptor)
+                if null != descriptor:
+                    os.close(null)
+
+    def _is_crowded(self) -> bool:
+        return (
+            active_count() > self._threads + _SPARE_THREADS
+            or _lowest_free_descriptor() > self._lowest_free + _SPARE_DESCRIPTORS
+        )
+
+
+def _directory() -> str | None:
+    """The working directory, None where it was deleted."""
+    with suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def _lowest_free_descriptor() -> int:
+    """Grows with the files that are left open."""
+    with suppress(OSError):
+        descriptor = os.dup(0)
+        os.close(descriptor)
+        return descriptor
+    return sys.maxsize
