@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -69,7 +68,3 @@ def note_process_id(data_source, solution_str, ground_truth, extra_info):
         file.write(str(os.getpid()))
     os.rename(file.name, ground_truth)
     return obey(data_source, solution_str, ground_truth, extra_info)
-
-
-def processor_limit(data_source, solution_str, ground_truth, extra_info):
-    return resource.getrlimit(resource.RLIMIT_CPU)[0]

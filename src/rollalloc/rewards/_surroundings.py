@@ -6,15 +6,20 @@ import builtins
 import decimal
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from threading import active_count
 
 _SPARE_THREADS = 64  # a pool that is kept between samples is welcome
 _SPARE_DESCRIPTORS = 64  # likewise connections
+_TAKEN_TO_PIECES = (builtins, os, shutil, signal, subprocess, time)  # by guards against executed code, and by mocks
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+_SIGNALS = range(1, 32)  # the real-time ones beyond have no default use
 _ATTEMPTS = 10
 
 
@@ -22,20 +27,24 @@ class Surroundings:
     """The process as it is now, to be put back after each sample.
 
     Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment and
-    umask, the interpreter's hooks and recursion limit, decimal arithmetic, and what `os`, the built-ins and the table of
-    modules hold. Not what functions keep in modules of their own, which is theirs: caches, pools, connections.
+    umask, the interpreter's hooks and recursion limit, decimal arithmetic, the table of modules, and what the built-ins and
+    those that deal with processes hold. Not what functions keep in modules of their own: caches, pools, connections.
     """
 
     def __init__(self) -> None:
-        self._tables = [(table, dict(table)) for table in (vars(builtins), vars(os), sys.modules)]
+        self._tables = [(table, dict(table)) for table in map(vars, _TAKEN_TO_PIECES)]
+        # Packages, not all that they hold: it would take longer than a simple reward.
+        self._tables.append((sys.modules, {name: what for name, what in sys.modules.items() if "." not in name}))
+        self._modules = len(sys.modules)
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._hooks = sys.gettrace(), sys.getprofile()
         self._recursion_limit = sys.getrecursionlimit()
         self._decimal = decimal.getcontext().copy()
-        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         self._environment = dict(os.environ)
+        self._encoded = dict(vars(os.environ)["_data"])
         self._directory = _directory()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
@@ -48,7 +57,7 @@ class Surroundings:
         for _ in range(_ATTEMPTS):
             try:
                 self._put_back()
-                return not self._is_crowded()
+                return self._is_fit()
             except BaseException:  # a signal handler or a hook of the sample's, not yet undone, may raise anything
                 continue
         return False
@@ -58,8 +67,9 @@ class Surroundings:
         for table, kept in self._tables:
             if not table.items() >= kept.items():  # what is added may stay: modules are imported late
                 table.update(kept)
-        sys.settrace(self._hooks[0])
-        sys.setprofile(self._hooks[1])
+        if (sys.gettrace(), sys.getprofile()) != self._hooks:
+            sys.settrace(self._hooks[0])
+            sys.setprofile(self._hooks[1])
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
@@ -71,7 +81,7 @@ class Surroundings:
                 resource.setrlimit(kind, limits)
         self._put_back_streams()
         decimal.setcontext(self._decimal.copy())
-        if os.environ != self._environment:
+        if vars(os.environ)["_data"] != self._encoded:  # a hundred times as fast as comparing what it decodes to
             os.environ.clear()
             os.environ.update(self._environment)
         if self._directory is not None and _directory() != self._directory:
@@ -91,10 +101,12 @@ class Surroundings:
                 if null != descriptor:
                     os.close(null)
 
-    def _is_crowded(self) -> bool:
+    def _is_fit(self) -> bool:
         return (
-            active_count() > self._threads + _SPARE_THREADS
-            or _lowest_free_descriptor() > self._lowest_free + _SPARE_DESCRIPTORS
+            not any(stream.closed for stream in self._streams)
+            and len(sys.modules) >= self._modules
+            and active_count() <= self._threads + _SPARE_THREADS
+            and _lowest_free_descriptor() <= self._lowest_free + _SPARE_DESCRIPTORS
         )
 
 
