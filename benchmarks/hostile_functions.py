@@ -531,9 +531,11 @@ def scribble_on_all() -> float:
 
 @hostile
 def child_scribbles_on_all() -> float:
-    if ctypes.CDLL(None).fork() == 0:
+    child = ctypes.CDLL(None).fork()
+    if child == 0:
         scribble_on_all()
         os._exit(0)
+    os.waitpid(child, 0)
     return 0.75
 
 

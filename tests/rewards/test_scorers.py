@@ -202,6 +202,52 @@ def test_a_cancelled_call_is_not_scored():
         assert scorer.report()["scored"] == 1
 
 
+def test_what_runs_for_nobody_ends(tmp_path):
+    note, other = tmp_path / "note", tmp_path / "other"
+    with worker_scorer("note_process_id", limit_s=1000) as scorer:
+        hanging = scorer.submit(samples("hang", "hang", ground_truth=str(note)))
+        while not note.exists():
+            time.sleep(0.01)
+        behind = scorer.submit(samples("fine", ground_truth=str(other)))
+        assert hanging.cancel()
+        assert behind.result() == [GOOD]
+        assert wait_until_gone(int(note.read_text()))
+        assert (scorer.report()["scored"], scorer.report()["lost"]) == (1, [])
+
+
+def test_what_an_earlier_sample_left_behind_is_not_blamed_on_a_later_one():
+    with worker_scorer("obey", limit_s=2.0, memory_gb=0.5) as scorer:
+        for leaving in ("exit soon", "stop soon", "hold memory"):
+            assert scorer.score(samples(leaving, "nap", "nap", "need memory")) == [GOOD] * 4, leaving
+        assert scorer.report()["lost"] == []
+
+
+@pytest.mark.parametrize("how", ["", "sleep in a session of its own"])
+@pytest.mark.parametrize("ends", ["exit", "fine"])
+def test_what_a_sample_left_behind_ends_with_its_worker(tmp_path, how, ends):
+    note = tmp_path / "child"
+    with worker_scorer("leave_a_child") as scorer:
+        scorer.score([Sample("", ends, str(note), {"new_session": bool(how)})])
+        if ends == "fine":
+            assert is_running(int(note.read_text()))  # a pool may be kept between samples
+    assert wait_until_gone(int(note.read_text()))
+
+
+def test_a_sample_that_kills_its_parent_kills_not_the_scorer_s_process():
+    with worker_scorer("kill_parent") as scorer:
+        assert scorer.score(samples("4")) == [Unscored("worker died (exit code -9)")]
+
+
+def test_answers_that_are_none_are_counted():
+    with worker_scorer("scribble") as scorer:
+        assert scorer.score(samples("4", "", "")) == [
+            Unscored("worker was not alone to answer, or sent what is no answer"),
+            GOOD,
+            GOOD,
+        ]
+        assert scorer.report()["discarded"] == 1
+
+
 def test_a_forked_process_has_workers_of_its_own():
     with worker_scorer("process_id") as scorer:
         ours = scorer.score(samples("4"))

@@ -14,8 +14,10 @@ import time
 from contextlib import suppress
 from threading import active_count
 
-_SPARE_THREADS = 64  # a pool that is kept between samples is welcome
-_SPARE_DESCRIPTORS = 64  # likewise connections
+from rollalloc.rewards._channel import most_descriptors
+
+_SPARE_THREADS = 128  # a pool that is kept between samples is welcome
+_OPEN_SHARE = 0.25  # of the files that may be open; likewise
 _TAKEN_TO_PIECES = (builtins, os, shutil, signal, subprocess, time)  # by guards against executed code, and by mocks
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
@@ -50,7 +52,7 @@ class Surroundings:
         os.umask(self._umask)
         self._null = os.stat(os.devnull)
         self._threads = active_count()
-        self._lowest_free = _lowest_free_descriptor()
+        self._most_open = max(_lowest_free_descriptor(), _OPEN_SHARE * most_descriptors())
 
     def put_back(self) -> bool:
         """Undoes what the last sample changed; False where that cannot be done, or too much is left running or open."""
@@ -106,7 +108,7 @@ class Surroundings:
             not any(stream.closed for stream in self._streams)
             and len(sys.modules) >= self._modules
             and active_count() <= self._threads + _SPARE_THREADS
-            and _lowest_free_descriptor() <= self._lowest_free + _SPARE_DESCRIPTORS
+            and _lowest_free_descriptor() <= self._most_open
         )
 
 
