@@ -25,6 +25,7 @@ LOST_CHANNEL = 117  # exit code of a worker whose channel was closed or replaced
 _LENGTH = struct.Struct("!I")
 _ID_BYTES = 8
 _LONGEST_ANSWER = 65_536  # bytes
+_MOST_READ = 1 << 20  # bytes at a time
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; see unix(7)
 _HIGHEST_DESCRIPTOR = 65_536  # that is used, whatever the limit
 
@@ -184,6 +185,7 @@ class WorkerEnd:
         os.close(descriptor)
         # Bound now: reward functions that guard themselves against what they execute take `os` to pieces.
         self._read, self._write, self._status, self._exit = os.read, os.write, os.fstat, os._exit
+        self._received = bytearray()
         self._identity = self._identify()
         os.register_at_fork(after_in_child=self._close)
 
@@ -205,14 +207,15 @@ class WorkerEnd:
             frame = frame[self._write(self._descriptor, frame) :]
 
     def _take(self, size: int) -> bytes:
-        taken = bytearray()
-        while len(taken) < size:
+        while len(self._received) < size:
             self._check()
-            part = self._read(self._descriptor, min(size - len(taken), 1 << 20))
+            part = self._read(self._descriptor, _MOST_READ)
             if not part:
                 raise EOFError
-            taken += part
-        return bytes(taken)
+            self._received += part
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
 
     def _check(self) -> None:
         if self._identify() != self._identity:

@@ -11,8 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from operator import itemgetter
 from threading import active_count
+from typing import Any
 
 from rollalloc.rewards._channel import most_descriptors
 
@@ -23,6 +27,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 _SIGNALS = range(1, 32)  # the real-time ones beyond have no default use
 _ATTEMPTS = 10
+_getsignal: Callable[[int], Any] = import_module("_signal").getsignal  # 30 times as fast: the other one makes enums
 
 
 class Surroundings:
@@ -34,15 +39,15 @@ class Surroundings:
     """
 
     def __init__(self) -> None:
-        self._tables = [(table, dict(table)) for table in map(vars, _TAKEN_TO_PIECES)]
+        self._tables = [_Table(vars(module), callable) for module in _TAKEN_TO_PIECES]
         # Packages, not all that they hold: it would take longer than a simple reward.
-        self._tables.append((sys.modules, {name: what for name, what in sys.modules.items() if "." not in name}))
+        self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
         self._modules = len(sys.modules)
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._hooks = sys.gettrace(), sys.getprofile()
         self._recursion_limit = sys.getrecursionlimit()
         self._decimal = decimal.getcontext().copy()
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._handlers = {number: _getsignal(number) for number in _SIGNALS}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         self._environment = dict(os.environ)
@@ -66,16 +71,15 @@ class Surroundings:
 
     def _put_back(self) -> None:
         sys.setrecursionlimit(self._recursion_limit)
-        for table, kept in self._tables:
-            if not table.items() >= kept.items():  # what is added may stay: modules are imported late
-                table.update(kept)
+        for table in self._tables:
+            table.put_back()
         if (sys.gettrace(), sys.getprofile()) != self._hooks:
             sys.settrace(self._hooks[0])
             sys.setprofile(self._hooks[1])
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) is not handler and handler is not None:
+            if _getsignal(number) is not handler and handler is not None:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for kind, limits in self._limits.items():
@@ -110,6 +114,24 @@ class Surroundings:
             and active_count() <= self._threads + _SPARE_THREADS
             and _lowest_free_descriptor() <= self._most_open
         )
+
+
+class _Table:
+    """What a table holds of some kind; what is added later may stay: modules are imported late."""
+
+    def __init__(self, table: dict[str, Any], keeps: Callable[[Any], bool]) -> None:
+        self._table = table
+        self._kept = {name: what for name, what in table.items() if keeps(what)}
+        self._look_up = itemgetter(*self._kept)
+        self._values = self._look_up(table)
+
+    def put_back(self) -> None:
+        try:
+            changed = self._look_up(self._table) != self._values  # in C, by identity first
+        except KeyError:
+            changed = True
+        if changed:
+            self._table.update(self._kept)
 
 
 def _directory() -> str | None:

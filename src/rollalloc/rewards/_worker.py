@@ -34,16 +34,10 @@ def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
         memory_bytes: what samples may make this process allocate.
     """
     parent = WorkerEnd(descriptor)
-    process_id = os.getpid()
-    parent.send(["started", process_id])
-    error: BaseException | None = None
-    try:
-        function = load_reward(reward)
-    except BaseException as caught:
-        error = caught
-    end_if_forked(process_id, error)
-    if error is not None:
-        parent.send(["broken", "".join(format_exception_only(error)).strip()[:LONGEST_REASON]])
+    parent.send(["started", os.getpid()])
+    function = _load(reward)
+    if isinstance(function, str):
+        parent.send(["broken", function])
         return
     _limit_memory(memory_bytes)
     surroundings = Surroundings()
@@ -55,6 +49,19 @@ def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
             return
         outcome = _score(function, message)
         parent.send(answer_message(Answer(request, outcome, fit=surroundings.put_back())))
+
+
+def _load(reward: str) -> RewardFunction | str:
+    """The function, or why it could not be loaded; a module may fork as well."""
+    process_id = os.getpid()
+    error: BaseException | None = None
+    try:
+        return load_reward(reward)
+    except BaseException as caught:
+        error = caught
+        return "".join(format_exception_only(caught)).strip()[:LONGEST_REASON]
+    finally:
+        end_if_forked(process_id, error)
 
 
 def _score(function: RewardFunction, message: bytes) -> Outcome:
