@@ -6,7 +6,6 @@ in the way. Run by its path: without the package, whose imports may start thread
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -106,5 +105,9 @@ def _exit_as(status: int) -> None:
 
 
 def _control_process(option: int, value: int) -> None:
-    if sys.platform == "linux":
+    if sys.platform != "linux":
+        return
+    with suppress(ImportError):  # where Python was built without it, less is ended
+        import ctypes
+
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
