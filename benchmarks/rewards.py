@@ -1,8 +1,10 @@
-"""Rewards: what their safety costs against a bare loop over math-verify, and what 50 hostile answers among 1,000 do.
+"""Rewards: what their safety costs against a bare loop over math-verify, and what hostile samples do to the others.
 
 The first part times the same checks twice in one run: math-verify in this process's main thread, as its documentation
 calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts; its limits
-are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most.
+are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most: 50 hostile answers among
+1,000. The third counts as well, of 10,000 samples of a reward a tenth of which fork, leave threads, close files, change
+the process or end it (`hostile_functions.py`); with one worker, then with four.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hostile_functions import HOSTILE, ORDINARY, OVERDUE
 from math_verify import parse, verify
 
 from rollalloc.rewards.function import Sample, Scored
@@ -158,17 +161,75 @@ def measure_hostile(workers: int) -> None:
     )
 
 
+def mixed(count: int, seed: int) -> list[Sample]:
+    """Ordinary samples, each with a number of its own, and a hostile one for every nine; those that hang are fewer."""
+    draw = random.Random(seed)
+    kinds = [name for name in HOSTILE if name not in OVERDUE]
+    samples: list[Sample] = []
+    for index in range(count):
+        if index % 10 == 9:
+            kind = draw.choice(kinds if index % 100 != 99 else OVERDUE)
+            samples.append(Sample("hostile", kind, "", {"index": index}, name=f"{kind}/{index}"))
+        else:
+            kind = list(ORDINARY)[index % len(ORDINARY)]
+            samples.append(Sample("ordinary", kind, str(index / 8), {"index": index}, name=f"{kind}/{index}"))
+    draw.shuffle(samples)
+    return samples
+
+
+def expected(sample: Sample) -> Scored:
+    """Of an ordinary one."""
+    number = float(sample.ground_truth)
+    return Scored(number, 1.0 if sample.completion == "relative" else number)
+
+
+def measure_hostile_functions(count: int, workers: int) -> None:
+    samples = mixed(count, seed=3)
+    path = f"{Path(__file__).with_name('hostile_functions.py')}:reward"
+    start = time.perf_counter()
+    with WorkerScorer(path, workers=workers, limit_s=3, memory_gb=0.5, cached=0) as scorer:
+        outcomes = scorer.score(samples)
+        report = scorer.report()
+    seconds = time.perf_counter() - start
+    pairs = list(zip(samples, outcomes, strict=True))
+    ours = [(sample, outcome) for sample, outcome in pairs if sample.data_source == "ordinary"]
+    unscored = [(sample, outcome) for sample, outcome in ours if not isinstance(outcome, Scored)]
+    wrong = [
+        (sample, outcome) for sample, outcome in ours if isinstance(outcome, Scored) and outcome != expected(sample)
+    ]
+    kinds = {sample.completion for sample, _ in pairs if sample.data_source == "hostile"}
+    print(
+        f"{count} samples, {count - len(ours)} of them of {len(kinds)} hostile kinds, {workers} workers: {seconds:.0f} s"
+    )
+    print(f"ordinary ones: {len(wrong)} wrong, {len(unscored)} unscored (bar: 0 and 0); ", end="")
+    print(f"answers discarded: {report['discarded']}")
+    for sample, outcome in [*wrong, *unscored][:20]:
+        print(f"  {sample.name}: {outcome}, expected {expected(sample)}")
+    fates = Counter(
+        (sample.completion, f"scored {outcome.metric:g}" if isinstance(outcome, Scored) else outcome.reason[:60])
+        for sample, outcome in pairs
+        if sample.data_source == "hostile"
+    )
+    for (kind, fate), number in sorted(fates.items()):
+        print(f"  {kind}: {number} × {fate}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["speed", "hostile"])
+    parser.add_argument("part", choices=["speed", "hostile", "hostile_functions"])
     parser.add_argument("--checks", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, nargs="+", help="default: 2, and for hostile_functions 1 and 4")
     given = parser.parse_args()
     if given.part == "speed":
         measure_speed(given.checks, given.repeats)
+    elif given.part == "hostile":
+        for workers in given.workers or [2]:
+            measure_hostile(workers)
     else:
-        measure_hostile(given.workers)
+        for workers in given.workers or [1, 4]:
+            measure_hostile_functions(given.samples, workers)
 
 
 if __name__ == "__main__":

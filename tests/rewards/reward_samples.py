@@ -2,12 +2,14 @@
 
 import asyncio
 import os
-import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 not_a_function = 3
+_kept = []
 
 
 def equals(data_source, solution_str, ground_truth, extra_info):
@@ -53,6 +55,14 @@ def obey(data_source, solution_str, ground_truth, extra_info):
     if solution_str == "wait for the file":
         while not os.path.exists(ground_truth):
             time.sleep(0.01)
+    if solution_str == "exit soon":
+        threading.Timer(0.1, os._exit, (0,)).start()
+    if solution_str == "stop soon":
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    if solution_str == "hold memory":
+        _kept.append(b"\1" * 2**28)
+    if solution_str == "need memory":
+        bytearray(2**28)
     if solution_str == "none":
         return None
     if solution_str == "much":
@@ -71,5 +81,24 @@ def note_process_id(data_source, solution_str, ground_truth, extra_info):
     return obey(data_source, solution_str, ground_truth, extra_info)
 
 
-def processor_limit(data_source, solution_str, ground_truth, extra_info):
-    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+def leave_a_child(data_source, solution_str, ground_truth, extra_info):
+    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    child = subprocess.Popen(command, start_new_session=extra_info["new_session"])
+    with open(ground_truth, "w") as file:
+        file.write(str(child.pid))
+    return obey(data_source, solution_str, ground_truth, extra_info)
+
+
+def kill_parent(data_source, solution_str, ground_truth, extra_info):
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def scribble(data_source, solution_str, ground_truth, extra_info):
+    """Writes something well-formed wherever it can."""
+    for descriptor in os.listdir("/proc/self/fd") if solution_str == "4" else ():
+        try:
+            os.write(int(descriptor), b'\0\0\0\x16["ab", true, 1.0, 1.0]')
+        except OSError:
+            continue
+    return 1.0

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,10 @@ SAMPLES = Path(__file__).with_name("reward_samples.py")
 
 def call(function, completion="4", ground_truth="4"):
     return score_sample(function, Sample("arithmetic", completion, ground_truth, {"index": 3}))
+
+
+def ctrl_c():
+    raise KeyboardInterrupt
 
 
 def test_loads_from_a_file_and_from_a_module(monkeypatch, tmp_path):
@@ -114,6 +120,32 @@ def test_an_exception_is_unscored_with_its_text_cut():
     assert call(load_reward(f"{SAMPLES}:echo"), "wrong unit") == Unscored("ValueError: wrong unit")
     assert call(load_reward(f"{SAMPLES}:echo"), "x" * 1000) == Unscored("ValueError: " + "x" * 188)
     assert call(load_reward(f"{SAMPLES}:obey"), "sys.exit") == Unscored("SystemExit: enough")
+
+
+def test_an_exception_that_cannot_be_told_is_named():
+    class Odd(Exception):
+        def __str__(self):
+            raise self
+
+    def raises(**_):
+        raise Odd
+
+    assert call(raises) == Unscored("Odd")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [(lambda: 1.0, 0), (lambda: 1 / 0, 1), (lambda: sys.exit(3), 3), (ctrl_c, 1)]
+)
+def test_what_a_function_forks_is_no_second_caller(ends, code):
+    child = None
+
+    def forks(**_):
+        nonlocal child
+        child = os.fork()
+        return ends() if child == 0 else 1.0
+
+    assert call(forks) == Scored(1.0, 1.0)  # once: the child would go on with this test, and with those after it
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
 def test_an_integer_beyond_every_float_is_unscored():

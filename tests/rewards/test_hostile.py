@@ -1,11 +1,11 @@
-"""Answers that hang, kill, flood or confuse, among ordinary ones, all of which are scored right."""
+"""Answers that hang, kill, flood or confuse, and functions that do, among ordinary ones, all of which are scored right."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from rollalloc.rewards.function import Sample, Scored, Unscored
+from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import WorkerScorer
 
 REWARD = Path(__file__).with_name("reward_math.py")
@@ -38,3 +38,83 @@ def test_every_ordinary_answer_is_scored_right():
             assert outcome == Unscored(reason) if reason else outcome != RIGHT, sample.completion[:20]
         else:
             assert outcome == (RIGHT if sample.name == "right" else WRONG)
+
+
+FUNCTIONS = f"{Path(__file__).parents[2] / 'benchmarks/hostile_functions.py'}:reward"
+FATES = {  # a few of each kind, and what becomes of them
+    "fork_return": 0.75,
+    "fork_raise": 0.75,
+    "fork_sys_exit": 0.75,
+    "fork_keyboard_interrupt": 0.75,
+    "fork_return_late": 0.75,
+    "fork_in_c": 0.75,
+    "fork_in_coroutine": 0.75,
+    "fork_in_float": 0.75,
+    "fork_parent_exits": "worker died (exit code 0)",
+    "fork_kills_parent": 0.75,
+    "fork_double": 0.75,
+    "pool_left_open": 0.75,
+    "program_with_all_descriptors": 0.75,
+    "replaced_by_program": "worker died (exit code 0)",
+    "replaced_by_program_that_stays": "worker closed its channel",
+    "kill_group": "worker died (exit code -9)",
+    "keyboard_interrupt": "KeyboardInterrupt: ",
+    "alarm_left": 0.75,
+    "raising_alarm_left": 0.75,
+    "signals_blocked": 0.75,
+    "thread_exits_later": 0.75,
+    "close_some": 0.75,
+    "close_all": "worker closed its channel",
+    "close_streams": 0.75,
+    "close_standard_descriptors": 0.75,
+    "scribble_on_all": "worker was not alone to answer, or sent what is no answer",
+    "child_scribbles_on_all": "worker was not alone to answer, or sent what is no answer",
+    "nowhere": 0.75,
+    "environment_changed": 0.75,
+    "arithmetic_changed": 0.75,
+    "shallow": 0.75,
+    "guarded_against_itself": 0.75,
+    "modules_cleared": 0.75,
+    "file_size_limited_for_good": 0.75,
+    "odd_error": "Odd",
+}
+
+
+@pytest.fixture(scope="module")
+def functions():
+    """The module of the hostile functions and of the ordinary ones."""
+    return load_reward(FUNCTIONS).__globals__
+
+
+def expected(sample):
+    number = float(sample.ground_truth)
+    return Scored(number, 1.0 if sample.completion == "relative" else number)
+
+
+def check_others(functions, kinds, workers):
+    """Scores each kind among ordinary samples of all sorts, which have to come out right; the outcome by kind."""
+    samples = []
+    for kind in kinds:
+        samples += [
+            Sample("ordinary", name, str(len(samples) + i / 8), {}) for i, name in enumerate(functions["ORDINARY"])
+        ]
+        samples.insert(-5, Sample("hostile", kind, "", {}))
+    with WorkerScorer(FUNCTIONS, workers=workers, limit_s=5.0, memory_gb=0.5, cached=0) as scorer:
+        outcomes = list(zip(samples, scorer.score(samples), strict=True))
+    assert [
+        (sample, outcome) for sample, outcome in outcomes if sample.ground_truth and outcome != expected(sample)
+    ] == []
+    return {sample.completion: outcome for sample, outcome in outcomes if not sample.ground_truth}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions, workers):
+    for kind, outcome in check_others(functions, FATES, workers).items():
+        what = FATES[kind]
+        assert outcome == (Unscored(what) if isinstance(what, str) else Scored(what, what)), kind
+
+
+@pytest.mark.slow
+def test_no_hostile_function_costs_the_others_anything(functions):
+    assert len(functions["HOSTILE"]) >= 60
+    check_others(functions, [kind for kind in functions["HOSTILE"] if kind not in functions["OVERDUE"]], workers=2)

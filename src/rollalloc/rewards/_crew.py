@@ -1,45 +1,26 @@
-"""The parent's side of `WorkerScorer`: the processes, and the thread that minds them."""
+"""The parent's side of `WorkerScorer`: who scores what, and the thread that minds the workers."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import signal
 import socket
-import struct
-import subprocess
-import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
-from multiprocessing.connection import Connection, wait
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import Lock, Thread, current_thread
 from time import monotonic
 
+from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
 from rollalloc.rewards.cache import OutcomeCache
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.tally import Tally
 
-_START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
-_EXIT_GRACE_S = 1.0  # between a dying process's last breath on the socket and its exit code
 _CHUNK = 64  # samples sent at once: few enough that their outcomes fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # the same for the samples themselves; a longer one goes alone
-_ANSWER_BYTES = 65_536  # no answer is longer
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What workers run and may use; see `WorkerScorer`."""
-
-    reward: str
-    workers: int
-    limit_s: float
-    memory_gb: float
-    max_chars: int
 
 
 class Job:
@@ -79,6 +60,9 @@ class Task:
 class Crew:
     """Worker processes, and a thread that hands them samples and replaces them; it ends with its first error.
 
+    A sample is given up only where a fresh process is lost at it: where others ran there before, what they left behind
+    may be to blame, and the sample is tried once more, as the first of a new one.
+
     Args:
         limits: of each worker, and their number.
         tally: counts the outcomes.
@@ -89,8 +73,9 @@ class Crew:
         self._limits = limits
         self._tally = tally
         self._cache = cache
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerHandle[Task]] = []
         self._waiting: deque[Task] = deque()
+        self._again: deque[Task] = deque()  # for fresh workers only
         self._lock = Lock()  # between a new job and the end
         self._ended = False
         self._process_id = os.getpid()
@@ -106,7 +91,8 @@ class Crew:
                 return False
             self._waiting.extend(job.tasks)
             self._ring()
-            return True
+        job.future.add_done_callback(self._heed_cancel)
+        return True
 
     def close(self) -> None:
         """Ends the processes; jobs that are not done are cancelled."""
@@ -118,14 +104,19 @@ class Crew:
         if current_thread() is not self._thread:  # it calls back when a future completes
             self._thread.join()
 
+    def _heed_cancel(self, future: Future[list[Outcome]]) -> None:
+        if future.cancelled() and os.getpid() == self._process_id:
+            self._ring()
+
     def _ring(self) -> None:
-        with suppress(BlockingIOError):  # so many rings are not to be missed
+        with suppress(OSError):  # so many rings are not to be missed, or nobody is there to hear
             self._bell_button.send(b"!")
 
     def _run(self) -> None:
         error: BaseException | None = None
         try:
             while not self._ended:
+                self._drop_cancelled()
                 self._staff()
                 self._hand_out()
                 self._listen()
@@ -134,19 +125,35 @@ class Crew:
         finally:
             self._dismiss(error)
 
+    def _drop_cancelled(self) -> None:
+        """Ends what runs for nobody; what waits for nobody is dropped when its turn comes."""
+        for worker in [worker for worker in self._workers if worker.given]:
+            if worker.given[0].task.job.future.cancelled():
+                self._let_go(worker)
+
     def _staff(self) -> None:
-        """Replaces workers that died idle, and starts as many as there is work for."""
-        for worker in [worker for worker in self._workers if worker.idle and worker.process.poll() is not None]:
-            worker.stop()
-            self._workers.remove(worker)
-        wanted = sum(not worker.idle for worker in self._workers) + len(self._waiting)
+        """Starts as many workers as there is work for, and makes room for those that must be fresh."""
+        lacking = len(self._again) - sum(worker.fresh and not worker.given for worker in self._workers)
+        used = [worker for worker in self._workers if worker.idle and not worker.fresh]
+        room = self._limits.workers - len(self._workers)
+        for worker in used[: max(0, lacking - room)]:
+            self._let_go(worker)
+        busy = sum(bool(worker.given) for worker in self._workers)
+        wanted = max(busy + len(self._waiting) + len(self._again), len(self._workers) + lacking)
         while len(self._workers) < min(self._limits.workers, wanted):
-            self._workers.append(_Worker(self._limits))
+            self._workers.append(WorkerHandle(self._limits))
 
     def _hand_out(self) -> None:
-        for worker in self._workers:
-            if worker.idle and (tasks := self._next_chunk()):
-                worker.give(tasks)
+        for worker in [worker for worker in self._workers if worker.idle]:
+            if tasks := (worker.fresh and self._next_again()) or self._next_chunk():
+                worker.give([(task, task.message) for task in tasks])
+
+    def _next_again(self) -> list[Task]:
+        while self._again:
+            task = self._again.popleft()
+            if not self._answer_without_worker(task):
+                return [task]
+        return []
 
     def _next_chunk(self) -> list[Task]:
         """The next samples that need a worker; small towards the end, so that workers finish together."""
@@ -176,29 +183,46 @@ class Crew:
 
     def _listen(self) -> None:
         """Waits until the bell rings or a worker has something to say or is overdue."""
-        busy = [worker for worker in self._workers if not worker.idle]
-        if not busy and self._waiting:
+        due = [worker.deadline for worker in self._workers if not worker.idle]
+        if not due and (self._waiting or self._again):
             return  # what was at hand needed no worker
-        patience = max(0.0, min(worker.deadline for worker in busy) - monotonic()) if busy else None
-        speaking = wait([self._bell, *(worker.connection for worker in busy)], timeout=patience)
-        if self._bell in speaking:
-            self._bell.recv(4096)
-        for worker in busy:
-            if worker.connection in speaking or monotonic() >= worker.deadline:
+        with DefaultSelector() as selector:
+            selector.register(self._bell, EVENT_READ)
+            for worker in self._workers:
+                events = EVENT_READ | (EVENT_WRITE if worker.channel.has_unsent else 0)
+                selector.register(worker.channel, events, worker)
+            ready = selector.select(max(0.0, min(due) - monotonic()) if due else None)
+        for key, events in ready:
+            if key.data is None:
+                self._bell.recv(4096)
+            elif events & EVENT_WRITE:
+                key.data.channel.flush()
+        speaking = [key.data for key, events in ready if events & EVENT_READ]
+        for worker in list(self._workers):
+            if worker in speaking or (not worker.idle and monotonic() >= worker.deadline):
                 self._hear(worker)
 
-    def _hear(self, worker: _Worker) -> None:
-        seconds = monotonic() - worker.since
+    def _hear(self, worker: WorkerHandle[Task]) -> None:
         try:
-            outcome = worker.hear()
-        except _Lost as lost:
-            self._workers.remove(worker)
-            task = worker.given.popleft()
-            self._waiting.extendleft(reversed(worker.given))
-            self._settle(task, Unscored(str(lost)), seconds, lost=True)
-        else:
-            if outcome is not None:
-                self._settle(worker.given.popleft(), outcome, seconds)
+            while (answer := worker.hear()) is not None:
+                self._settle(answer.task, answer.outcome, answer.seconds)
+                if not answer.fit:
+                    self._let_go(worker)
+                    return
+        except Lost as lost:
+            self._tally.add_discarded(lost.discarded)
+            if worker.given and worker.fresh:
+                task = worker.given.popleft().task
+                self._settle(task, Unscored(str(lost)), monotonic() - worker.since, lost=True)
+            elif worker.given:
+                self._again.append(worker.given.popleft().task)
+            self._let_go(worker)
+
+    def _let_go(self, worker: WorkerHandle[Task]) -> None:
+        """Ends a worker; what it has not answered is tried elsewhere."""
+        self._workers.remove(worker)
+        worker.stop()
+        self._waiting.extendleft(request.task for request in reversed(worker.given))
 
     def _settle(self, task: Task, outcome: Outcome, seconds: float, lost: bool = False) -> None:
         self._tally.add(task.sample, outcome, seconds, lost)
@@ -211,114 +235,15 @@ class Crew:
         """Stops the workers, and tells whoever still waits."""
         with self._lock:
             self._ended = True
-        unanswered = [*self._waiting, *(task for worker in self._workers for task in worker.given)]
+        given = [request.task for worker in self._workers for request in worker.given]
+        for worker in self._workers:
+            worker.ask_to_stop()
         for worker in self._workers:
             worker.stop()
         self._bell.close()
         self._bell_button.close()
-        for job in {task.job for task in unanswered}:
+        for job in {task.job for task in (*self._waiting, *self._again, *given)}:
             if error is None:
                 job.future.cancel()
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(error)
-
-
-class _Lost(Exception):
-    """A worker is gone, and this is why the sample at hand has no score."""
-
-
-class _Worker:
-    """One process, and which samples it was given and has not answered; it is at the first of them."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.ready = False
-        self.given: deque[Task] = deque()
-        self.since = monotonic()
-        self.deadline = self.since + _START_LIMIT_S
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = _start(limits, theirs.fileno())
-        # A process that does not listen, though it is idle, must not hold up the thread that minds the others.
-        timeout = struct.pack("ll", int(limits.limit_s), int(limits.limit_s % 1 * 1e6) + 1)
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, option, timeout)
-        self.connection = Connection(ours.detach())
-
-    @property
-    def idle(self) -> bool:
-        return self.ready and not self.given
-
-    def give(self, tasks: Iterable[Task]) -> None:
-        """Sends an idle worker its next samples."""
-        self.given.extend(tasks)
-        with suppress(OSError):  # a dead worker is heard of by its end of file, a deaf one by its deadline
-            for task in self.given:
-                self.connection.send_bytes(task.message)
-        self._restart_clock()
-
-    def hear(self) -> Outcome | None:
-        """The outcome that has come in of the first sample of `given`; None where the worker said that it is ready.
-
-        Raises:
-            _Lost: it died or overran its limit at that sample; it is stopped.
-            RuntimeError: the same before it was ready, or it could not load the function.
-        """
-        if not self.connection.poll():
-            raise self._lost(overdue=True)
-        try:
-            answer = json.loads(self.connection.recv_bytes(_ANSWER_BYTES))
-        except (EOFError, OSError, ValueError):
-            raise self._lost(overdue=False) from None
-        if not self.ready:
-            if answer is not None:
-                raise RuntimeError(f"reward {self.limits.reward!r} could not be loaded in a worker: {answer}")
-            self.ready = True
-            return None
-        self._restart_clock()
-        if isinstance(answer, list):
-            return Scored(*answer)
-        if answer.startswith("MemoryError"):  # what holds the memory would cost the next samples theirs
-            self.stop()
-            raise _Lost(f"worker ran out of memory (limit {self.limits.memory_gb:g} GB)")
-        return Unscored(answer)
-
-    def stop(self, grace_s: float = 0.0) -> int:
-        """Ends the process and all that it started; its exit code, its own where it exits within the grace."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
-        with suppress(ProcessLookupError, PermissionError):  # nobody left in the group
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.connection.close()
-        return self.process.wait()
-
-    def _restart_clock(self) -> None:
-        self.since = monotonic()
-        self.deadline = self.since + self.limits.limit_s
-
-    def _lost(self, overdue: bool) -> Exception:
-        # A process that died but left a child which holds the socket open is overdue as well; its exit code tells.
-        overdue = overdue and self.process.poll() is None
-        exit_code = self.stop(0.0 if overdue else _EXIT_GRACE_S)
-        if self.ready:
-            limit = f"timed out after {self.limits.limit_s:g} s"
-            return _Lost(limit if overdue else f"worker died (exit code {exit_code})")
-        what = f"was not ready after {_START_LIMIT_S:g} s" if overdue else f"died (exit code {exit_code}) at its start"
-        return RuntimeError(
-            f"a worker for reward {self.limits.reward!r} {what}; "
-            "import the module in an interpreter of your own to see why"
-        )
-
-
-def _start(limits: Limits, descriptor: int) -> subprocess.Popen[bytes]:
-    memory_bytes = int(limits.memory_gb * 2**30)
-    arguments = (descriptor, os.getpid(), limits.reward, limits.limit_s, memory_bytes)
-    call = f"from rollalloc.rewards._worker import serve; serve(*{arguments!r})"
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
-        pass_fds=(descriptor,),
-        start_new_session=True,  # one group to kill, and out of reach of the terminal's Ctrl-C
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )

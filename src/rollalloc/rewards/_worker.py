@@ -2,90 +2,77 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import pickle
 import re
 import resource
-import signal
-import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 from traceback import format_exception_only
-from typing import Any
 
-from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored, Unscored, load_reward, score_sample
+from rollalloc.rewards._channel import LONGEST_REASON, Answer, WorkerEnd, answer_message
+from rollalloc.rewards._surroundings import Surroundings
+from rollalloc.rewards.function import (
+    Outcome,
+    RewardFunction,
+    Sample,
+    Unscored,
+    end_if_forked,
+    load_reward,
+    score_sample,
+    what_was_raised,
+)
 
-_ERROR_LENGTH = 2000  # characters of why the function could not be loaded
 
+def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
+    """Says which process this is, loads the reward function, says so, and answers each sample with its outcome.
 
-def serve(descriptor: int, parent_id: int, reward: str, limit_s: float, memory_bytes: int) -> None:
-    """Loads the reward function, says so, and answers each sample with its outcome.
-
-    The first message is null, or why the function could not be loaded. Only outcomes go back, as JSON, so that a
-    function that returns gigabytes costs the parent nothing, and one that was taken over cannot make it run code.
+    What the function forks ends where it returns, raises or exits: nothing but this process serves.
 
     Args:
-        descriptor: this process's end of the socket.
-        parent_id: the parent's process id.
+        descriptor: this process's end of the channel.
         reward: path of the function, as `load_reward` takes it.
-        limit_s: seconds a sample may take.
         memory_bytes: what samples may make this process allocate.
     """
-    Thread(target=_end_with, args=(parent_id,), daemon=True).start()
-    with Connection(descriptor) as parent:
+    parent = WorkerEnd(descriptor)
+    parent.send(["started", os.getpid()])
+    function = _load(reward)
+    if isinstance(function, str):
+        parent.send(["broken", function])
+        return
+    _limit_memory(memory_bytes)
+    surroundings = Surroundings()
+    parent.send(["ready"])
+    while True:
         try:
-            function = load_reward(reward)
-        except (Exception, SystemExit) as error:
-            _send(parent, "".join(format_exception_only(error)).strip()[:_ERROR_LENGTH])
-            return
-        _limit_memory(memory_bytes)
-        _send(parent, None)
-        try:
-            while True:
-                message = parent.recv_bytes()
-                _die_if_orphaned(limit_s)
-                _send(parent, _encode(_score(function, message)))
+            request, message = parent.receive()
         except (EOFError, OSError):  # the parent has gone
             return
+        outcome = _score(function, message)
+        parent.send(answer_message(Answer(request, outcome, fit=surroundings.put_back())))
+
+
+def _load(reward: str) -> RewardFunction | str:
+    """The function, or why it could not be loaded; a module may fork as well."""
+    process_id = os.getpid()
+    error: BaseException | None = None
+    try:
+        return load_reward(reward)
+    except BaseException as caught:
+        error = caught
+        return "".join(format_exception_only(caught)).strip()[:LONGEST_REASON]
+    finally:
+        end_if_forked(process_id, error)
 
 
 def _score(function: RewardFunction, message: bytes) -> Outcome:
     try:
         sample = Sample(*pickle.loads(message))
     except Exception as error:  # of a class that cannot be imported here, say
-        return Unscored(f"cannot be unpickled in the worker: {error}"[:_ERROR_LENGTH])
-    return score_sample(function, sample)
-
-
-def _encode(outcome: Outcome) -> list[float] | str:
-    return [outcome.reward, outcome.metric] if isinstance(outcome, Scored) else outcome.reason
-
-
-def _send(parent: Connection, message: Any) -> None:
-    parent.send_bytes(json.dumps(message).encode())
-
-
-def _end_with(parent_id: int) -> None:
-    """Ends this process, and all that it started, soon after its parent has gone: a sleeping sample would not notice.
-
-    Asks for the parent's id, not for the socket's end, which a process that the parent forked may hold open.
-    """
-    while os.getppid() == parent_id:
-        time.sleep(0.5)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _die_if_orphaned(limit_s: float) -> None:
-    """Lets the kernel end this process, should the sample spin on after the parent, which enforces the limit, died.
-
-    Processor time, not an alarm: reward functions use the alarm themselves, and neither a signal handler nor a thread
-    runs inside a 9 ** 9 ** 9. All cores may count at once, and the parent's limit is to come first, hence the factor
-    and the margin.
-    """
-    _lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + (limit_s + 10) * (os.cpu_count() or 1)))
+        return Unscored(f"cannot be unpickled in the worker: {error}"[:LONGEST_REASON])
+    try:
+        return score_sample(function, sample)
+    except BaseException as error:  # KeyboardInterrupt and the like, which only the caller's own process heeds
+        return Unscored(what_was_raised(error))
 
 
 def _limit_memory(more_bytes: int) -> None:
@@ -96,10 +83,6 @@ def _limit_memory(more_bytes: int) -> None:
     status = Path("/proc/self/status")
     if status.exists():
         (kilobytes,) = re.findall(r"^VmData:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
-        _lower_limit(resource.RLIMIT_DATA, int(kilobytes) * 1024 + more_bytes)
-
-
-def _lower_limit(kind: int, soft: int) -> None:
-    """Sets a soft limit, within the hard one."""
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+        soft = int(kilobytes) * 1024 + more_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+_getpid, _exit = os.getpid, os._exit  # bound now: functions that guard themselves take `os` to pieces
 _REASON_LENGTH = 200  # characters: a reason goes to a log, and an exception's text may quote a whole completion
 
 
@@ -102,8 +104,11 @@ def load_reward(path: str) -> RewardFunction:
 def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
     """Scores one sample. Whatever the function raises makes the sample unscored, `sys.exit` included.
 
-    A coroutine gets an event loop of its own, so that this must not be called from within a running one.
+    A coroutine gets an event loop of its own, so that this must not be called from within a running one. A process that
+    the function forks ends here, where it returns or raises, as a script would: it must not go on as a second caller.
     """
+    process_id = _getpid()
+    ended: BaseException | None = None
     try:
         result = function(
             data_source=sample.data_source,
@@ -113,7 +118,28 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
         )
         return to_outcome(asyncio.run(_finish(result)) if inspect.isawaitable(result) else result)
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # a request that is given up cancels its task
-        return Unscored(f"{type(error).__name__}: {error}"[:_REASON_LENGTH])
+        ended = error
+        return Unscored(what_was_raised(error))
+    except BaseException as error:
+        ended = error
+        raise
+    finally:
+        end_if_forked(process_id, ended)
+
+
+def end_if_forked(process_id: int, ended: BaseException | None) -> None:
+    """Ends this process where it is not the one that it was, with the exit code of a script that ended so."""
+    if _getpid() != process_id:
+        code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
+        _exit((code or 0) & 0xFF if isinstance(code, int | None) else 1)
+
+
+def what_was_raised(error: BaseException) -> str:
+    """An exception as the reason for which a sample is unscored; its own text may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
+    except Exception:
+        return type(error).__name__[:_REASON_LENGTH]
 
 
 def to_outcome(result: Any) -> Outcome:

@@ -11,7 +11,8 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Protocol, Self
 
-from rollalloc.rewards._crew import Crew, Job, Limits
+from rollalloc.rewards._crew import Crew, Job
+from rollalloc.rewards._handle import Limits
 from rollalloc.rewards.cache import OutcomeCache
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, load_reward, score_sample
 from rollalloc.rewards.tally import Tally
@@ -31,9 +32,9 @@ class Scorer(Protocol):
     def report(self) -> dict[str, Any]:
         """What has been scored so far, as plain JSON data.
 
-        `scored`: their number, of which `cached` were known already; `unscored`: number by reason; `slowest` and
-        `lost`: at most 20 samples each, slowest first, with `name`, `seconds` and, if unscored, `reason`; the lost ones
-        are those whose worker had to be killed or died.
+        `scored`: their number, of which `cached` were known already; `discarded`: answers that were no worker's own to
+        the request at hand; `unscored`: number by reason; `slowest` and `lost`: at most 20 samples each, slowest first,
+        with `name`, `seconds` and, if unscored, `reason`; the lost ones are those whose worker had to be killed or died.
         """
         ...
 
@@ -82,16 +83,18 @@ class InlineScorer(Scorer):
 class WorkerScorer(Scorer):
     """Runs a reward function in processes of its own, which a hanging or crashing sample costs nothing but themselves.
 
-    A sample that takes too long, or whose process dies, is `Unscored`; its process is replaced, together with all that
-    it started, and the samples after it go on. Processes start with the first call, are kept until `close`, and end
-    with the interpreter, also where that is killed; what the function prints is discarded. They are fresh interpreters
-    that do not import the caller's main module, so that a script needs no `if __name__ == "__main__"` and a replacement
-    starts fast. Calls from several threads share the processes. POSIX only; the limit on memory holds on Linux.
+    A sample that takes too long, or whose process dies, is `Unscored`, unless others ran in that process before: then it
+    is tried once more in a fresh one. Its process is replaced, together with all that it started, and the samples after
+    it go on. What a function changes of its process is put back, and what it forks does not answer in its stead; see
+    docs/rewards.md. Processes start with the first call, are kept until `close`, and end with the interpreter, also
+    where that is killed; what the function prints is discarded. They are fresh interpreters that do not import the
+    caller's main module, so that a script needs no `if __name__ == "__main__"` and a replacement starts fast. Calls
+    from several threads share the processes. POSIX only; the limit on memory holds on Linux.
 
     Args:
         reward: path of the function, as `load_reward` takes it.
         workers: most processes at a time, at least 1.
-        limit_s: seconds a sample may take, positive; importing the function's module does not count.
+        limit_s: seconds a sample may take, each time it is tried, positive; importing the function's module does not count.
         memory_gb: GiB a sample may make a process allocate, beyond what importing the module took; positive.
         max_chars: a longer completion is unscored, at least 1.
         cached: most scores to remember, so that an identical sample is not scored again; 0 where the function may

@@ -20,6 +20,7 @@ class Tally:
         self._lock = Lock()
         self._scored = 0
         self._cached = 0
+        self._discarded = 0
         self._unscored: Counter[str] = Counter()
         self._slowest: list[dict[str, Any]] = []
         self._lost: list[dict[str, Any]] = []
@@ -49,12 +50,18 @@ class Tally:
             self._scored += 1
             self._cached += 1
 
+    def add_discarded(self, answers: int) -> None:
+        """Answers that were none of the worker's to the sample at hand."""
+        with self._lock:
+            self._discarded += answers
+
     def report(self) -> dict[str, Any]:
         """The counts and names as plain JSON data; see `Scorer.report`."""
         with self._lock:
             return {
                 "scored": self._scored,
                 "cached": self._cached,
+                "discarded": self._discarded,
                 "unscored": dict(self._unscored.most_common()),
                 "slowest": [dict(entry) for entry in self._slowest],
                 "lost": [dict(entry) for entry in self._lost],

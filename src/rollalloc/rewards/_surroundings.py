@@ -1,0 +1,150 @@
+"""What of a process a reward function may change by accident, and what the next sample relies on."""
+
+from __future__ import annotations
+
+import builtins
+import decimal
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from operator import itemgetter
+from threading import active_count
+from typing import Any
+
+from rollalloc.rewards._channel import most_descriptors
+
+_SPARE_THREADS = 128  # a pool that is kept between samples is welcome
+_OPEN_SHARE = 0.25  # of the files that may be open; likewise
+_TAKEN_TO_PIECES = (builtins, os, shutil, signal, subprocess, time)  # by guards against executed code, and by mocks
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+_SIGNALS = range(1, 32)  # the real-time ones beyond have no default use
+_ATTEMPTS = 10
+_getsignal: Callable[[int], Any] = import_module("_signal").getsignal  # 30 times as fast: the other one makes enums
+
+
+class Surroundings:
+    """The process as it is now, to be put back after each sample.
+
+    Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment and
+    umask, the interpreter's hooks and recursion limit, decimal arithmetic, the table of modules, and what the built-ins and
+    those that deal with processes hold. Not what functions keep in modules of their own: caches, pools, connections.
+    """
+
+    def __init__(self) -> None:
+        self._tables = [_Table(vars(module), callable) for module in _TAKEN_TO_PIECES]
+        # Packages, not all that they hold: it would take longer than a simple reward.
+        self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
+        self._modules = len(sys.modules)
+        self._streams = sys.stdin, sys.stdout, sys.stderr
+        self._hooks = sys.gettrace(), sys.getprofile()
+        self._recursion_limit = sys.getrecursionlimit()
+        self._decimal = decimal.getcontext().copy()
+        self._handlers = {number: _getsignal(number) for number in _SIGNALS}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        self._environment = dict(os.environ)
+        self._encoded = dict(vars(os.environ)["_data"])
+        self._directory = _directory()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._null = os.stat(os.devnull)
+        self._threads = active_count()
+        self._most_open = max(_lowest_free_descriptor(), _OPEN_SHARE * most_descriptors())
+
+    def put_back(self) -> bool:
+        """Undoes what the last sample changed; False where that cannot be done, or too much is left running or open."""
+        for _ in range(_ATTEMPTS):
+            try:
+                self._put_back()
+                return self._is_fit()
+            except BaseException:  # a signal handler or a hook of the sample's, not yet undone, may raise anything
+                continue
+        return False
+
+    def _put_back(self) -> None:
+        sys.setrecursionlimit(self._recursion_limit)
+        for table in self._tables:
+            table.put_back()
+        if (sys.gettrace(), sys.getprofile()) != self._hooks:
+            sys.settrace(self._hooks[0])
+            sys.setprofile(self._hooks[1])
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number, handler in self._handlers.items():
+            if _getsignal(number) is not handler and handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for kind, limits in self._limits.items():
+            if resource.getrlimit(kind) != limits:
+                resource.setrlimit(kind, limits)
+        self._put_back_streams()
+        decimal.setcontext(self._decimal.copy())
+        if vars(os.environ)["_data"] != self._encoded:  # a hundred times as fast as comparing what it decodes to
+            os.environ.clear()
+            os.environ.update(self._environment)
+        if self._directory is not None and _directory() != self._directory:
+            os.chdir(self._directory)
+        os.umask(self._umask)
+
+    def _put_back_streams(self) -> None:
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        for descriptor in range(3):
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != (self._null.st_dev, self._null.st_ino):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, descriptor)
+                if null != descriptor:
+                    os.close(null)
+
+    def _is_fit(self) -> bool:
+        return (
+            not any(stream.closed for stream in self._streams)
+            and len(sys.modules) >= self._modules
+            and active_count() <= self._threads + _SPARE_THREADS
+            and _lowest_free_descriptor() <= self._most_open
+        )
+
+
+class _Table:
+    """What a table holds of some kind; what is added later may stay: modules are imported late."""
+
+    def __init__(self, table: dict[str, Any], keeps: Callable[[Any], bool]) -> None:
+        self._table = table
+        self._kept = {name: what for name, what in table.items() if keeps(what)}
+        self._look_up = itemgetter(*self._kept)
+        self._values = self._look_up(table)
+
+    def put_back(self) -> None:
+        try:
+            changed = self._look_up(self._table) != self._values  # in C, by identity first
+        except KeyError:
+            changed = True
+        if changed:
+            self._table.update(self._kept)
+
+
+def _directory() -> str | None:
+    """The working directory, None where it was deleted."""
+    with suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def _lowest_free_descriptor() -> int:
+    """Grows with the files that are left open."""
+    with suppress(OSError):
+        descriptor = os.dup(0)
+        os.close(descriptor)
+        return descriptor
+    return sys.maxsize

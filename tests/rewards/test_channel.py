@@ -1,0 +1,276 @@
+"""What the parent believes of what a worker sends: its own answers, whole, and nothing else."""
+
+import json
+import os
+import socket
+import struct
+from collections import deque
+
+import pytest
+
+from rollalloc.rewards._channel import (
+    LOST_CHANNEL,
+    Answer,
+    ParentEnd,
+    Polluted,
+    Ready,
+    Started,
+    WorkerEnd,
+    answer_message,
+    new_request,
+)
+from rollalloc.rewards._handle import Limits, Lost, Request, WorkerHandle
+from rollalloc.rewards.function import Scored, Unscored
+
+GOOD = ["ab", True, 1.0, 0.5]
+
+
+@pytest.fixture
+def ends():
+    """The parent's end, and the bare socket of a worker that may say what it likes."""
+    ours, theirs = socket.socketpair()
+    parent = ParentEnd(ours)
+    with theirs:
+        yield parent, theirs
+    parent.close()
+
+
+def frame(message):
+    encoded = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("!I", len(encoded)) + encoded
+
+
+def exhaust(receive):
+    while receive() is not None:
+        pass
+
+
+def as_another_process(act):
+    child = os.fork()
+    if child == 0:
+        act()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (["started", 7], Started(7)),
+        (["ready"], Ready(None)),
+        (["broken", "why"], Ready("why")),
+        (GOOD, Answer("ab", Scored(1.0, 0.5), fit=True)),
+        (["ab", False, "why"], Answer("ab", Unscored("why"), fit=False)),
+        (answer_message(Answer("ab", Unscored("x" * 5000), True)), Answer("ab", Unscored("x" * 2000), fit=True)),
+    ],
+)
+def test_a_message_is_read_whole_however_it_comes(ends, sent, read):
+    parent, worker = ends
+    for byte in frame(sent):
+        assert parent.receive() is None
+        worker.send(bytes([byte]))
+    assert parent.receive() == read
+    assert parent.receive() is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\x80\x04}.",
+        b"{",
+        b"\xff",
+        b"[" * 60_000,
+        b"1" * 60_000,
+        b'["ab", true, NaN, 1.0]',
+        b'["ab", true, 1.0, Infinity]',
+        b'["ab", true, 1e999, 1.0]',
+        None,
+        1.0,
+        "ready",
+        {},
+        [],
+        ["ready", 1],
+        ["started", True, 1],
+        ["started", -1],
+        ["started", "7"],
+        ["broken"],
+        ["ab", True],
+        ["ab", True, 1.0],
+        ["ab", True, 1.0, "0.5"],
+        ["ab", True, True, True],
+        ["ab", True, 1, 1],
+        ["ab", True, None, None],
+        ["ab", True, [1.0], 1.0],
+        ["ab", 1, 1.0, 1.0],
+        [None, True, 1.0, 1.0],
+        ["ab", True, 1.0, 1.0, 1.0],
+        ["ab", True, "x" * 2001],
+    ],
+)
+def test_what_no_worker_sends_is_refused(ends, sent):
+    parent, worker = ends
+    worker.send(frame(sent))
+    with pytest.raises(Polluted):
+        parent.receive()
+
+
+@pytest.mark.parametrize("length", [65_537, 2**30, 2**32 - 1])
+def test_a_message_too_long_is_refused_before_it_is_read(ends, length):
+    parent, worker = ends
+    worker.send(struct.pack("!I", length) + b"x" * 100)
+    with pytest.raises(Polluted):
+        parent.receive()
+
+
+def test_a_torn_message_is_never_read(ends):
+    parent, worker = ends
+    worker.send(frame(GOOD)[:-1])
+    assert parent.receive() is None
+    worker.shutdown(socket.SHUT_WR)
+    with pytest.raises(EOFError):
+        parent.receive()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PASSCRED"), reason="the kernel does not tell who writes")
+@pytest.mark.parametrize("split", [0, 3, len(frame(GOOD))])
+def test_another_process_is_not_believed(ends, split):
+    parent, worker = ends
+    worker.send(frame(["started", os.getpid()]))
+    assert parent.receive() == Started(os.getpid())
+    sent = frame(GOOD)
+    worker.send(sent[:split])
+    as_another_process(lambda: worker.send(sent[split:] or b"x"))
+    with pytest.raises(Polluted):
+        exhaust(parent.receive)
+
+
+def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends):
+    parent, worker = ends
+    worker.send(frame(["started", os.getpid() + 1]))
+    assert parent.receive() == Started(os.getpid() + 1)
+    as_another_process(lambda: worker.send(frame(GOOD)))
+    assert parent.receive() == Answer("ab", Scored(1.0, 0.5), fit=True)
+
+
+def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
+    parent, worker = ends
+    name, sent = new_request(b"x" * 3_000_000)
+    parent.queue(sent)
+    parent.flush()
+    assert parent.has_unsent
+    received = b""
+    while len(received) < len(sent):
+        received += worker.recv(1 << 20)
+        parent.flush()
+    assert received == sent
+    assert bytes.fromhex(name) == sent[4:12]
+    assert not parent.has_unsent
+
+
+def test_no_two_requests_have_one_id():
+    assert len({new_request(b"")[0] for _ in range(1000)}) == 1000
+
+
+# A worker's handle: which answer it takes
+
+
+class Said:
+    """A channel on which a worker has said this."""
+
+    has_unsent = False
+
+    def __init__(self, *messages):
+        self.messages = deque(messages)
+
+    def receive(self):
+        return self.messages.popleft() if self.messages else None
+
+
+def handle(*messages, ready=True):
+    """At the first of two tasks, whose requests are aa and bb."""
+    worker = object.__new__(WorkerHandle)
+    worker.__dict__.update(
+        given=deque([Request("aa", "first"), Request("bb", "second")]),
+        fresh=True,
+        since=0.0,
+        deadline=1e18,
+        channel=Said(*messages),
+        _limits=Limits("module:function", 1, 1e9, 1.0, 1),
+        _process_id=1,
+        _ready=ready,
+    )
+    return worker
+
+
+def answer(name):
+    return Answer(name, Scored(1.0, 1.0), fit=True)
+
+
+def test_answers_are_taken_in_turn():
+    worker = handle(answer("aa"), answer("bb"))
+    assert [worker.hear().task for _ in range(2)] == ["first", "second"]
+    assert worker.hear() is None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [answer("bb")],
+        [answer("cc")],
+        [answer("aa"), answer("aa")],
+        [answer("aa"), answer("bb"), answer("bb")],
+        [Started(2)],
+        [Ready(None)],
+        [Ready("why")],
+    ],
+)
+def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
+    worker = handle(*messages)
+    with pytest.raises(Lost, match="sent what is no answer") as lost:
+        exhaust(worker.hear)
+    assert lost.value.discarded == 1
+
+
+def test_a_worker_that_answers_before_it_is_ready_is_an_error():
+    worker = handle(answer("aa"), ready=False)
+    worker.given.clear()
+    with pytest.raises(RuntimeError, match="sent what is no answer at its start"):
+        worker.hear()
+
+
+# The worker's end
+
+
+@pytest.mark.parametrize("accident", [os.close, lambda descriptor: os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)])
+def test_a_worker_whose_channel_was_closed_or_replaced_ends(accident):
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        end = WorkerEnd(theirs.detach())
+        accident(end._descriptor)
+        end.send(["ready"])
+        os._exit(0)
+    theirs.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == LOST_CHANNEL
+    assert ours.recv(1) == b""
+    ours.close()
+
+
+def test_the_channel_is_out_of_the_way_and_not_inherited():
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        end = WorkerEnd(theirs.detach())
+        good = end._descriptor >= 256 and not os.get_inheritable(end._descriptor)
+        grandchild = os.fork()
+        if grandchild == 0:
+            try:
+                os.fstat(end._descriptor)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        os._exit(not good or os.waitpid(grandchild, 0)[1])
+    theirs.close()
+    assert os.waitpid(child, 0)[1] == 0
+    ours.close()
