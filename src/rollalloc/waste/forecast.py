@@ -24,8 +24,8 @@ BASELINE = "grpo"
 LEAST_VISITS = 64
 _ENOUGH = 0.95  # share of the groups that must have as many rollouts as the forecast draws
 _ROLLOUTS = 4096  # of logged groups, about, that one resample goes through at most
-_VISITS = 320  # and so many groups; twice as many where one prompt has most of them
-_POINT_VISITS = 2048  # groups, about, that the estimate itself is made from at most
+_POINT_VISITS = 2048  # logged groups, about, that the estimate itself is made from at most
+_VISITS = 256  # of a log that has more: groups that one resample goes through
 _BATCHES = 6  # a simulation makes at least, if it can
 _PASSES = 3  # of the estimate's simulation over its visits
 
@@ -323,4 +323,5 @@ def _at_most(most: int, prompts: Sequence[NDArray[np.int64]], random: np.random.
 
 def _visits(logged: int, n: int) -> int:
     """Visits of one resample."""
-    return min(logged, max(LEAST_VISITS, min(_VISITS, _ROLLOUTS // n)))
+    most = _ROLLOUTS // n if logged <= _POINT_VISITS else min(_VISITS, _ROLLOUTS // n)
+    return min(logged, max(LEAST_VISITS, most))
