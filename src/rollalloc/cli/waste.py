@@ -54,15 +54,17 @@ def waste(
         int | None, typer.Option(help="Forecast: rollouts of a trained group; by default what groups have.")
     ] = None,
     n_pilot: Annotated[int | None, typer.Option(help="Forecast: pilots among them; a quarter by default.")] = None,
-    resamples: Annotated[int, typer.Option(help="Forecast: resamples for its interval.", min=2)] = 60,
-    seed: Annotated[int, typer.Option(help="Of the resampling and of the simulation.", min=0)] = 0,
+    resamples: Annotated[int, typer.Option(help="Forecast: resamples for its interval.")] = 60,
+    seed: Annotated[int, typer.Option(help="Of the resampling and of the simulation.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say which rollouts taught nothing, by cause, and forecast what DAPO and Pilot-Commit would have paid."""
-    from rollalloc.waste.finding import find, forecast_sentence, sentence
-    from rollalloc.waste.readers import Options, read_log
+    from rollalloc.waste.finding import check_asked, find, forecast_sentence, sentence
+    from rollalloc.waste.readers import Options, check_format, read_log
 
     console = Console()
+    check_format(format)
+    check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
     options = Options(reward, _numbers(weights), group_size)
     with _progress() as shown:
         log = read_log(path, format, options, lambda file, done, files: shown("reading", done, files))
@@ -106,7 +108,8 @@ def _show_waste(console: Console, finding: Finding) -> None:
 def _show_forecast(console: Console, forecast: Forecast) -> None:
     plan = forecast.plan
     shape = f"Groups of {plan.n}, {plan.n_pilot} of them pilots; {plan.groups} groups a batch"
-    source = f"from {forecast.visits:,} groups of {forecast.prompts:,} prompts"
+    some = "" if forecast.simulated == forecast.visits else f"{forecast.simulated:,} of "
+    source = f"from {some}{forecast.visits:,} groups of {forecast.prompts:,} prompts"
     console.print(Text(f"Forecast: rollouts paid for a mixed group, and for a unit of signal. {shape}; {source}."))
     table = _table(("recipe", "mixed group", "ratio", "signal", "ratio"))
     for number, (name, price) in enumerate(forecast.prices.items()):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
+
+from rollalloc.data.jsonl import Unreadable, read_lines
+
+_ROWS = 1024  # of a parquet file, held at a time
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -16,7 +23,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: an unknown suffix, an unreadable file, a line that is not JSON, or no rows at all.
+        ValueError: an unknown suffix, a file that cannot be read to its end, a line that is not JSON or names a key
+            twice, or no rows at all.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; prompts are read from .parquet, .jsonl and .json files")
@@ -30,28 +38,50 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows in the format that the suffix names; missing folders are made.
+    """Writes rows in the format that the suffix names, whole or not at all; missing folders are made.
 
     Raises:
-        ValueError: an unknown suffix, or rows that parquet cannot hold (a column of mixed types, an empty dict).
+        ValueError: an unknown suffix, or rows that the format cannot hold: for parquet a column of mixed types or an empty
+            dict, for both a value that is no plain data or text with half a character.
     """
     _, write = _format(path)
+    with written_whole(path) as beside:
+        try:
+            write(beside, rows)
+        except _NOT_PLAIN as error:
+            raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file beside the one to write, which takes its place at the end; what fails or is killed leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, rows)
+    # A name of its own: two who write the same file do not write into each other's.
+    opened, name = mkstemp(suffix=path.suffix, prefix=f".partial-{path.stem}-", dir=path.parent)
+    os.close(opened)
+    beside = Path(name)
+    try:
+        yield beside
+        mask = os.umask(0)
+        os.umask(mask)
+        beside.chmod(0o666 & ~mask)  # mkstemp lets nobody else read it
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+_NOT_PLAIN = (TypeError, AttributeError, UnicodeError, RecursionError, OverflowError)
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:  # bytes that are not UTF-8 included
-                raise ValueError(
-                    f"{path}:{number}: expected one JSON object on each line, got {line[:40]!r} ({error}); "
-                    "a file that holds one array must be written again as JSON lines"
-                ) from error
+    for number, row in read_lines(path, unique=True):
+        if isinstance(row, Unreadable):
+            raise ValueError(
+                f"{path}:{number}: expected one JSON object on each line, got {row.begins} ({row.why}); "
+                "a file that holds one array must be written again as JSON lines"
+            )
+        yield number, row
 
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -62,13 +92,44 @@ def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     arrow, parquet = _pyarrow()
+    broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # bytes that are no text included
+    row = 0
     try:
         # Not `read_table`: it would take a folder named `split=train` on the way for a column.
         with parquet.ParquetFile(path) as file:
-            batches = (batch.to_pylist() for batch in file.iter_batches())
-            yield from enumerate((row for batch in batches for row in batch), 1)
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a readable parquet file ({error}); write or download it again") from error
+            batches = file.iter_batches(_ROWS)
+            while (batch := next(batches, None)) is not None:
+                try:
+                    values = batch.to_pylist()
+                except broken:
+                    row += _first_broken(batch, broken)
+                    raise
+                for value in values:
+                    row += 1
+                    yield row, value
+    except broken as error:
+        where = f"{path}:{row + 1}: from this row on, " if row else f"{path}: "
+        raise ValueError(f"{where}not a readable parquet file ({error}); write or download it again") from error
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a file is parquet to its end, rather than torn."""
+    arrow, parquet = _pyarrow()
+    try:
+        with parquet.ParquetFile(path):
+            return True
+    except (arrow.ArrowException, OSError):
+        return False
+
+
+def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
+    """Rows of a batch before the first that is no plain data."""
+    for at in range(batch.num_rows):
+        try:
+            batch.slice(at, 1).to_pylist()
+        except broken:
+            return at
+    return 0
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -78,7 +139,7 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         parquet.write_table(arrow.table({name: [row.get(name) for row in rows] for name in columns}), path)
     except arrow.ArrowException as error:
         raise ValueError(
-            f"{path}: parquet cannot hold these rows ({error}); give each field one type and no empty dict, "
+            f"parquet cannot hold these rows ({error}); give each field one type and no empty dict, "
             "or write a .jsonl file"
         ) from error
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import file_digest
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
-from rollalloc.data._files import read_rows
+from rollalloc.data._files import is_readable, read_rows, written_whole
 from rollalloc.data.overlap import NGrams
-from rollalloc.data.prompts import write_prompts
+from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
 
 MANIFEST = "prepared.json"
-_SCHEMA = 1  # of what is written; another one is prepared again
+_SCHEMA = 1  # of what is written
+_ENTRY = {"from": str, "hub": str, "rows": int, "dropped": dict, "sha256": str}  # what the manifest says of a file
+_REPLACES = "replaces"  # the digest of the file that stood there before; it may still, if the call was cut short
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 
 Progress = Callable[[str, int], None]
@@ -57,6 +59,7 @@ def prepare(
     """Write the files of some public sets, and count what training and evaluation sets among them share.
 
     A file that stands there as the manifest says is not made again, so that a call that was cut short may be repeated.
+    One that the manifest does not know is never overwritten, one that was changed since only with `force`.
     Within a set the first of two rows with one question stays; a question with two different answers goes.
 
     Args:
@@ -69,24 +72,27 @@ def prepare(
         progress: called with the split's name and the rows read so far, now and then.
 
     Raises:
-        ValueError: an unknown set, or a row without the set's columns.
+        ValueError: an unknown set, n-grams of no words, a manifest that is none, or a row without the set's columns.
+        FileExistsError: a file is in the way; nothing was made.
         FileNotFoundError: a set that is not in the local folder.
         ImportError: `datasets` is missing.
     """
     parts = [part for name in dict.fromkeys(names) for part in _parts(name)]
-    out.mkdir(parents=True, exist_ok=True)
+    if ngram < 1:
+        raise ValueError(f"n must be at least 1 word, got {ngram}")
+    origin = "hub" if local is None else "local"
     manifest = _read_manifest(out)
+    paths = {part.name: out / f"{part.name}.parquet" for part in parts}
+    for name, path in paths.items():  # before anything is made
+        _refuse_foreign(path, manifest.get(name), force)
     files: list[Prepared] = []
     for part in parts:
-        path, origin = out / f"{part.name}.parquet", "hub" if local is None else "local"
-        entry = manifest.get(part.name)
-        reused = not force and entry is not None and entry["from"] == origin and _as_written(path, entry)
+        path, entry = paths[part.name], manifest.get(part.name)
+        reused = not force and entry is not None and entry["from"] == origin and _digest(path) == entry["sha256"]
         if entry is None or not reused:
             rows, dropped = _verl_rows(part, _source(part, local), progress)
-            _write_whole(path, rows)
-            entry = {"from": origin, "hub": part.hub, "rows": len(rows), "dropped": dropped, "sha256": _sha256(path)}
-            manifest[part.name] = entry
-            _write_manifest(out, manifest)
+            entry = {"from": origin, "hub": part.hub, "rows": len(rows), "dropped": dropped}
+            entry = _write(path, rows, part.name, entry)
         files.append(Prepared(part, path, entry["rows"], entry["dropped"], reused))
     _count_overlap(files, ngram)
     return files
@@ -115,17 +121,18 @@ def _verl_rows(
             progress(part.name, number)
         try:
             problem = part.read(raw)
+            question = " ".join(problem.question.split())
+            row = to_verl(part, number, problem)
         except NoAnswer:
             dropped["no answer"] += 1
             continue
-        except (KeyError, TypeError, ValueError) as error:
-            columns = ", ".join(map(str, raw)) or "nothing"
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            found = ", ".join(map(str, raw)) if isinstance(raw, Mapping) else short(raw)
             raise ValueError(
-                f"{place}: not a row of {part.hub}, it has {columns} ({type(error).__name__}: {error}); check that the "
-                "file belongs to the set"
+                f"{place}: not a row of {part.hub}, it has {found or 'nothing'} ({type(error).__name__}: {error}); check "
+                "that the file belongs to the set"
             ) from error
-        question = " ".join(problem.question.split())
-        row = to_verl(part, number, problem)
+        check_row(place, row)
         if question not in kept:
             kept[question] = row
         elif kept[question]["reward_model"] == row["reward_model"]:
@@ -200,29 +207,66 @@ def _questions(path: Path) -> list[str]:
     return [row["prompt"][-1]["content"].removesuffix(INSTRUCTION) for _, row in read_rows(path)]
 
 
-def _as_written(path: Path, entry: Mapping[str, Any]) -> bool:
-    return path.is_file() and _sha256(path) == entry["sha256"]
+def _refuse_foreign(path: Path, entry: Mapping[str, Any] | None, force: bool) -> None:
+    """Refuse to write where something stands that this command did not write, or that was changed since."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if entry is None or not path.is_file():
+        raise FileExistsError(
+            f"{path}: is there already, and {MANIFEST} beside it does not say that this command wrote it; move it away, or "
+            "choose another --out"
+        )
+    ours = _digest(path) in (entry["sha256"], entry.get(_REPLACES))
+    if not (ours or force) and is_readable(path):
+        raise FileExistsError(
+            f"{path}: was changed after this command wrote it; move it away, choose another --out, or make it again with "
+            "--force"
+        )
 
 
-def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A call that is killed leaves the old file or the new one."""
-    beside = path.with_name(f".partial-{path.name}")
-    write_prompts(beside, rows)
-    os.replace(beside, path)
+def _write(path: Path, rows: Sequence[dict[str, Any]], name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Write a file and what the manifest says of it, which is returned.
+
+    The manifest comes first: a call that is killed in between leaves a file that is known, not one that is in the way.
+    """
+    with written_whole(path) as beside:
+        write_prompts(beside, rows)
+        entry = {**entry, "sha256": _digest(beside), _REPLACES: _digest(path)}
+        manifest = {**_read_manifest(path.parent), name: entry}
+        with written_whole(path.parent / MANIFEST) as new:
+            new.write_text(json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
+    return entry
 
 
 def _read_manifest(out: Path) -> dict[str, Any]:
+    """What was written there, by name.
+
+    Raises:
+        ValueError: a file of that name which is not a manifest of this version.
+    """
     path = out / MANIFEST
-    saved = json.loads(path.read_text()) if path.exists() else {}
-    return saved["files"] if saved.get("schema") == _SCHEMA else {}
+    if not path.exists():
+        return {}
+    try:
+        saved = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        saved = None
+    files = saved.get("files") if isinstance(saved, dict) and saved.get("schema") == _SCHEMA else None
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise ValueError(
+            f"{path}: not what this version of `rollalloc data prepare` writes under that name, so nothing beside it is "
+            "known to be its own; move it away, or choose another --out"
+        )
+    return files
 
 
-def _write_manifest(out: Path, files: Mapping[str, Any]) -> None:
-    beside = out / f".partial-{MANIFEST}"
-    beside.write_text(json.dumps({"schema": _SCHEMA, "files": files}, indent=2))
-    os.replace(beside, out / MANIFEST)
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in _ENTRY.items())
 
 
-def _sha256(path: Path) -> str:
+def _digest(path: Path) -> str | None:
+    """SHA-256 of a file; None where there is none."""
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

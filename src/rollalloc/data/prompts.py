@@ -8,9 +8,10 @@ so for JSONL, too, null means not there.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import PathLike
@@ -23,6 +24,8 @@ import numpy as np
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 
+log = logging.getLogger(__name__)
+
 Message = dict[str, Any]
 Prompt = str | tuple[Message, ...]
 
@@ -31,6 +34,7 @@ _SCHEMA = (
     "verl's schema is data_source: text, prompt: [{role, content}] or text, reward_model: {style, ground_truth} and, "
     "optionally, extra_info: {index, ...}"
 )
+_DEEPEST = 100  # levels of lists and dictionaries in a row
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> P
         drop_duplicates: leave out a row whose source, prompt and ground truth came before, and count it in
             `dropped["duplicate"]`; otherwise such a row is an error.
 
+    How many rows repeat another, or have an index that another row has, is logged as a warning.
+
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: no paths, a file that is empty or of another format, a row that is not in verl's schema, a
@@ -124,6 +130,8 @@ def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> P
     rows = [_parse(place, row) for path in paths for place, row in read_rows(Path(path))]
     distinct = _distinct(rows, drop_duplicates)
     duplicates = len(rows) - len(distinct)
+    if duplicates:
+        log.warning("%d of %d rows repeat a prompt that came before and were left out", duplicates, len(rows))
     return PromptSet(
         keys=_keys(distinct),
         sources=tuple(row.source for row in distinct),
@@ -135,7 +143,7 @@ def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> P
 
 
 def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows in verl's schema, as `load_prompts` reads them.
+    """Writes rows in verl's schema, as `load_prompts` reads them; the file is written whole or not at all.
 
     Args:
         path: ends in `.parquet`, or in `.jsonl` or `.json` for JSON lines; missing folders are made.
@@ -147,8 +155,21 @@ def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> 
     if not rows:
         raise ValueError(f"{path}: expected at least one row to write, got none; check what makes the rows")
     for number, row in enumerate(rows, 1):
-        _parse(f"row {number} for {path}", row)
+        check_row(f"row {number} for {path}", row)
     write_rows(Path(path), rows)
+
+
+def check_row(place: str, row: Any) -> None:
+    """Refuse what is no row in verl's schema.
+
+    Args:
+        place: where it stands, for the message.
+        row: any plain data.
+
+    Raises:
+        ValueError: says what was expected there.
+    """
+    _parse(place, row)
 
 
 def encode_prompts(
@@ -202,24 +223,29 @@ def encode_prompts(
 
 
 def _parse(place: str, raw: Any) -> _Row:
-    row = _without_nulls(_typed(place, "a row", raw, dict))
+    row = _without_nulls(place, _typed(place, "a row", raw, dict))
     if missing := [name for name in _REQUIRED if name not in row]:
-        raise ValueError(
-            f"{place}: {', '.join(missing)} missing or null, found {', '.join(raw) or 'nothing'}; {_SCHEMA}"
-        )
+        found = ", ".join(str(name).encode("unicode_escape").decode() for name in raw) or "nothing"
+        raise ValueError(f"{place}: {', '.join(missing)} missing or null, found {found}; {_SCHEMA}")
     reward_model = _typed(place, "reward_model", row["reward_model"], dict)
     if "ground_truth" not in reward_model:
         raise ValueError(f"{place}: reward_model.ground_truth missing or null, got {short(reward_model)}; {_SCHEMA}")
     extra_info = _typed(place, "extra_info", row.get("extra_info", {}), dict)
     if "index" in extra_info:
-        _typed(place, "extra_info.index", extra_info["index"], int, str)
+        _whole_text(place, "extra_info.index", _typed(place, "extra_info.index", extra_info["index"], int, str))
     if "prior" in extra_info:
         prior = _typed(place, "extra_info.prior", extra_info["prior"], float, int)
         if prior < 0 or prior > 1:  # NaN passes: unknown
             raise ValueError(f"{place}: extra_info.prior must be a success rate in [0, 1], got {prior}; rescale it")
+    _whole_text(place, "reward_model.ground_truth", reward_model["ground_truth"])
+    if _has_nan(reward_model["ground_truth"]):
+        raise ValueError(
+            f"{place}: reward_model.ground_truth must not be or hold NaN, which equals nothing, got "
+            f"{short(reward_model['ground_truth'])}; put the answer there, or leave the row out"
+        )
     return _Row(
         place=place,
-        source=_typed(place, "data_source", row["data_source"], str),
+        source=_whole_text(place, "data_source", _typed(place, "data_source", row["data_source"], str)),
         prompt=_parse_prompt(place, row["prompt"]),
         ground_truth=reward_model["ground_truth"],
         extra_info=extra_info,
@@ -228,12 +254,13 @@ def _parse(place: str, raw: Any) -> _Row:
 
 def _parse_prompt(place: str, prompt: Any) -> Prompt:
     if isinstance(_typed(place, "prompt", prompt, str, list), str):
-        return prompt
+        return _whole_text(place, "prompt", prompt)
     if not prompt:
         raise ValueError(f"{place}: prompt must hold at least one message, got an empty list; {_SCHEMA}")
     for message in prompt:
         for name in ("role", "content"):
-            _typed(place, f"{name} of each message", _typed(place, "each message", message, dict).get(name), str)
+            content = _typed(place, "each message", message, dict).get(name)
+            _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", content, str))
     return tuple(prompt)
 
 
@@ -246,11 +273,41 @@ def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
     )
 
 
-def _without_nulls(value: Any) -> Any:
+def _whole_text(place: str, name: str, value: Any) -> Any:
+    """The value, if none of its texts has half a character: no tokenizer and no file would take it."""
+    for text in filter(lambda leaf: isinstance(leaf, str), _leaves(value)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{place}: {name} must be text, got {short(text)} with half of a surrogate pair, "
+                f"{text[error.start]!r}, as character {error.start + 1}; write the file again as UTF-8"
+            ) from None
+    return value
+
+
+def _has_nan(value: Any) -> bool:
+    return any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+        yield from value
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [_without_nulls(entry) for entry in value]
+        for entry in value:
+            yield from _leaves(entry)
+    else:
+        yield value
+
+
+def _without_nulls(place: str, value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise ValueError(f"{place}: a row must not be nested more than {_DEEPEST} levels deep; flatten it")
+    if isinstance(value, dict):
+        return {name: _without_nulls(place, entry, depth + 1) for name, entry in value.items() if entry is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_nulls(place, entry, depth + 1) for entry in value]
     return value
 
 
@@ -286,6 +343,12 @@ def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
     """
     by_index = [None if index is None else f"{source}/{index}" for source, index, _ in rows]
     times = Counter(by_index)
+    shared = [key for key in by_index if key is not None and times[key] > 1]
+    if shared:
+        log.warning(
+            "%d of %d rows have an index that another row of their source has too, the first %r: their keys are made from "
+            "their content instead", len(shared), len(rows), shared[0],
+        )  # fmt: skip
     return tuple(
         key if key is not None and times[key] == 1 else f"{source}/#{_digest(content)}"
         for key, (source, _, content) in zip(by_index, rows, strict=True)

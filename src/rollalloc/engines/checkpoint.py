@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rollalloc.core.packing import exact_keys
 from rollalloc.engines.sampler import Generation
+from rollalloc.engines.shape import TRAINER, Shape, check_shape
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ SCHEMA = 2  # of the folder
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 _GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
 _FOLDER, _MANIFEST, _STATE = "checkpoints", "manifest.json", "state.json"
+_MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
+_PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
 
 
@@ -145,10 +148,53 @@ def load_newest(folder: Path) -> Checkpoint:
     raise Torn(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
 
 
+def check_trainer(saved: Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that holds something other than a trainer's state.
+
+    Raises:
+        ValueError: names the file, and the place in it.
+    """
+    place = folder / _FOLDER / str(saved.batches)
+    check_shape(saved.state, TRAINER, str(place / _STATE))
+    for name in _PAYLOADS:
+        if name not in saved.tensors:
+            raise ValueError(
+                f"{place / _MANIFEST}: {name}.safetensors is not among its files; the checkpoint was changed"
+            )
+    lengths = sum(length for _, length, _ in saved.state["rollouts"]["generations"])
+    held = {name: tuple(tensor.shape) for name, tensor in saved.tensors["payloads"].items()}
+    if held != {"tokens": (lengths,), "logprobs": (lengths,)}:
+        raise ValueError(
+            f"{_tensor_file(place, 'payloads')}: expected tokens and logprobs of {lengths} entries, as {_STATE} says, got "
+            f"{held}; the checkpoint was changed"
+        )
+
+
 def _read(place: Path, batches: int) -> Checkpoint:
-    files = _checked_files(place)
-    tensors = {Path(name).stem: load_file(place / name) for name in files if name.endswith(".safetensors")}
-    return Checkpoint(batches, json.loads((place / _STATE).read_text()), tensors)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for file in (place / name for name in _checked_files(place) if name.endswith(".safetensors")):
+        try:
+            tensors[file.stem] = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise Torn(f"checkpoint {place} is torn: {file.name} is no safetensors file ({error})") from None
+    return Checkpoint(batches, _read_json(place, _STATE, dict), tensors)
+
+
+def _read_json(place: Path, name: str, shape: Shape) -> Any:
+    """Plain data of a shape, out of a file of a checkpoint.
+
+    Raises:
+        Torn: it is missing, cut off or of another shape.
+    """
+    try:
+        value = json.loads((place / name).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Torn(f"checkpoint {place} is torn: {name} is missing or cut off ({error})") from None
+    try:
+        check_shape(value, shape, name)
+    except ValueError as error:
+        raise Torn(f"checkpoint {place} is torn: {error}") from None
+    return value
 
 
 def _checked_files(place: Path) -> list[str]:
@@ -158,25 +204,25 @@ def _checked_files(place: Path) -> list[str]:
         Torn: a file is missing or is not as it was written.
         ValueError: another schema.
     """
-    try:
-        manifest = json.loads((place / _MANIFEST).read_text())
-    except (FileNotFoundError, ValueError) as error:
-        raise Torn(f"checkpoint {place} is torn: {_MANIFEST} is missing or cut off ({error})") from None
-    exact_keys(manifest, ("schema", "files"), str(place / _MANIFEST))
-    if manifest["schema"] != SCHEMA:
+    # The schema first: one of another version may be shaped as it likes.
+    if (manifest := _read_json(place, _MANIFEST, {"schema": object, ...: object}))["schema"] != SCHEMA:
         raise ValueError(
             f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
             "resume with the version of rollalloc that wrote it"
         )
-    for name, written in manifest["files"].items():
+    files = _read_json(place, _MANIFEST, _MANIFEST_SHAPE)["files"]
+    for name in (_STATE, *files):
+        if name not in files or Path(name).name != name or not name:
+            raise Torn(f"checkpoint {place} is torn: {_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
+    for name, written in files.items():
         file = place / name
-        if not file.exists():
+        if not file.is_file():
             raise Torn(f"checkpoint {place} is torn: {name} is missing")
         if (size := file.stat().st_size) != written["bytes"]:
             raise Torn(f"checkpoint {place} is torn: {name} has {size} bytes of {written['bytes']}")
         if _stamp(file) != written:
             raise Torn(f"checkpoint {place} is torn: {name} is not what was written, its digest differs")
-    return list(manifest["files"])
+    return list(files)
 
 
 def _numbers(parent: Path) -> list[int]:
@@ -263,6 +309,11 @@ def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Let a model have the weights that `weights` gave of one like it."""
     here = weights(model)
     exact_keys(saved, here, "weights")
+    for name, tensor in here.items():
+        if tensor.shape != saved[name].shape:
+            raise ValueError(
+                f"weights: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"
+            )
     with torch.no_grad():
         for name, tensor in here.items():
             tensor.copy_(saved[name])
@@ -287,6 +338,10 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in saved.items():
         name, _, entry = key.rpartition(":")
+        if name not in index_of:
+            raise ValueError(
+                f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
+            )
         state.setdefault(index_of[name], {})[entry] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for parameter in model.parameters():

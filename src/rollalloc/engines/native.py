@@ -25,7 +25,7 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Updated
-from rollalloc.core.packing import describe, differences, exact_keys
+from rollalloc.core.packing import describe, differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
@@ -49,7 +49,6 @@ _NAMED = 20  # quarantined prompts that the last line of the metrics names
 SAVING = ("checkpoint_every", "keep_checkpoints", "log_rollouts")  # settings that change nothing but what is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
-_STATE = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
 _COUNTERS = ("batches", "seconds", "next_at", "made", "accuracies", "barren_groups")
 
 
@@ -291,8 +290,7 @@ class Trainer:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         saved = checkpoint.load_newest(self.folder)
         state = saved.state
-        exact_keys(state, _STATE, "checkpoint")
-        exact_keys(state["counters"], _COUNTERS, "counters of the checkpoint")
+        checkpoint.check_trainer(saved, self.folder)
         changed = self._changed_data(state)
         others = [*differences(_but_prompts(state["identity"]), _but_prompts(self._identity), "run")]
         if changed and not accept_data:

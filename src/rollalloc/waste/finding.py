@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rollalloc.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
-from rollalloc.waste.groups import Group, Log, outcomes
+from rollalloc.waste.groups import NO_STEP, Groups, Log, outcomes
 from rollalloc.waste.shares import Shares, drift, shares_of
 
 NOT_THE_TARGET = (
@@ -66,20 +66,22 @@ def find(
 
     Args:
         log: as read.
-        threshold: rewards of at least this are right; None: rewards count as they are.
-        from_step: groups logged before it, or without a step, are left out.
-        n: rollouts of a trained group in the forecast.
-        n_pilot: pilots among them.
-        resamples: for the forecast's interval.
-        seed: of everything random.
+        threshold: rewards of at least this are right, a finite number; None: rewards count as they are.
+        from_step: groups logged before it, or without a step, are left out; at least 0.
+        n: rollouts of a trained group in the forecast, at least 1.
+        n_pilot: pilots among them, at least 1.
+        resamples: for the forecast's interval, at least 2.
+        seed: of everything random, at least 0.
         watcher: called after each resample.
 
     Raises:
-        ValueError: no group at or after `from_step`.
+        ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
     """
+    check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
     groups = outcomes(log.groups, threshold)
+    stepless = int((groups.step_V == NO_STEP).sum())
     if from_step is not None:
-        groups = [group for group in groups if group.step is not None and group.step >= from_step]
+        groups = groups.take(groups.step_V >= from_step)
         if not groups:
             raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
     booked = (
@@ -94,10 +96,36 @@ def find(
         plan = plan_for(log, groups, n=n, n_pilot=n_pilot)
         finding.forecast = forecast(groups, plan, seed=seed, resamples=resamples, watcher=watcher)
         finding.notes += [NOT_THE_TARGET, FROZEN]
+        if finding.forecast.simulated < finding.forecast.visits:
+            finding.notes.append(
+                f"the forecast was simulated on {finding.forecast.simulated:,} groups, drawn at random from the "
+                f"{finding.forecast.visits:,} that are large enough; the shares count all"
+            )
     except Refused as refused:
         finding.refused = str(refused)
-    finding.notes += _warnings(log, groups, threshold, seed) + log.notes
+    finding.notes += _warnings(log, groups, threshold, seed)
+    if from_step is not None and stepless:
+        finding.notes.append(
+            f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
+        )
+    finding.notes += log.notes
     return finding
+
+
+def check_asked(
+    *, threshold: float | None, from_step: int | None, n: int | None, n_pilot: int | None, resamples: int, seed: int
+) -> None:
+    """Refuse what `find` could not answer, before anything is read.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
+    least = {"from_step": (from_step, 0), "n": (n, 1), "n_pilot": (n_pilot, 1), "resamples": (resamples, 2)}
+    for name, (value, lowest) in {**least, "seed": (seed, 0)}.items():
+        if value is not None and value < lowest:
+            raise ValueError(f"--{name.replace('_', '-')}: expected a whole number of at least {lowest}, got {value}")
 
 
 def sentence(finding: Finding) -> str:
@@ -130,18 +158,21 @@ def _change(ratio: float) -> str:
     return f"{1 / ratio - 1:+.0%}" if ratio > 0 else "unbounded"
 
 
-def _warnings(log: Log, groups: Sequence[Group], threshold: float | None, seed: int) -> list[str]:
+def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> list[str]:
     found: list[str] = []
     if log.bad:
         found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
-    values = np.concatenate([group.rewards_G for group in groups]) if groups else np.zeros(0)
-    grades = np.unique(values[~np.isnan(values)])
+    if log.odd:
+        found.append(
+            f"{log.odd:,} fields are not what they should be and count as absent; the first is {log.first_odd}"
+        )
+    grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
     if threshold is None and len(grades) > _GRADES:
         found.append(
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
             "all counts as one that taught; --threshold tells right from wrong instead"
         )
-    if any(group.first < group.rewards_G.size for group in groups):
+    if (groups.first_V < groups.size_V).any():
         found.append(
             "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
         )

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Done, Event, Failed, Order, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.seeds import rng
-from rollalloc.waste.groups import Group, Log
+from rollalloc.waste.groups import SAME, Group, Groups, Log
 from rollalloc.waste.shares import LEAST_PROMPTS, Share, mixed
 
 BASELINE = "grpo"
 LEAST_VISITS = 64
 _ENOUGH = 0.95  # share of the groups that must have as many rollouts as the forecast draws
-_ROLLOUTS = 4096  # of logged groups, about, that one resample goes through
-_POINT_ROLLOUTS = 65536  # and the estimate itself
+_ROLLOUTS = 4096  # of logged groups, about, that one resample goes through at most
+_POINT_VISITS = 2048  # logged groups, about, that the estimate itself is made from at most
+_VISITS = 256  # of a log that has more: groups that one resample goes through
 _BATCHES = 6  # a simulation makes at least, if it can
 _PASSES = 3  # of the estimate's simulation over its visits
 
@@ -82,12 +83,22 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Prices by recipe, and from how much they were estimated."""
+    """Prices by recipe, and from how much they were estimated.
+
+    Attributes:
+        plan: what was compared.
+        prices: by recipe.
+        prompts: with groups that are large enough.
+        visits: such groups.
+        simulated: of them the estimate was made from, drawn at random.
+        resamples: for the intervals.
+    """
 
     plan: Plan
     prices: dict[str, Price]
     prompts: int
     visits: int
+    simulated: int
     resamples: int
 
 
@@ -103,14 +114,14 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
     Raises:
         Refused: the log is too small, its groups are, or it does not hold what was dropped.
     """
-    _refuse_unfit(log, groups)
-    sizes = np.array([group.first for group in groups])
-    largest = int(np.quantile(sizes, 1 - _ENOUGH, method="lower"))
+    columns = Groups.of(groups)
+    _refuse_unfit(log, columns)
+    largest = int(np.quantile(columns.first_V, 1 - _ENOUGH, method="lower"))
     n = largest if n is None else n
     if n > largest:
         raise Refused(
-            f"needs groups of {n} rollouts, {np.mean(sizes >= n):.0%} of the logged ones have as many; this log carries at "
-            f"most n = {largest}, more would be guessed"
+            f"needs groups of {n} rollouts, {np.mean(columns.first_V >= n):.0%} of the logged ones have as many; this log "
+            f"carries at most n = {largest}, more would be guessed"
         )
     n_pilot = max(2, n // 4) if n_pilot is None else n_pilot
     if not 2 <= n_pilot <= n - 2:
@@ -118,38 +129,35 @@ def plan_for(log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot
             f"needs groups of at least 4 rollouts, 2 pilots and 2 commits, got n = {n} with {n_pilot} pilots; the mean of "
             "one pilot is 0 or 1, never inside the window"
         )
-    enough = [group for group in groups if group.first >= n]
-    if not any(_differs(group) for group in enough):
+    enough_V = columns.first_V >= n
+    if not columns.mixed_V[enough_V].any():
         raise Refused("no logged group has rewards that differ: there is no signal to compare at")
-    steps: dict[int | None, int] = {}
-    for group in enough:
-        steps[group.step] = steps.get(group.step, 0) + 1
-    a_step = int(np.median(list(steps.values())))
-    return Plan(n=n, n_pilot=n_pilot, groups=max(1, min(a_step, _visits(len(enough), n) // 16)))
+    _, visits_of_step = np.unique(columns.step_V[enough_V], return_counts=True)
+    a_step = int(np.median(visits_of_step))
+    return Plan(n=n, n_pilot=n_pilot, groups=max(1, min(a_step, _visits(int(enough_V.sum()), n) // 16)))
 
 
-def _refuse_unfit(log: Log, groups: Sequence[Group]) -> None:
+def _refuse_unfit(log: Log, groups: Groups) -> None:
     if not groups:
         raise Refused("there are no rollouts in this log, only sums")
-    prompts = len({group.prompt for group in groups})
+    prompts = len(groups.visited)
     if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
         raise Refused(
             f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of "
             f"{prompts} prompts"
         )
-    if not log.complete and all(_differs(group) for group in groups):
+    if not log.complete and groups.mixed_V.all():
         raise Refused(
             "every logged group has rewards that differ, so those without were filtered out before logging, and how many "
             "they were is not known; log a stretch of training without the filter"
         )
-    values = np.concatenate([group.rewards_G for group in groups])
-    values = values[~np.isnan(values)]
-    if not values.size:
+    if not groups.scored_V.any():
         raise Refused("no rollout in this log has a score")
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > 1:
+    low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))
+    if low < -SAME or high > 1 + SAME:
         raise Refused(
-            f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1]: say what is right, --threshold"
+            f"rewards lie in [{low:g}, {high:g}], the window of pilots needs [0, 1], a share of right answers: say what is "
+            "right with --threshold, or name the field that holds the metric with --reward"
         )
 
 
@@ -159,9 +167,10 @@ def forecast(
     """Prices of the plan's recipes.
 
     Each is the mean over a simulation in which every recipe goes through the logged visits, three times or as often as its
-    length allows. The interval is 1.96 standard errors of the logarithm of the ratio, by the bootstrap over prompts: a
-    resample draws m of the P prompts estimated from, with all their visits, and goes through them once; its spread counts
-    times √(m/P) (m-out-of-n: all P would take too long).
+    length allows; of a log with more than 2,048 visits, through about as many of random prompts. The interval is 1.96
+    standard errors of the logarithm of the ratio, by the bootstrap over prompts: a resample draws m of the P prompts
+    estimated from, with all their visits, and goes through them once; its spread counts times √(m/P) (m-out-of-n: all P
+    would take too long).
 
     Args:
         groups: as given to `plan_for`.
@@ -170,25 +179,24 @@ def forecast(
         resamples: of the bootstrap, at least 2.
         watcher: called after each resample.
     """
-    by_prompt: dict[str, list[Group]] = {}
-    for group in groups:
-        if group.first >= plan.n:
-            by_prompt.setdefault(group.prompt, []).append(group)
-    prompts = list(by_prompt.values())
-    visits = sum(len(of_prompt) for of_prompt in prompts)
-    drawn = max(2, round(len(prompts) * min(1.0, _visits(visits, plan.n) / visits)))
+    columns = Groups.of(groups)
+    prompts = _by_prompt(columns, plan.n)
+    visits = sum(map(len, prompts))
+    a_resample = _visits(visits, plan.n)
+    drawn = max(2, round(len(prompts) * min(1.0, a_resample / visits)))
     random = rng(seed, "waste forecast")
-    estimated = _some(prompts, plan.n, random)
-    point = _prices(estimated, plan, passes=_PASSES, random=random)
+    estimated = _some(prompts, random)
+    simulated = _at_most(2 * _POINT_VISITS, estimated, random)
+    point = _prices(columns, simulated, plan, passes=_PASSES, random=random)
     spread: list[Mapping[str, tuple[float, float]]] = []
     for done in range(resamples):
         chosen = [prompts[row] for row in random.integers(len(prompts), size=drawn)]
-        spread.append(_prices(chosen, plan, passes=1, random=random))
+        spread.append(_prices(columns, _at_most(2 * a_resample, chosen, random), plan, passes=1, random=random))
         if watcher is not None:
             watcher(done + 1, resamples)
     scale = 1.96 * float(np.sqrt(drawn / len(estimated)))
     prices = {name: _price(name, point, spread, scale) for name in point}
-    return Forecast(plan, prices, len(prompts), visits, resamples)
+    return Forecast(plan, prices, len(prompts), visits, len(simulated), resamples)
 
 
 def _price(
@@ -211,9 +219,9 @@ def _price(
 
 
 def _prices(
-    prompts: Sequence[Sequence[Group]], plan: Plan, *, passes: int, random: np.random.Generator
+    groups: Groups, which_V: NDArray[np.int64], plan: Plan, *, passes: int, random: np.random.Generator
 ) -> dict[str, tuple[float, float]]:
-    visits = list(chain.from_iterable(prompts))
+    visits = [groups[at] for at in which_V.tolist()]
     return {name: price(recipe, visits, passes * len(visits), random) for name, recipe in plan.recipes().items()}
 
 
@@ -287,22 +295,33 @@ class _Deck:
         return sum(mixed(rewards) for rewards in arrays), float(sum(((r - r.mean()) ** 2).sum() for r in arrays))
 
 
-def _some(prompts: Sequence[Sequence[Group]], n: int, random: np.random.Generator) -> list[Sequence[Group]]:
+def _by_prompt(groups: Groups, n: int) -> list[NDArray[np.int64]]:
+    """The visits of each prompt that have n rollouts or more; prompts in the order of their first."""
+    visit_V = np.flatnonzero(groups.first_V >= n)
+    visit_V = visit_V[np.argsort(groups.prompt_V[visit_V], kind="stable")]
+    others = np.flatnonzero(np.diff(groups.prompt_V[visit_V])) + 1
+    return sorted(np.split(visit_V, others), key=lambda of_prompt: int(of_prompt[0]))
+
+
+def _some(prompts: Sequence[NDArray[np.int64]], random: np.random.Generator) -> list[NDArray[np.int64]]:
     """All prompts in random order, or as many of them as the estimate has time for."""
-    chosen: list[Sequence[Group]] = []
-    rollouts = 0
+    chosen: list[NDArray[np.int64]] = []
+    visits = 0
     for row in random.permutation(len(prompts)):
-        if rollouts >= _POINT_ROLLOUTS:
+        if visits >= _POINT_VISITS:
             break
         chosen.append(prompts[row])
-        rollouts += n * len(prompts[row])
+        visits += len(prompts[row])
     return chosen
+
+
+def _at_most(most: int, prompts: Sequence[NDArray[np.int64]], random: np.random.Generator) -> NDArray[np.int64]:
+    """The visits of these prompts, or some of them where they are far too many: a prompt may have most visits of a log."""
+    visit_V = np.concatenate(prompts)
+    return visit_V if len(visit_V) <= most else random.choice(visit_V, most, replace=False)
 
 
 def _visits(logged: int, n: int) -> int:
     """Visits of one resample."""
-    return min(logged, max(LEAST_VISITS, _ROLLOUTS // n))
-
-
-def _differs(group: Group) -> bool:
-    return mixed(group.rewards_G[~np.isnan(group.rewards_G)])
+    most = _ROLLOUTS // n if logged <= _POINT_VISITS else min(_VISITS, _ROLLOUTS // n)
+    return min(logged, max(LEAST_VISITS, most))

@@ -1,14 +1,20 @@
-"""The one schema that every log is read into: groups, each one visit of one prompt."""
+"""The one schema that every log is read into: groups, each one visit of one prompt, in columns."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+NO_STEP = -(1 << 62)  # in a column of steps: the log does not say
+SAME = 1e-9  # rewards that differ by no more are the same
+_NOT_SAID = -1  # in a column of truncated rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,124 @@ class Group:
     first: int
 
 
+@dataclass(frozen=True, eq=False)
+class Groups(Sequence[Group]):
+    """V visits of P prompts with R rollouts in all, as columns; a sequence of `Group`.
+
+    Attributes:
+        keys: of the prompts, each once, length P.
+        prompt_V: index into `keys`.
+        step_V: of the training run, `NO_STEP` where the log does not say.
+        begin_V: index of each visit's first rollout in `rewards_R`; a visit has at least one.
+        first_V: rollouts of each that were ordered before any result was known.
+        truncated_V: rollouts of each that hit the length limit, -1 where the log does not say.
+        rewards_R: visit after visit; NaN where a rollout has no score.
+    """
+
+    keys: Sequence[str]
+    prompt_V: NDArray[np.int64]
+    step_V: NDArray[np.int64]
+    begin_V: NDArray[np.int64]
+    first_V: NDArray[np.int64]
+    truncated_V: NDArray[np.int64]
+    rewards_R: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> Groups:
+        """These groups in columns; themselves where they are.
+
+        Raises:
+            ValueError: a group without rollouts.
+        """
+        if isinstance(groups, Groups):
+            return groups
+        gathering = Gathering()
+        for number, group in enumerate(groups):
+            if not group.rewards_G.size:
+                raise ValueError(f"expected at least one rollout in each group, group {number} has none; leave it out")
+            for at, reward in enumerate(group.rewards_G.tolist()):
+                # How many were truncated counts, not which.
+                truncated = None if group.truncated is None else at < group.truncated
+                gathering.add(
+                    number, group.prompt, group.step, reward, truncated=truncated, stage=int(at >= group.first)
+                )
+        return gathering.groups()
+
+    def __len__(self) -> int:
+        return len(self.prompt_V)
+
+    @overload
+    def __getitem__(self, at: int) -> Group: ...
+    @overload
+    def __getitem__(self, at: slice) -> Groups: ...
+    def __getitem__(self, at: int | slice) -> Group | Groups:
+        if isinstance(at, slice):
+            return self.take(np.arange(len(self))[at])
+        at = range(len(self))[at]
+        begin, step, truncated = int(self.begin_V[at]), int(self.step_V[at]), int(self.truncated_V[at])
+        return Group(
+            self.keys[self.prompt_V[at]],
+            None if step == NO_STEP else step,
+            self.rewards_R[begin : begin + int(self.size_V[at])],
+            None if truncated == _NOT_SAID else truncated,
+            int(self.first_V[at]),
+        )
+
+    def __iter__(self) -> Iterator[Group]:
+        return (self[at] for at in range(len(self)))
+
+    def take(self, which: NDArray[Any]) -> Groups:
+        """Some of the groups, by index or by a mask, in that order."""
+        rows = np.flatnonzero(which) if which.dtype == bool else which
+        size_V = self.size_V[rows]
+        begin_V = np.cumsum(size_V) - size_V
+        taken_R = np.repeat(self.begin_V[rows] - begin_V, size_V) + np.arange(size_V.sum())
+        return Groups(
+            self.keys,
+            self.prompt_V[rows],
+            self.step_V[rows],
+            begin_V,
+            self.first_V[rows],
+            self.truncated_V[rows],
+            self.rewards_R[taken_R],
+        )
+
+    def judged(self, threshold: float) -> Groups:
+        """With 1 for each reward of at least `threshold`, 0 for each below."""
+        right_R = (self.rewards_R >= threshold).astype(np.float64)
+        return replace(self, rewards_R=np.where(np.isnan(self.rewards_R), np.nan, right_R))
+
+    @cached_property
+    def size_V(self) -> NDArray[np.int64]:
+        """Rollouts of each visit."""
+        return np.diff(self.begin_V, append=len(self.rewards_R))
+
+    @cached_property
+    def scored_V(self) -> NDArray[np.int64]:
+        """Rollouts of each visit that have a score."""
+        return np.add.reduceat(~np.isnan(self.rewards_R), self.begin_V, dtype=np.int64) if len(self) else self.size_V
+
+    @cached_property
+    def low_V(self) -> NDArray[np.float64]:
+        """Lowest score of each visit, NaN where there is none."""
+        return np.fmin.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
+
+    @cached_property
+    def high_V(self) -> NDArray[np.float64]:
+        """Highest score of each visit, NaN where there is none."""
+        return np.fmax.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
+
+    @cached_property
+    def mixed_V(self) -> NDArray[np.bool_]:
+        """Visits whose scores differ."""
+        return self.high_V - self.low_V > SAME
+
+    @cached_property
+    def visited(self) -> NDArray[np.int64]:
+        """Indices into `keys` of the prompts that were visited, sorted by key."""
+        return np.array(sorted(np.unique(self.prompt_V).tolist(), key=self.keys.__getitem__), np.int64)
+
+
 @dataclass(slots=True)
 class Log:
     """What was read.
@@ -42,74 +166,105 @@ class Log:
         notes: what a reader of the result should know.
         bad: lines or rows that could not be used.
         first_bad: where the first of them is and what is wrong with it.
+        odd: fields that are not what they should be and count as not there.
+        first_odd: where the first of them is and what is wrong with it.
     """
 
     format: str
-    groups: list[Group] = field(default_factory=list)
+    groups: Sequence[Group] = ()
     accounts: dict[str, int] | None = None
     complete: bool = True
     notes: list[str] = field(default_factory=list)
     bad: int = 0
     first_bad: str = ""
+    odd: int = 0
+    first_odd: str = ""
 
     def reject(self, where: str, why: str) -> None:
         """Count a line that cannot be used; the first is told of."""
         self.bad += 1
         self.first_bad = self.first_bad or f"{where}: {why}"
 
+    def doubt(self, where: str, why: str, fields: int = 1) -> None:
+        """Count fields that are taken as not there; the first is told of."""
+        self.odd += fields
+        self.first_odd = self.first_odd or f"{where}: {why}"
+
 
 class Gathering:
     """Rollouts, as they are read, put into groups. Holds numbers and keys; texts are hashed and forgotten."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, _Open] = {}
+        self._open: dict[Hashable, int] = {}
+        self._number: dict[str, int] = {}  # by prompt
+        self._prompt_V, self._step_V = array("q"), array("q")
+        self._visit_R, self._reward_R = array("q"), array("d")
+        self._late_R, self._truncated_R = array("b"), array("b")
+
+    def number(self, prompt: str) -> int:
+        """Of a prompt's key."""
+        return self._number.setdefault(prompt, len(self._number))
 
     def add(
         self, group: Hashable, prompt: str, step: int | None, reward: float | None,
         *, truncated: bool | None = None, stage: int = 0,
     ) -> None:  # fmt: skip
         """A rollout of a group; `prompt` and `step` count where it is the group's first."""
-        held = self._open.get(group)
-        if held is None:
-            held = self._open[group] = _Open(prompt, step, truncated=None if truncated is None else 0)
-        # Before those of later stages: early verdicts let a stage begin while the one before it still runs.
-        at = held.first if stage == 0 else len(held.rewards)
-        held.rewards.insert(at, np.nan if reward is None else reward)
-        held.first += stage == 0
-        if held.truncated is not None:
-            held.truncated += bool(truncated)
+        visit = self._open.get(group)
+        if visit is None:
+            visit = self._open[group] = len(self._prompt_V)
+            self._prompt_V.append(self.number(prompt))
+            self._step_V.append(NO_STEP if step is None else step)
+        self._visit_R.append(visit)
+        self._reward_R.append(np.nan if reward is None else reward)
+        self._late_R.append(stage != 0)
+        self._truncated_R.append(_NOT_SAID if truncated is None else truncated)
 
-    def groups(self) -> list[Group]:
+    def extend(
+        self,
+        prompt_V: NDArray[np.int64],
+        step_V: NDArray[np.int64],
+        size_V: NDArray[np.int64],
+        rewards_R: NDArray[np.float64],
+    ) -> None:
+        """Whole groups at once; prompts by `number`, the rest as in `Groups`."""
+        visits = np.arange(len(self._prompt_V), len(self._prompt_V) + len(prompt_V))
+        self._visit_R.frombytes(np.repeat(visits, size_V).tobytes())
+        self._prompt_V.frombytes(prompt_V.tobytes())
+        self._step_V.frombytes(step_V.tobytes())
+        self._reward_R.frombytes(rewards_R.tobytes())
+        self._late_R.frombytes(bytes(len(rewards_R)))
+        self._truncated_R.frombytes(np.full(len(rewards_R), _NOT_SAID, np.int8).tobytes())
+
+    def close(self) -> None:
+        """Forget the names of groups: no rollout of them comes any more."""
+        self._open.clear()
+
+    def groups(self) -> Groups:
         """All groups."""
-        return [
-            Group(held.prompt, held.step, np.array(held.rewards, np.float64), held.truncated, held.first)
-            for held in self._open.values()
-        ]
-
-
-@dataclass(slots=True)
-class _Open:
-    prompt: str
-    step: int | None
-    truncated: int | None
-    first: int = 0
-    rewards: array[float] = field(default_factory=lambda: array("d"))
-
-
-def outcomes(groups: Iterable[Group], threshold: float | None) -> list[Group]:
-    """The groups with 1 for each reward of at least `threshold` and 0 for each below; as they are where it is None."""
-    if threshold is None:
-        return list(groups)
-    return [
-        Group(
-            group.prompt,
-            group.step,
-            np.where(np.isnan(group.rewards_G), np.nan, group.rewards_G >= threshold),
-            group.truncated,
-            group.first,
+        visit_R, late_R = np.array(self._visit_R, np.int64), np.array(self._late_R, np.bool_)
+        # Those of later stages last: early verdicts let a stage begin while the one before it still runs.
+        order_R = np.lexsort((late_R, visit_R))
+        visits = len(self._prompt_V)
+        begin_V = np.searchsorted(visit_R[order_R], np.arange(visits))
+        truncated_R = np.array(self._truncated_R, np.int64)[order_R]
+        said_V = truncated_R[begin_V] != _NOT_SAID
+        truncated_V = np.bincount(visit_R[order_R], truncated_R == 1, visits).astype(np.int64)
+        return Groups(
+            tuple(self._number),
+            np.array(self._prompt_V, np.int64),
+            np.array(self._step_V, np.int64),
+            begin_V,
+            np.bincount(visit_R, ~late_R, visits).astype(np.int64),
+            np.where(said_V, truncated_V, _NOT_SAID),
+            np.array(self._reward_R, np.float64)[order_R],
         )
-        for group in groups
-    ]
+
+
+def outcomes(groups: Iterable[Group], threshold: float | None) -> Groups:
+    """The groups with 1 for each reward of at least `threshold` and 0 for each below; as they are where it is None."""
+    columns = Groups.of(groups)
+    return columns if threshold is None else columns.judged(threshold)
 
 
 def key_of(text: str) -> str:

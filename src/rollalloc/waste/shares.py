@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.seeds import rng
-from rollalloc.waste.groups import Group
+from rollalloc.waste.groups import NO_STEP, SAME, Group, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
 LEAST_PROMPTS = 10  # below it, resampling prompts says nothing about other prompts
-_SAME = 1e-9
 _BLOCK = 1 << 22  # draws held at a time
+_ONE_BY_ONE = 4096  # prompts, at most, that are drawn each by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) 
     limit over prompts, 1 - 0.025^(1/P).
 
     Args:
-        groups: at least one.
+        groups: at least one, of at least one rollout each.
         seed: of the resampling.
         resamples: of the bootstrap.
 
@@ -61,17 +61,14 @@ def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) 
     """
     if not groups:
         raise ValueError("expected at least one group of rollouts, got none")
-    lowest, highest = _range(groups)
-    index = {prompt: row for row, prompt in enumerate(sorted({group.prompt for group in groups}))}
-    counts_PC = np.zeros((len(index), len(CAUSES)))
-    for group in groups:
-        for cause, rollouts in causes_of(group, lowest, highest).items():
-            counts_PC[index[group.prompt], CAUSES.index(cause)] += rollouts
+    columns = Groups.of(groups)
+    counts_PC = _counts(columns)
+    prompts = len(counts_PC)
     total_C = counts_PC.sum(0)
     share_C = total_C / total_C.sum()
-    shares_RC = _resampled(counts_PC, seed, resamples) if len(index) >= LEAST_PROMPTS else None
+    shares_RC = _resampled(counts_PC, seed, resamples) if prompts >= LEAST_PROMPTS else None
     by_cause = {
-        cause: Share(float(share), None if shares_RC is None else _interval(share, shares_RC[:, column], len(index)))
+        cause: Share(float(share), None if shares_RC is None else _interval(share, shares_RC[:, column], prompts))
         for column, (cause, share) in enumerate(zip(CAUSES, share_C, strict=True))
     }
     taught = by_cause["taught"]
@@ -80,65 +77,67 @@ def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) 
         rollouts={cause: int(count) for cause, count in zip(CAUSES, total_C, strict=True)},
         shares=by_cause,
         wasted=Share(1 - taught.value, wasted),
-        prompts=len(index),
-        groups=len(groups),
+        prompts=prompts,
+        groups=len(columns),
     )
-
-
-def causes_of(group: Group, lowest: float, highest: float) -> dict[str, int]:
-    """Rollouts of a group by cause.
-
-    Args:
-        group: at least one rollout.
-        lowest: reward in the log; groups that all have it are wrong.
-        highest: reward in the log; groups that all have it are right.
-    """
-    scored_G = group.rewards_G[~np.isnan(group.rewards_G)]
-    found = {"unscored": group.rewards_G.size - scored_G.size}
-    if scored_G.size:
-        found[_fate(scored_G, group.truncated, lowest, highest)] = scored_G.size
-    return found
 
 
 def mixed(rewards_G: NDArray[np.float64]) -> bool:
     """Whether scored rewards differ."""
-    return bool(rewards_G.size and rewards_G.max() - rewards_G.min() > _SAME)
+    return bool(rewards_G.size and rewards_G.max() - rewards_G.min() > SAME)
 
 
-def _fate(scored_G: NDArray[np.float64], truncated: int | None, lowest: float, highest: float) -> str:
-    if mixed(scored_G):
-        return "taught"
-    if scored_G.size == 1:
-        return "single"
-    if scored_G[0] >= highest - _SAME:
-        return "all_right"
-    if truncated is not None and truncated >= scored_G.size:
-        return "all_truncated"
-    return "all_wrong" if scored_G[0] <= lowest + _SAME else "all_alike"
+def _counts(groups: Groups) -> NDArray[np.float64]:
+    """Rollouts of each prompt by cause, shape (P, C); prompts sorted by key, so that the order of a log says nothing."""
+    row_of = np.zeros(len(groups.keys), np.int64)
+    row_of[groups.visited] = np.arange(len(groups.visited))
+    counts_PC = np.zeros((len(groups.visited), len(CAUSES)))
+    row_V = row_of[groups.prompt_V]
+    np.add.at(counts_PC, (row_V, _fate(groups)), groups.scored_V)
+    np.add.at(counts_PC, (row_V, CAUSES.index("unscored")), groups.size_V - groups.scored_V)
+    return counts_PC
 
 
-def _range(groups: Sequence[Group]) -> tuple[float, float]:
+def _fate(groups: Groups) -> NDArray[np.int64]:
+    """What became of the scored rollouts of each visit, as an index into `CAUSES`; the first that holds."""
+    lowest, highest = _range(groups)
+    all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
+    holds = {
+        "taught": groups.mixed_V,
+        "single": groups.scored_V == 1,
+        "all_right": groups.low_V >= highest - SAME,
+        "all_truncated": all_truncated_V,
+        "all_wrong": groups.low_V <= lowest + SAME,
+    }
+    return np.select(list(holds.values()), [CAUSES.index(cause) for cause in holds], CAUSES.index("all_alike"))
+
+
+def _range(groups: Groups) -> tuple[float, float]:
     """The lowest and highest reward of a log; where there is but one, it is a right answer if it is above 0."""
-    values = np.concatenate([group.rewards_G for group in groups])
-    values = values[~np.isnan(values)]
-    if not values.size:
+    if not groups.scored_V.any():
         return 0.0, 1.0
-    low, high = float(values.min()), float(values.max())
-    if high - low > _SAME:
+    low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))
+    if high - low > SAME:
         return low, high
     return (low - 1, high) if high > 0 else (low, low + 1)
 
 
 def _resampled(counts_PC: NDArray[np.float64], seed: int, resamples: int) -> NDArray[np.float64]:
-    """Shares of each cause in resamples of the prompts, shape (R, C)."""
+    """Shares of each cause in resamples of the prompts, shape (R, C).
+
+    Prompts whose counts are equal are one kind K, drawn as often as all of them together: the same distribution, and a large
+    log has few kinds. A small one is drawn prompt by prompt, which gives the digits that it always gave.
+    """
     prompts = len(counts_PC)
+    kinds_KC, times_K = counts_PC, np.ones(prompts)
+    if prompts > _ONE_BY_ONE:
+        kinds_KC, times_K = np.unique(counts_PC, axis=0, return_counts=True)
     random = rng(seed, "waste shares")
     rows: list[NDArray[np.float64]] = []
-    block = max(1, _BLOCK // prompts)
+    block = max(1, _BLOCK // len(kinds_KC))
     for begin in range(0, resamples, block):
-        size = min(block, resamples - begin)
-        drawn_RP = random.multinomial(prompts, np.full(prompts, 1 / prompts), size)
-        rows.append(drawn_RP @ counts_PC)
+        drawn_RK = random.multinomial(prompts, times_K / prompts, min(block, resamples - begin))
+        rows.append(drawn_RK @ kinds_KC)
     totals_RC = np.concatenate(rows)
     return totals_RC / totals_RC.sum(1, keepdims=True)
 
@@ -155,10 +154,11 @@ def _interval(share: float, resampled_R: NDArray[np.float64], prompts: int) -> t
 
 def drift(groups: Sequence[Group], *, seed: int = 0) -> tuple[Share, Share] | None:
     """The wasted share of the first and of the last third of the steps; None where the log is too short to tell."""
-    steps = sorted({group.step for group in groups if group.step is not None})
+    columns = Groups.of(groups)
+    said_V = columns.step_V != NO_STEP
+    steps = np.unique(columns.step_V[said_V])
     if len(steps) < 6:
         return None
-    first, last = steps[len(steps) // 3 - 1], steps[-(len(steps) // 3)]
-    early = [group for group in groups if group.step is not None and group.step <= first]
-    late = [group for group in groups if group.step is not None and group.step >= last]
-    return shares_of(early, seed=seed).wasted, shares_of(late, seed=seed).wasted
+    third = len(steps) // 3
+    early_V, late_V = said_V & (columns.step_V <= steps[third - 1]), said_V & (columns.step_V >= steps[-third])
+    return shares_of(columns.take(early_V), seed=seed).wasted, shares_of(columns.take(late_V), seed=seed).wasted

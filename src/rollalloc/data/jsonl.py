@@ -1,0 +1,70 @@
+"""JSON lines as they come: each line's value, or what is wrong with it. Nothing in a file can raise anything here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LONGEST = 64 << 20  # bytes of a line; a longer one is passed over, never held
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A line that holds no value.
+
+    Attributes:
+        why: for a message.
+        begins: its first bytes, as Python writes them.
+    """
+
+    why: str
+    begins: str
+
+
+def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]:
+    """Each line that is not blank with its number, from 1: its JSON value, or an `Unreadable`.
+
+    Args:
+        path: of the file.
+        unique: an object that names a key twice is unreadable; otherwise the last of the two counts, as JSON has it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    load = (_strict if unique else _usual).decode
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST:
+                if not line.endswith(b"\n"):
+                    _skip_line(file)
+                yield number, Unreadable(f"the line is longer than {LONGEST >> 20} MiB", repr(line[:40]))
+                continue
+            if line.isspace():
+                continue
+            try:
+                yield number, load(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, numbers of 5,000 digits included
+                why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+                yield number, Unreadable(why, repr(line[:40]))
+
+
+def _skip_line(file: Any) -> None:
+    while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
+    return found
+
+
+_usual, _strict = json.JSONDecoder(), json.JSONDecoder(object_pairs_hook=_once)
