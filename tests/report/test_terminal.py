@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.report.recorded import is_over, read_run, remaining
+from rollalloc.report.follow import read_run
+from rollalloc.report.found import is_over
+from rollalloc.report.recorded import remaining
 from rollalloc.report.terminal import sparkline, view
 
 
