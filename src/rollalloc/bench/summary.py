@@ -7,7 +7,7 @@ bound of its cost; then the point is a bound too, marked as such, and no interva
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -176,15 +176,15 @@ def _ended(run: Run, place: Path) -> _Ended | None:
     """The run of a folder; None where it has not ended. Of its metrics, which may be large, only the curve is kept."""
     if not (place / "metrics.jsonl").exists():
         return None
-    last: dict[str, Any] = {}
+    newest: deque[dict[str, Any]] = deque(maxlen=1)
 
     def lines() -> Iterator[dict[str, Any]]:
-        nonlocal last
-        for last in metrics_in(place / "metrics.jsonl"):
-            yield last
+        for line in metrics_in(place / "metrics.jsonl"):
+            newest.append(line)
+            yield line
 
     curve = curve_of(lines())
-    return _Ended(run, place, curve, last) if last.get("kind") == "end" else None
+    return _Ended(run, place, curve, newest[0]) if newest and newest[0]["kind"] == "end" else None
 
 
 def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from rollalloc.report.page import POLICY, render, sections, title_of
 from rollalloc.report.follow import Reader
 from rollalloc.report.found import comparisons
+from rollalloc.report.page import POLICY, render, sections, title_of
 from rollalloc.report.recorded import RecordedRun
 
 HOST = "127.0.0.1"

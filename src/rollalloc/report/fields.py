@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sys import intern
@@ -52,7 +51,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def take(found: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
-    """The fields of these names, fit to be used, and what is wrong with the first of `known` that is not; that one is left out.
+    """The fields of these names, fit to be used, and what is wrong with the first of `known` that is not, and is left out.
 
     Args:
         needed: without one of these there is nothing to be taken.
@@ -103,7 +102,8 @@ def _expect(holds: bool) -> None:
 
 
 def _count(value: Any) -> int:
-    _expect(type(value) is int and 0 <= value <= MOST)
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError
     return value
 
 
@@ -113,12 +113,14 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    _expect(type(value) in (int, float) and math.isfinite(value) and abs(value) <= MOST)
+    if type(value) not in (int, float) or not -MOST <= value <= MOST:  # NaN is not between any two
+        raise ValueError
     return value
 
 
 def _amount(value: Any) -> float:
-    _expect(_number(value) >= 0)
+    if _number(value) < 0:
+        raise ValueError
     return value
 
 
@@ -137,21 +139,23 @@ def _flag(value: Any) -> bool:
 
 
 def _counts(value: Any) -> dict[str, int]:
-    _expect(len(value) <= _NAMES)
-    return {intern(name[:_NAME]): _count(count) for name, count in value.items()}
+    counts = value.values()  # all at once: most of a metrics file is counts
+    _expect(len(value) <= _NAMES and set(map(type, counts)) <= {int})
+    _expect(not counts or (min(counts) >= 0 and max(counts) <= MOST))
+    return dict(zip(map(intern, [name[:_NAME] for name in value]), counts, strict=True))
 
 
 def _ages(value: Any) -> dict[int, int]:
-    _expect(len(value) <= _NAMES)
-    return {_count(int(age)): _count(count) for age, count in value.items()}
+    return {_count(int(age)): count for age, count in _counts(value).items()}
 
 
 def _lengths(value: Any) -> dict[str, Any]:
-    _expect(len(value["quantiles"]) == len(QUANTILES))
+    quantiles = value["quantiles"]
+    _expect(isinstance(quantiles, list) and len(quantiles) == len(QUANTILES))
     return {
         "count": _count(value["count"]),
         "truncated": _count(value["truncated"]),
-        "quantiles": [_amount(each) for each in value["quantiles"]],
+        "quantiles": [_amount(each) for each in quantiles],
     }
 
 

@@ -104,7 +104,7 @@ class Growing:
         return before == self._before
 
     def look(self, limit: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-        """Each whole line that was added, with its number, at most about so many bytes of them; None: one too long to be read.
+        """Each whole line that was added, with its number, of about so many bytes; None: one too long to be read.
 
         Raises:
             OSError: as `open_regular`.

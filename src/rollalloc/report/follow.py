@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Metrics:
     def _begin(self) -> None:
         self.file.begin()
         self._kept = {kind: _Thinned() for kind in (*_KINDS, "")}
-        self._newest: Counter[str] = Counter()  # of what only rises
+        self._newest: dict[str, int] = {}  # of what only rises
         self._first_wrong = self._refused = ""
         self._left_out = 0
 
@@ -153,7 +153,7 @@ class Metrics:
         if wrong:
             self._first_wrong = self._first_wrong or f"{number} {wrong}"
         if found is not None:
-            self._newest |= _rising(found)
+            self._newest.update(_rising(found))
             self._kept[found["kind"] if found["kind"] in _KINDS else ""].add(number, found)
 
     def _read(self, line: bytes | None) -> tuple[Line, str | None]:
@@ -166,11 +166,9 @@ class Metrics:
             raise ValueError(_TOO_LONG)
         found, wrong = metrics_line(line)
         for name, value in _rising(found).items():
-            if value <= self._newest[name]:
-                raise ValueError(
-                    f"comes again or too late, {name} {value - 1:,} after {self._newest[name] - 1:,}: two runs, or one twice, "
-                    "wrote here"
-                )
+            if (before := self._newest.get(name)) is not None and value <= before:
+                wrote = "two runs, or one twice, wrote here"
+                raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
         return found, wrong
 
     def lines(self) -> list[Line]:
@@ -180,20 +178,18 @@ class Metrics:
         )
         lines = [line for _, line in kept]
         if self.file.rest.strip() and not self.file.unread:
-            try:
+            with suppress(ValueError):  # it is being written, or torn
                 lines.append(self._read(self.file.rest)[0])
-            except ValueError:  # it is being written, or torn
-                pass
         return lines
 
 
 _TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
-def _rising(line: Line) -> Counter[str]:
-    """What is larger in each line than in those before it, where the line has it; one more, since a counter holds no zeros."""
+def _rising(line: Line) -> dict[str, int]:
+    """What is larger in each line than in those before it, where the line has it."""
     name = "at" if line["kind"] == "eval" else "batch"
-    return Counter({name: line[name] + 1} if line.get(name) is not None else {})
+    return {name: line[name]} if line.get(name) is not None else {}
 
 
 @dataclass
@@ -226,5 +222,7 @@ class _Thinned:
 
 def _joined(one: tuple[int, Line], other: tuple[int, Line]) -> tuple[int, Line]:
     number, line = other
-    ages = Counter(one[1].get("ages") or {}) + Counter(line.get("ages") or {})
-    return number, line | {"ages": dict(ages)} if ages else line
+    if before := one[1].get("ages"):
+        ages = line.get("ages") or {}
+        line = line | {"ages": before | {age: rows + before.get(age, 0) for age, rows in ages.items()}}
+    return number, line

@@ -1,4 +1,4 @@
-"""What a report may overwrite: the pages and figures of reports before it, which say that they are. All else is the user's."""
+"""What a report may overwrite: the pages and figures of reports before it, which say so. All else is the user's."""
 
 from __future__ import annotations
 
