@@ -211,7 +211,7 @@ _IN_A_BATCH: Fields = {
     "staleness_max": COUNT,
     "why": TEXT,
 }
-_CURVE = ("at", "accuracy", "optimizer_steps", "version", "standard_error")  # a curve's line has all, null or not
+_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")  # a curve's line has all, null or not
 _IN_AN_EVALUATION: Fields = {
     **_IN_ANY_LINE,
     "at": COUNT,
@@ -254,9 +254,7 @@ def metrics_line(line: bytes) -> tuple[dict[str, Any], str | None]:
     evaluated = found.get("kind") == "eval"
     taken, wrong = take(found, IN_EVERY_LINE, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
     if evaluated:
-        # An evaluation of an older version stands at the rollouts paid: those had no grid.
-        taken = dict.fromkeys(_CURVE) | taken
-        taken["at"] = taken["at"] if "at" in found else taken["rollouts_paid"]
+        taken = dict.fromkeys(_CURVE) | ({"at": None} if "at" in found else {}) | taken
     return taken, wrong
 
 

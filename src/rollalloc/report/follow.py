@@ -154,7 +154,7 @@ class Metrics:
             self._first_wrong = self._first_wrong or f"{number} {wrong}"
         if found is not None:
             self._newest.update(_rising(found))
-            self._kept[found["kind"] if found["kind"] in _KINDS else ""].add(number, found)
+            self._kept[found["kind"] if found["kind"] in _KINDS else ""].add(number, _on_grid(found))
 
     def _read(self, line: bytes | None) -> tuple[Line, str | None]:
         """A line that is fit to follow those before.
@@ -179,11 +179,16 @@ class Metrics:
         lines = [line for _, line in kept]
         if self.file.rest.strip() and not self.file.unread:
             with suppress(ValueError):  # it is being written, or torn
-                lines.append(self._read(self.file.rest)[0])
+                lines.append(_on_grid(self._read(self.file.rest)[0]))
         return lines
 
 
 _TOO_LONG = f"is longer than {LONGEST:,} bytes"
+
+
+def _on_grid(line: Line) -> Line:
+    """An evaluation of an older version stands at the rollouts paid: those had no grid."""
+    return {"at": line["rollouts_paid"]} | line if line["kind"] == "eval" else line
 
 
 def _rising(line: Line) -> dict[str, int]:
