@@ -68,6 +68,44 @@ def test_report_of_a_folder_without_runs_is_one_message(start, tmp_path):
     assert "Traceback" not in said
 
 
+def test_report_overwrites_nothing_of_the_users_own(start, tmp_path):
+    run = write_run(tmp_path / "run", ended=True)
+    (run / "report.html").write_text("mine")
+    process = start("report", run)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert "report.html, which no report of this version wrote; move it away" in " ".join(said.split())
+    assert (run / "report.html").read_text() == "mine"
+    assert not (run / "where.png").exists()
+
+
+def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(start, tmp_path):
+    run = write_run(tmp_path / "run", ended=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\x1b]0;owned\n")
+    process = start("report", run)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "metrics.jsonl:3 is not a line of JSON" in said
+    assert "\x1b]0" not in said
+    assert "cannot be read in full" in (run / "report.html").read_text()
+
+
+def test_watch_over_runs_trained_one_by_one_leaves_when_all_have_ended(start, tmp_path):
+    for name in ("one", "other"):
+        write_run(tmp_path / name, ended=True)
+    process = start("watch", tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_watch_of_a_file_is_refused(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    process = start("watch", tmp_path / "file")
+    assert "NotADirectoryError" in process.communicate(timeout=60)[0]
+    assert process.returncode == 2
+
+
 def test_watch_leaves_when_the_run_has_ended(start, tmp_path):
     process = start("watch", write_run(tmp_path / "run", ended=True))
     said = process.communicate(timeout=60)[0]

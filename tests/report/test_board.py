@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollalloc.report.board import Board, serve
+from rollalloc.report.recorded import RecordedRun
 
 
 @pytest.fixture
@@ -85,6 +86,33 @@ def test_a_damaged_run_does_not_end_the_board(ask, write_run):
     assert "is not a line of JSON" in body
     assert "expected an object with its settings" in body
     assert "expected an object with its kind, rollouts_paid" in body
+
+
+def test_a_run_that_cannot_be_drawn_costs_no_other_its_place(write_run, tmp_path, monkeypatch):
+    write_run("good")
+    bad = write_run("bad")
+    monkeypatch.setattr(
+        RecordedRun, "budget", property(lambda run: {}["no such"] if run.folder == bad else 6000), raising=True
+    )
+    page = Board(tmp_path).page("/")
+    assert "6,000" in page
+    assert "it cannot be shown: KeyError" in page
+
+
+def test_large_metrics_are_read_page_by_page(write_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.report.board._BYTES", 20_000)
+    write_run("large", batches=60)
+    board = Board(tmp_path)
+    page = board.page("/")
+    assert "being read" in page
+    assert 'http-equiv="refresh"' in page
+    address = page.partition('<a href="')[2].partition('"')[0]
+    assert "reading the runs" in board.page(address)
+    looks = 2
+    while "being read" in page and looks < 100:
+        page, looks = board.page("/"), looks + 1
+    assert 3 < looks < 100
+    assert "target reached" in page
 
 
 @pytest.mark.parametrize(

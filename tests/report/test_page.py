@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from rollalloc.report.board import Board
 from rollalloc.report.page import write_page
-from rollalloc.report.samples import examples
+from rollalloc.report.samples import examples, samples
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FIGURES = ("where", "accuracy", "accuracy-tokens", "causes", "states", "lengths", "staleness")
@@ -102,6 +103,55 @@ def test_a_label_with_markup_in_it_is_a_label(write_run, tmp_path):
     assert "&lt;b&gt;$x^2$ &amp; co&lt;/b&gt;" in page.read_text()
 
 
+ACTING = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x2066, 0xFDD0, 0xFFFF, 0x10FFFE]))
+
+
+def test_no_text_of_a_run_acts_on_the_page_or_ends_a_figure(write_run, tmp_path):
+    name = f"[/red]{ACTING}\ud800</svg>"
+    folder = write_run("grpo", unscored={name: 3}, why=name)
+    described = json.loads((folder / "run.json").read_text())
+    described |= {"label": name, "task": name, "parameters": {name: [name]}}
+    described["settings"][name] = name
+    (folder / "run.json").write_text(json.dumps(described))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["accounts"][name] = 5
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = rollout(0, name, None, unscored=name, key=name, text=name)
+    (folder / "rollouts.jsonl").write_text(json.dumps(kept) + "\n")
+    for place in (folder, tmp_path / "compare"):
+        text = write_page(place).read_text(encoding="utf-8")
+        assert set(text).isdisjoint(ACTING)
+        assert text.count("⟨U+202E⟩") > 5
+        assert text.count("</svg>") == text.count("<svg")
+    assert set(Board(tmp_path).page("/")).isdisjoint(ACTING)
+
+
+def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
+    for number, task in enumerate(("a/b", "a?b", "../\0" + "x" * 300)):
+        folder = write_run(f"grpo{number}")
+        described = json.loads((folder / "run.json").read_text()) | {"task": task}
+        (folder / "run.json").write_text(json.dumps(described))
+    write_page(tmp_path / "compare")
+    drawn = sorted(path.name for path in (tmp_path / "compare").glob("*where.png"))
+    assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3---{'x' * 57}-where.png"]
+
+
+def test_more_methods_than_an_image_holds_are_said(run_into, tmp_path):
+    for number in range(60):
+        run_into(tmp_path / f"{number}-0", f"method {number}", 0, batches=2, evaluated=False)
+    text = write_page(tmp_path).read_text()
+    assert "The figures show the first 48 of 60 methods." in text
+
+
+def test_ages_beyond_counting_are_drawn(write_run):
+    folder = write_run()
+    with (folder / "metrics.jsonl").open("a") as file:
+        spent = {"rollouts_paid": 6000, "tokens_paid": 0, "seconds": 1.0, "accounts": {}}
+        file.write(json.dumps({"kind": "batch", "batch": 61, **spent, "ages": {str(2**53): 1}}) + "\n")
+    assert "Staleness" in write_page(folder).read_text()
+
+
 # examples
 
 
@@ -156,6 +206,9 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
         ("in a mixed group, the worse", "text 1"),
         ("not scored", "without a reward"),
     }
+    said = samples(folder).problem
+    assert said.startswith("rollouts.jsonl:4 is no rollout: expected an object with its group")
+    assert said.endswith(", and 3 more")  # the torn line is none of them
     write_page(folder)
 
 
@@ -165,3 +218,22 @@ def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
     lines = [json.dumps(rollout(number, number, 0.0)) + "\n" for number in range(50)]
     (folder / "rollouts.jsonl").write_text("".join(lines))
     assert [example.text for example in examples(folder)] == ["text 49", "text 48"]
+    with (folder / "rollouts.jsonl").open("a") as file:
+        file.write("[]\n")
+    at = len("".join(lines))
+    assert samples(folder).problem.startswith(f"rollouts.jsonl, the line at byte {at:,} is no rollout")
+
+
+def test_there_are_not_more_fates_than_are_read(write_run):
+    folder = write_run()
+    lines = [json.dumps(rollout(at, at, None, unscored=f"reason {at}")) + "\n" for at in range(100)]
+    (folder / "rollouts.jsonl").write_text("".join(lines))
+    assert len(examples(folder)) == 12
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 10**400, True, "1"])
+def test_a_reward_that_is_no_finite_number_is_none(write_run, reward):
+    folder = write_run()
+    (folder / "rollouts.jsonl").write_text(json.dumps(rollout(0, 0, reward)) + "\n")
+    assert samples(folder).examples == []
+    assert "its reward, a finite number" in samples(folder).problem

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.report.recorded import is_over, read_run, remaining
+from rollalloc.report.follow import read_run
+from rollalloc.report.found import is_over
+from rollalloc.report.recorded import remaining
 from rollalloc.report.terminal import sparkline, view
 
 
@@ -60,6 +62,17 @@ def test_labels_cannot_write_to_the_terminal(write_run):
         assert "␛]0;owned" in text
 
 
+def test_nothing_a_run_says_can_write_to_the_terminal(write_run):
+    hostile = "\x1b]8;;http://a\x07[/red]\x9b\u202e"
+    run = read_run(write_run(why=hostile, unscored={hostile: 1}))
+    last = run.metrics[-1] | {"accounts": {hostile: 2**53, "trained": 1}}
+    run = replace(run, metrics=[*run.metrics[:-1], last], problem=hostile)
+    for runs in ([run], [run, run]):
+        for width in (20, 80, 200):
+            text = shown(runs, width)
+            assert set(text).isdisjoint("\x1b\x07\x9b\u202e")
+
+
 @pytest.mark.parametrize(
     ("values", "blocks"), [([], ""), ([0, 0.5, 1], "▁▅█"), ([-1, 2], "▁█"), ([0] * 50 + [1] * 51, "▁" * 20 + "█" * 20)]
 )
@@ -71,6 +84,8 @@ def test_what_remains_is_the_budget_at_the_pace_so_far(write_run):
     assert remaining(read_run(write_run(why=None, batches=15, max_rollouts=6000))).total_seconds() == 90
     assert remaining(read_run(write_run())) is None
     assert remaining(read_run(write_run(why=None, max_rollouts=None))) is None
+    slow = read_run(write_run(why=None, max_rollouts=2**53))
+    assert remaining(replace(slow, metrics=[slow.last | {"seconds": 2.0**53}])) is None
 
 
 def test_a_comparison_is_over_when_it_wrote_its_results(write_run, tmp_path):
@@ -80,3 +95,13 @@ def test_a_comparison_is_over_when_it_wrote_its_results(write_run, tmp_path):
     (tmp_path / "compare" / "results.json").write_text("[]")
     assert is_over(tmp_path / "compare", runs)
     assert not is_over(tmp_path / "compare", [*runs, read_run(write_run("running", why=None))])
+
+
+def test_runs_that_were_trained_one_by_one_are_over_when_each_has_ended(write_run, tmp_path):
+    folders = [write_run("", 0), write_run("", 1)]
+    runs = [read_run(folder) for folder in folders]
+    assert is_over(tmp_path / "compare", runs)
+    assert not is_over(tmp_path / "compare", [runs[0], replace(runs[1], unread=1)])
+    write_run("", 1, why=None)
+    assert not is_over(tmp_path / "compare", [runs[0], read_run(folders[1])])
+    assert not is_over(tmp_path / "compare", [*runs, read_run(write_run("of a comparison"))])

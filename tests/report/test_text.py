@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,8 @@ from rollalloc.report.text import one_line, shortened, visible
         ("\u202eevil\u2066", "⟨U+202E⟩evil⟨U+2066⟩"),
         ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
         ("\ud800", "⟨U+D800⟩"),
+        ("\uffff\ufdd0\U0010fffe\ufffd", "⟨U+FFFF⟩⟨U+FDD0⟩⟨U+10FFFE⟩\ufffd"),
+        ("\x1b]8;;http://a\x07b\x9b", "␛]8;;http://a␇b⟨U+009B⟩"),
         ("<b>שלום</b>", "<b>שלום</b>"),
     ],
 )
@@ -30,6 +34,13 @@ def test_what_acts_or_hides_is_shown(text, shown):
 def test_nothing_hidden_is_left(text):
     left = set(visible(text)) - {"\n", "\t"}
     assert all(unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in left)
+
+
+@given(st.text())
+def test_what_is_visible_is_xml_and_stays_as_it_is(text):
+    shown = visible(text)
+    assert ElementTree.fromstring(f"<a>{escape(shown)}</a>").text == (shown or None)
+    assert visible(shown) == shown
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end():

@@ -9,7 +9,7 @@ import pytest
 
 from rollalloc.bench.cost import COSTS
 from rollalloc.bench.summary import Interval, RecipeSummary, Summary
-from rollalloc.report.recorded import read_run
+from rollalloc.report.follow import read_run
 from rollalloc.report.wording import caveats, findings, story
 
 

@@ -13,7 +13,7 @@ the others are what had been paid when the weights of a grid point were made.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,25 +65,32 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         FileNotFoundError: no such file.
         ValueError: a line before the last that is not JSON.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
-    parsed: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            parsed.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{path}:{number} is not a line of JSON ({error}); the file is damaged") from None
-    return parsed
+    return list(metrics_in(path))
 
 
-def curve_of(metrics: Sequence[dict[str, Any]]) -> Curve:
+def metrics_in(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of `read_metrics` one by one, for a file that is not to be held in memory."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line == "\n":
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    break
+                raise ValueError(f"{path}:{number} is not a line of JSON ({error}); the file is damaged") from None
+
+
+def curve_of(metrics: Iterable[dict[str, Any]]) -> Curve:
     """The evaluations of a run on the grid that have an accuracy."""
-    lines = [line for line in metrics if line["kind"] == "eval" and None not in (line["at"], line["accuracy"])]
     columns = ("at", "tokens_paid", "seconds", "optimizer_steps", "version", "accuracy", "standard_error")
-    return Curve(*(tuple(line[name] for line in lines) for name in columns))
+    rows = [
+        tuple(line[name] for name in columns)
+        for line in metrics
+        if line["kind"] == "eval" and None not in (line["at"], line["accuracy"])
+    ]
+    return Curve(*(tuple(row[at] for row in rows) for at in range(len(columns))))
 
 
 def cost_to_target(curve: Curve, target: float) -> Cost | None:

@@ -7,7 +7,7 @@ bound of its cost; then the point is a bound too, marked as such, and no interva
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.bench.cost import COSTS, Cost, cost_to_target, curve_of, read_metrics
+from rollalloc.bench.cost import COSTS, Cost, Curve, cost_to_target, curve_of, metrics_in
 from rollalloc.bench.runs import Run
 from rollalloc.core.packing import differences
 from rollalloc.named import RECIPES
@@ -104,12 +104,13 @@ class _Ended:
 
     run: Run
     folder: Path
-    metrics: list[dict[str, Any]]
+    curve: Curve
+    end: Mapping[str, Any]
 
     @property
     def cost(self) -> Cost | None:
         target = self.run.settings.target
-        return None if target is None else cost_to_target(curve_of(self.metrics), target)
+        return None if target is None else cost_to_target(self.curve, target)
 
 
 def summarise(folder: Path) -> Summary:
@@ -136,6 +137,15 @@ def summaries(folder: Path) -> list[Summary]:
     places = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json"))
     if not places:
         raise FileNotFoundError(f"expected a folder with runs in it, found no run.json below {folder}")
+    return summaries_of(places)
+
+
+def summaries_of(places: Sequence[Path]) -> list[Summary]:
+    """What the runs in these folders say, task by task.
+
+    Raises:
+        ValueError: as `summaries`.
+    """
     by_task: dict[str, list[tuple[Path, Run]]] = {}
     for place in places:
         run = Run.described_in(place)
@@ -150,17 +160,31 @@ def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
     ended: dict[str, list[_Ended]] = {}
     unfinished: list[Path] = []
     for place, run in sorted(runs, key=lambda one: one[1].settings.seed):
-        metrics = read_metrics(place / "metrics.jsonl") if (place / "metrics.jsonl").exists() else []
-        if metrics and metrics[-1]["kind"] == "end":
-            ended.setdefault(run.name, []).append(_Ended(run, place, metrics))
-        else:
+        if (one := _ended(run, place)) is None:
             unfinished.append(place)
+        else:
+            ended.setdefault(run.name, []).append(one)
     for label, of_label in ended.items():
         _refuse_mixed(label, of_label)
     labels = sorted(ended, key=lambda label: (label != "grpo", _order(ended[label][0].run.recipe), label))
     baseline = labels[0] if labels else ""
     recipes = tuple(_recipe(ended[label], ended[baseline]) for label in labels)
     return Summary(task, targets.pop(), baseline, recipes, tuple(unfinished))
+
+
+def _ended(run: Run, place: Path) -> _Ended | None:
+    """The run of a folder; None where it has not ended. Of its metrics, which may be large, only the curve is kept."""
+    if not (place / "metrics.jsonl").exists():
+        return None
+    newest: deque[dict[str, Any]] = deque(maxlen=1)
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for line in metrics_in(place / "metrics.jsonl"):
+            newest.append(line)
+            yield line
+
+    curve = curve_of(lines())
+    return _Ended(run, place, curve, newest[0]) if newest and newest[0]["kind"] == "end" else None
 
 
 def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:
@@ -187,7 +211,7 @@ def _order(recipe: str) -> int:
 
 
 def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary:
-    first, ends = runs[0].run, [run.metrics[-1] for run in runs]
+    first, ends = runs[0].run, [run.end for run in runs]
     costs = {run.run.settings.seed: run.cost for run in runs}
     of_baseline = {run.run.settings.seed: run.cost for run in baseline}
     return RecipeSummary(
@@ -199,7 +223,7 @@ def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary
         reached=sum(cost is not None and not cost.censored for cost in costs.values()),
         costs={name: _cost(name, list(costs.values())) for name in COSTS},
         ratios={name: _ratio(name, of_baseline, costs) for name in COSTS},
-        standard_error=_largest(error for run in runs for error in curve_of(run.metrics).standard_error),
+        standard_error=_largest(error for run in runs for error in run.curve.standard_error),
         accounts=dict(sum((Counter(end["accounts"]) for end in ends), Counter())),
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
         tokens_paid=sum(end["tokens_paid"] for end in ends),

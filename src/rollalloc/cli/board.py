@@ -15,10 +15,11 @@ def board(
 ) -> None:
     """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
     from rollalloc.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
+    from rollalloc.report.text import visible
 
     console = Console(stderr=True)
     with serve(folder, port) as server:
-        console.print(f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves", markup=False)
+        console.print(visible(f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves"), markup=False)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -8,15 +8,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+_EXIT_ON_DAMAGE = 1
+
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.")],
     out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.")] = None,
 ) -> None:
-    """Write one HTML page that needs nothing else, and its figures as PNG."""
-    from rollalloc.report.page import write_page  # matplotlib takes a second to import, `--help` should not
+    """Write one HTML page that needs nothing else, and its figures as PNG.
+
+    Only pages and figures of earlier reports are overwritten. Where something of a run could not be read the page says so,
+    and the exit code is 1.
+    """
+    from rollalloc.report.found import comparisons  # matplotlib takes a second to import, `--help` should not
+    from rollalloc.report.page import sections, write_sections
+    from rollalloc.report.text import visible
 
     console = Console(stderr=True)
     with console.status("drawing"):
-        page = write_page(folder, out)
-    console.print(f"the report is {page}", markup=False, highlight=False)
+        made = sections(comparisons(folder), folder)
+        page = write_sections(made, out or folder / "report.html")
+    problems = [problem for section in made for problem in section.problems]
+    for problem in problems:
+        console.print(problem, style="yellow", markup=False, highlight=False)
+    console.print(visible(f"the report is {page}"), markup=False, highlight=False)
+    if problems:
+        raise typer.Exit(_EXIT_ON_DAMAGE)

@@ -17,11 +17,13 @@ def watch(
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
 ) -> None:
     """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C."""
-    from rollalloc.report.recorded import Reader, comparisons, is_over
+    from rollalloc.report.follow import Reader
+    from rollalloc.report.found import comparisons, is_over
     from rollalloc.report.terminal import view
+    from rollalloc.report.text import visible
 
     reader, console = Reader(), Console()
-    waiting = Text(f"waiting for a run in {folder}; Ctrl-C leaves", style="dim")
+    waiting = Text(visible(f"waiting for a run in {folder}; Ctrl-C leaves"), style="dim")
     with Live(waiting, console=console, auto_refresh=False) as live:
         try:
             while True:

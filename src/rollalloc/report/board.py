@@ -10,26 +10,32 @@ from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import is_
 from pathlib import Path
 
+from markupsafe import Markup
+
+from rollalloc.report.follow import Reader
+from rollalloc.report.found import comparisons
 from rollalloc.report.page import POLICY, render, sections, title_of
-from rollalloc.report.recorded import Reader, RecordedRun, comparisons
+from rollalloc.report.recorded import RecordedRun
 
 HOST = "127.0.0.1"
 _NAMES = re.compile(
     r"(127\.0\.0\.1|localhost)(:\d+)?"
 )  # a page elsewhere must not reach the board by a name of its own
+_BYTES = 32 << 20  # of metrics read for one page: a second or two; the next page goes on
 _REFRESH_S = 3  # of the overview while a run trains
 _REFRESH_REPORT_S = 15  # of a report: its figures take seconds to draw
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A comparison on the board: its runs, and the address of its report."""
+    """A comparison on the board: the address of its report, and a row of HTML for each of its runs."""
 
     address: str
     name: str
-    runs: Sequence[RecordedRun]
+    rows: Sequence[Markup]
 
 
 class Board:
@@ -41,20 +47,17 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._reader = Reader()
+        self._reader = Reader(_BYTES)
         self._reports: dict[Path, _Report] = {}
         self._lock = threading.Lock()
 
     def page(self, address: str) -> str | None:
         """The page at an address; None where there is none. The address chooses among what was found, it is no path."""
         with self._lock:
-            try:
-                found = comparisons(self.folder, self._reader)
-            except FileNotFoundError:
-                found = {}
+            found, why = self._found()
             places = {_address(place): place for place in found}
             if address == "/":
-                return self._overview({at: found[place] for at, place in places.items()})
+                return self._overview({at: found[place] for at, place in places.items()}, why)
             if address not in places:
                 return None
             place = places[address]
@@ -62,11 +65,37 @@ class Board:
                 self._reports[place] = _Report(place)
             return self._reports[place].page(found[place])
 
-    def _overview(self, runs: dict[str, list[RecordedRun]]) -> str:
-        entries = [Entry(address, _name(self.folder, of_one), of_one) for address, of_one in runs.items()]
-        live = not entries or any(run.why is None for entry in entries for run in entry.runs)
+    def _found(self) -> tuple[dict[Path, list[RecordedRun]], str | None]:
+        """The runs there are now, by the folder that holds them, and why there are none where the folder cannot be read."""
+        self._reader.allowance = _BYTES
+        why = None
+        try:
+            found = comparisons(self.folder, self._reader)
+        except FileNotFoundError:
+            found = {}
+        except OSError as error:
+            found, why = {}, f"{type(error).__name__}: {error}"
+        self._reader.keep(run.folder for of_one in found.values() for run in of_one)
+        self._reports = {place: report for place, report in self._reports.items() if place in found}
+        return found, why
+
+    def _overview(self, runs: dict[str, list[RecordedRun]], why: str | None) -> str:
+        entries = [
+            Entry(address, _name(self.folder, of_one), [_row(run) for run in of_one])
+            for address, of_one in runs.items()
+        ]
+        live = not entries or any(run.why is None or run.unread for of_one in runs.values() for run in of_one)
         title = f"rollalloc: runs in {self.folder}"
-        return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries)
+        return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries, why=why)
+
+
+def _row(run: RecordedRun) -> Markup:
+    """A run's row; one that cannot be drawn costs no other run its place."""
+    try:
+        return Markup(render("row.html.j2", run=run))
+    except Exception as error:  # whatever a file holds
+        said = RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
+        return Markup(render("row.html.j2", run=said))
 
 
 class _Report:
@@ -77,25 +106,26 @@ class _Report:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._page = render("drawing.html.j2", refresh=1, title="drawing the report")
-        self._shows: object = None  # the state of the files that is, or is being, drawn
+        self._shows: Sequence[RecordedRun] = ()  # the runs as they are, or are being, drawn
         self._drawing: threading.Thread | None = None
 
     def page(self, runs: Sequence[RecordedRun]) -> str:
         """The newest page there is."""
-        state = [(run.folder, run.changed) for run in runs]
-        if state != self._shows and not (self._drawing and self._drawing.is_alive()):
-            self._shows = state
-            live = any(run.why is None for run in runs)
-            self._drawing = threading.Thread(
-                target=self._draw, args=(_REFRESH_REPORT_S if live else None,), daemon=True
-            )
+        if unread := sum(run.unread for run in runs):
+            why = f"The runs are being read, {unread / 1e6:,.0f} MB are left."
+            return render("drawing.html.j2", refresh=1, title="reading the runs", why=why)
+        same = len(runs) == len(self._shows) and all(map(is_, runs, self._shows))
+        if not same and not (self._drawing and self._drawing.is_alive()):
+            self._shows = list(runs)  # a reader returns the same run as long as its files stay the same
+            self._drawing = threading.Thread(target=self._draw, args=(self._shows,), daemon=True)
             self._drawing.start()
         return self._page
 
-    def _draw(self, refresh: int | None) -> None:
+    def _draw(self, runs: Sequence[RecordedRun]) -> None:
+        refresh = _REFRESH_REPORT_S if any(run.why is None for run in runs) else None
         with self._one_at_a_time:
             try:
-                made = sections(self._place)
+                made = sections({self._place: runs}, self._place)
                 self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
             except Exception as error:  # whatever a file holds: the board goes on and says it
                 why = f"{type(error).__name__}: {error}"

@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+import rollalloc
 from rollalloc.core.ledger import NEW
 from rollalloc.report import series
+from rollalloc.report.own import MADE_BY, write_whole
 from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
 from rollalloc.report.text import one_line
@@ -24,6 +26,7 @@ from rollalloc.report.text import one_line
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
 _NARROW = 0.085  # a part of a bar below this has no room for its figure
+_TICKS = 20  # of ages, each with a tick of its own
 _LINES = ("-", "--", ":")  # for more methods than there are colours
 _LOOK = {
     "font.size": 10,
@@ -62,7 +65,8 @@ def look() -> Iterator[None]:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     with look():
-        figure.savefig(path, dpi=200)
+        software = {"Software": f"{MADE_BY} {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
+        write_whole(path, lambda file: figure.savefig(file, format="png", dpi=200, metadata=software))
 
 
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
@@ -210,7 +214,10 @@ def staleness(methods: Methods) -> Figure | None:
             x = [age - 0.4 + (at + 0.5) * width for age in by_age]
             colour = METHODS[list(methods).index(label) % len(METHODS)].light
             axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
-        axes.set_xticks(range(oldest + 1))
+        if oldest < _TICKS:
+            axes.set_xticks(range(oldest + 1))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(-0.6, max(oldest, 3) + 0.6)
         axes.set_xlabel("updates between a rollout's first token and its use")
         axes.set_ylabel("share of rows")

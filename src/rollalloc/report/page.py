@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +16,19 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 import rollalloc
-from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries
+from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.report import figures, style
-from rollalloc.report.recorded import RecordedRun, by_label, comparisons, read_run, remaining, state
-from rollalloc.report.samples import Example, examples
+from rollalloc.report.found import comparisons
+from rollalloc.report.own import MADE_BY, refuse_others, write_whole
+from rollalloc.report.recorded import RecordedRun, by_label, remaining, state
+from rollalloc.report.samples import Example, samples
 from rollalloc.report.svg import inline_svg
 from rollalloc.report.text import one_line, shortened, visible
-from rollalloc.report.wording import caveats, findings, story
+from rollalloc.report.wording import caveats, damage, findings, name_of, story
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
+
+_MOST_DRAWN = 48  # methods in a figure: an image has an end
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Section:
         name: a short one.
         task: what was trained on.
         summary: None for a run by itself.
+        problems: what could not be read; said among the caveats too.
     """
 
     name: str
@@ -75,6 +81,7 @@ class Section:
     summary: Summary | None
     runs: Sequence[RecordedRun]
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict[str, Sequence[Example]])
+    problems: Sequence[str] = ()
 
     @property
     def provenance(self) -> dict[str, list[tuple[str, str]]]:
@@ -99,38 +106,76 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: no run in the folder.
+        FileExistsError: a file that no report wrote is in the way; nothing is written.
     """
-    out = folder / "report.html" if out is None else out
-    made = sections(folder)
+    return write_sections(sections(comparisons(folder), folder), folder / "report.html" if out is None else out)
+
+
+def write_sections(made: Sequence[Section], out: Path) -> Path:
+    """Write the page of some sections, and their figures beside it; returns where it is.
+
+    Raises:
+        FileExistsError: a file that no report wrote is in the way; nothing is written.
+    """
+    charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in made for chart in section.charts}
+    refuse_others([out, *charts])
+    page = render("report.html.j2", title=title_of(made), sections=made)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render("report.html.j2", title=title_of(made), sections=made), encoding="utf-8", errors="replace")
-    for section in made:
-        for chart in section.charts:
-            figures.save(chart.figure, out.parent / f"{chart.name}.png")
+    write_whole(out, lambda file: file.write(page.encode("utf-8", errors="replace")))
+    for path, figure in charts.items():
+        figures.save(figure, path)
     return out
 
 
-def sections(folder: Path) -> list[Section]:
+def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
     """What the page shows: a section for each task of a comparison, or for a run by itself.
 
-    Raises:
-        FileNotFoundError: no run in the folder.
+    Args:
+        found: the runs, by the folder that holds them, as `rollalloc.report.found.comparisons` returns them.
+        folder: the page is on.
     """
-    if (folder / "run.json").exists():
-        return [_section(folder.name, [read_run(folder)])]
+    runs = {run.folder: run for of_one in found.values() for run in of_one}
+    if folder in runs:
+        return [_section(folder.name, [runs[folder]])]
     try:
-        made = summaries(folder)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # Runs that cannot be compared, of another version for one, are still runs to be shown.
+        made = _compared(runs)
+    except Exception as error:  # runs that cannot be compared, of another version for one, are still runs to be shown
         why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
-        return [_section(place.name, runs, why=why) for place, runs in comparisons(folder).items()]
-    return [_section(each.task or folder.name, _runs_of(each), each, several=len(made) > 1) for each in made]
+        names = _file_names([place.name for place in found])
+        return [
+            _section(place.name, of_one, why=why, prefix=name)
+            for (place, of_one), name in zip(found.items(), names, strict=True)
+        ]
+    names = _file_names([each.task or folder.name for each in made])
+    return [
+        _section(each.task or folder.name, [runs[place] for place in _folders(each)], each, prefix=name)
+        for each, name in zip(made, names, strict=True)
+    ]
 
 
-def _runs_of(summary: Summary) -> list[RecordedRun]:
+def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
+    """What the runs say together, task by task.
+
+    Raises:
+        ValueError: one is damaged: what it cost is not known. Whatever else runs of another version lead to.
+    """
+    if damaged := [run for run in runs.values() if run.problem]:
+        raise ValueError(f"{damaged[0].folder}: {damaged[0].problem}")
+    return summaries_of(list(runs))
+
+
+def _folders(summary: Summary) -> list[Path]:
     """The summary's runs in its order, then those that have not ended."""
-    folders = [place for recipe in summary.recipes for place in recipe.folders]
-    return [read_run(place) for place in (*folders, *summary.unfinished)]
+    return [*(place for recipe in summary.recipes for place in recipe.folders), *summary.unfinished]
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """What the figures of each section are called before their own name: nothing where there is one, no two the same."""
+    if len(names) == 1:
+        return [""]
+    plain = [re.sub(r"[^\w.+-]+", "-", name)[:60].lstrip(".") for name in names]
+    alike = len(set(plain)) < len(plain)
+    return [f"{at}-{name}-" if alike else f"{name}-" for at, name in enumerate(plain, start=1)]
 
 
 def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
@@ -144,6 +189,7 @@ def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
             causes=style.CAUSES,
             states=style.STATES,
             version=rollalloc.__version__,
+            made_by=MADE_BY,
             refresh=refresh,
             **values,
         )
@@ -153,10 +199,13 @@ def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("rollalloc.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("rollalloc.report"),
+        autoescape=True,
+        finalize=_fit_to_be_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters |= {
-        "visible": visible,
         "one_line": one_line,
         "by_cause": style.by_cause,
         "state": state,
@@ -166,21 +215,29 @@ def _environment() -> Environment:
     return environment
 
 
+def _fit_to_be_shown(value: Any) -> Any:
+    """Whatever a template shows, so that none can forget it; a Markup is this package's own."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _section(
     name: str,
     runs: Sequence[RecordedRun],
     summary: Summary | None = None,
     *,
     why: str | None = None,
-    several: bool = False,
+    prefix: str = "",
 ) -> Section:
     """A section on some runs.
 
     Args:
         why: there is no summary of a comparison.
-        several: its figures are told from those of other sections by their names.
+        prefix: of its figures' file names, which tells them from those of other sections.
     """
     methods = by_label(runs)
+    drawn = dict(list(methods.items())[:_MOST_DRAWN])
+    kept = {run.folder: samples(run.folder) for run in runs}
+    unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     said = {} if summary is None else findings(summary)
     said = said or {label: story(of_label[0]) for label, of_label in methods.items()}
@@ -188,17 +245,23 @@ def _section(
         name=name,
         task=(summary and summary.task) or _task(runs),
         findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
-        caveats=([why] if why else []) + caveats(runs),
-        charts=list(_charts(methods, runs[0].target, f"{name.replace('/', '-')}-" if several else "")),
+        caveats=[*([why] if why else ()), *caveats(runs), *unread, *_left_out(methods)],
+        charts=list(_charts(drawn, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
-        examples={label: shown for label, of_label in methods.items() if (shown := _examples(of_label))},
+        examples={
+            label: shown
+            for label, of_label in methods.items()  # of the first run that kept some
+            if (shown := next(filter(None, (kept[run.folder].examples for run in of_label)), None))
+        },
+        problems=[*damage(runs), *unread],
     )
 
 
-def _examples(runs: Sequence[RecordedRun]) -> Sequence[Example]:
-    """Rollouts of the first run that kept some."""
-    return next(filter(None, (examples(run.folder) for run in runs)), [])
+def _left_out(methods: figures.Methods) -> list[str]:
+    return (
+        [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if len(methods) > _MOST_DRAWN else []
+    )
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
+from rollalloc.report.fields import rollout
+from rollalloc.report.files import open_regular, why
 from rollalloc.report.text import shortened, visible
 
 _TAIL_BYTES = 4 << 20  # the newest rollouts; the file may be larger than memory
 _EACH = 2  # examples of a fate
+_FATES = 12  # that are shown; reasons without a score are whatever a reward says
 _STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
 
 
@@ -36,21 +38,52 @@ class Example:
     tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a run kept of its rollouts.
+
+    Attributes:
+        examples: the newest rollouts of each fate.
+        problem: what could not be read; None: nothing.
+    """
+
+    examples: list[Example]
+    problem: str | None = None
+
+
 def examples(folder: Path) -> list[Example]:
     """The newest rollouts of each fate; none where the run kept none."""
-    lines = list(_newest(folder / "rollouts.jsonl"))
+    return samples(folder).examples
+
+
+def samples(folder: Path) -> Samples:
+    """The newest rollouts of each fate, and what could not be read; a line torn by a killed run is passed over."""
+    wrong: list[str] = []
+    try:
+        lines = list(_newest(folder / "rollouts.jsonl", wrong))
+    except FileNotFoundError:
+        return Samples([])
+    except OSError as error:
+        return Samples([], f"rollouts.jsonl: {why(error)}")
+    more = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+    return Samples(_of_each_fate(lines), f"rollouts.jsonl{wrong[0]}{more}" if wrong else None)
+
+
+def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
     rewards: dict[Any, set[float]] = {}
     for line in lines:
-        if line.get("reward") is not None:
+        if "reward" in line:
             rewards.setdefault(line.get("group"), set()).add(line["reward"])
     found: dict[str, list[Example]] = {}
     for line in reversed(lines):
         fate = _fate(line, rewards.get(line.get("group"), set()))
-        text = visible(shortened(str(line.get("text", ""))))
+        if fate not in found and len(found) == _FATES:
+            continue
         shown = found.setdefault(fate, [])
+        text = visible(shortened(line.get("text", "")))
         if len(shown) < _EACH and text not in (example.text for example in shown):
             key = line.get("key", line.get("prompt"))
-            shown.append(Example(fate, str(key or ""), text, line.get("reward"), line.get("tokens")))
+            shown.append(Example(fate, "" if key is None else str(key), text, line.get("reward"), line.get("tokens")))
     return [example for fate in sorted(found) for example in found[fate]]
 
 
@@ -58,8 +91,8 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
     if line.get("unscored") == _STOPPED:
         return "stopped early"
     if line.get("unscored"):
-        return f"not scored: {visible(str(line['unscored'])[:80])}"
-    if line.get("reward") is None:
+        return f"not scored: {visible(line['unscored'][:80])}"
+    if "reward" not in line:
         return "not scored"
     if line.get("truncated"):
         return "cut off at the length limit"
@@ -68,24 +101,21 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
     return "in a group whose rewards are all alike"
 
 
-def _newest(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Whole lines from the end of the file, oldest first; what is no rollout is passed over."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
+def _newest(path: Path, wrong: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Rollouts from the end of the file, oldest first; a whole line that is none is named in `wrong`."""
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        if size > _TAIL_BYTES:
-            file.readline()
-        for line in file:
-            try:
-                parsed = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if _is_rollout(parsed):
-                yield parsed
-
-
-def _is_rollout(parsed: Any) -> bool:
-    kinds = {"reward": (int, float, NoneType), "tokens": (int, NoneType), "group": (int, str, NoneType)}
-    return isinstance(parsed, dict) and all(isinstance(parsed.get(name), kind) for name, kind in kinds.items())
+        begin = file.seek(max(0, size - _TAIL_BYTES))
+        content = file.read(_TAIL_BYTES)
+    tail = BytesIO(content)
+    if begin:
+        tail.readline()  # the rest of a line
+    at = begin + tail.tell()
+    for number, line in enumerate(tail, start=1):
+        try:
+            if line.strip():
+                yield rollout(line)
+        except ValueError as error:
+            if line.endswith(b"\n"):
+                wrong.append(f"{f', the line at byte {at:,}' if begin else f':{number}'} is no rollout: {error}")
+        at += len(line)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from rollalloc.bench.summary import interval
 from rollalloc.core.ledger import NEW
+from rollalloc.report.fields import QUANTILES
 from rollalloc.report.recorded import Line, RecordedRun
 
 Array = NDArray[np.float64]
 _POINTS = 60
-QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollalloc.report.text import one_line
+
 
 @dataclass(frozen=True, slots=True)
 class Colour:
@@ -102,7 +104,7 @@ def state_of(fate: str) -> str:
 
 def cause(name: str) -> Kind:
     """The kind of a cause, of a version that knows more of them too."""
-    return CAUSES.get(name) or Kind(name.replace("_", " "), "", GREY)
+    return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:

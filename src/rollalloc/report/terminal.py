@@ -73,7 +73,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
             f"{median:,.0f} tokens, four fifths {p10:,.0f}–{p90:,.0f}, all {least:,.0f}–{most:,.0f}; {cut:.0%} cut off"
         )
         yield "length", Text(said)
-    if batch.get("staleness_mean") is not None:
+    if None not in (batch.get("staleness_mean"), batch.get("staleness_max")):
         yield "staleness", Text(f"{batch['staleness_mean']:.2f} updates, at most {batch['staleness_max']}")
     for reason, count in last.get("unscored", {}).items():
         yield "unscored", Text(f"{count:,} × {one_line(reason, 90)}", style="yellow")
@@ -95,7 +95,8 @@ def _bars(accounts: Mapping[str, int], paid: int) -> RenderableType:
     rows = Table.grid(padding=(0, 1))
     for kind, count in by_cause(accounts):
         share = count / max(1, paid)
-        rows.add_row(f"{share:4.0%}", kind.words, Text("█" * max(1, round(share * _BAR)), style=kind.colour.dark))
+        bar = "█" * max(1, round(min(share, 1) * _BAR))
+        rows.add_row(f"{share:4.0%}", Text(kind.words), Text(bar, style=kind.colour.dark))
     return rows
 
 

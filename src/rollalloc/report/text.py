@@ -10,7 +10,12 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks such as right-to-lef
 
 
 def visible(text: str) -> str:
-    """The text with everything that acts on its surroundings, or that no font shows, turned into something to read."""
+    """The text with everything that acts on its surroundings, or that no font shows, turned into something to read.
+
+    What is left can stand in a page, in XML 1.0 and in a terminal; made visible twice it stays the same.
+    """
+    if text.isprintable():
+        return text
     return "".join(letter if letter in _KEPT else _shown(letter) for letter in text)
 
 
@@ -29,6 +34,11 @@ def one_line(text: str, limit: int = 40) -> str:
 
 
 def _shown(letter: str) -> str:
-    if unicodedata.category(letter) not in _UNSEEN:
+    if unicodedata.category(letter) not in _UNSEEN and not _is_no_character(ord(letter)):
         return letter
     return chr(_PICTURES + ord(letter)) if ord(letter) < 0x20 else f"⟨U+{ord(letter):04X}⟩"
+
+
+def _is_no_character(code: int) -> bool:
+    """Unicode's 66 noncharacters, some of which XML 1.0 refuses."""
+    return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF

@@ -84,13 +84,17 @@ def story(run: RecordedRun) -> Sentence:
     return f"{name} {'paid' if run.why else 'has so far paid'} {paid:,} rollouts", f", and {taught}.{learned}"
 
 
+def damage(runs: Sequence[RecordedRun]) -> list[str]:
+    """What could not be read of the runs."""
+    return [f"{name_of(run)} cannot be read in full: {visible(run.problem)}" for run in runs if run.problem]
+
+
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     """What a reader must know before believing the figures: what is unfinished, damaged, unscored or not evaluated."""
     said: list[str] = []
     for run in runs:
-        name = _called(run)
-        if run.problem:
-            said.append(f"{name} cannot be read in full: {visible(run.problem)}")
+        name = name_of(run)
+        said += damage([run])
         if not run.metrics:
             said.append(f"{name} has written no metrics: it is about to start, or it failed.")
         elif run.why is None:
@@ -111,5 +115,6 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     return said
 
 
-def _called(run: RecordedRun) -> str:
+def name_of(run: RecordedRun) -> str:
+    """A run among others, in words."""
     return one_line(run.label) + ("" if run.seed is None else f", seed {run.seed}")

@@ -1,0 +1,233 @@
+"""Runs read while they are written: each look reads what was added, and keeps no more than the views can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollalloc.report.fields import description, metrics_line
+from rollalloc.report.files import LONGEST, Growing, open_regular, stamp_of, why
+from rollalloc.report.recorded import Line, RecordedRun
+
+_MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
+_KINDS = ("batch", "eval", "end", "resume")  # others, of a newer version, share one place
+_LONGEST_DESCRIPTION = 8 << 20  # bytes
+_LATEST = 253_402_300_799  # seconds since the epoch: the end of the year 9999
+
+
+class Reader:
+    """Runs by their folders; a look at one reads only what its files have gained since the look before.
+
+    Attributes:
+        allowance: bytes of metrics that may still be read; what is left over is read by later looks. None: no limit.
+    """
+
+    def __init__(self, allowance: int | None = None) -> None:
+        self.allowance = allowance
+        self._known: dict[Path, _Followed] = {}
+
+    @property
+    def bytes_read(self) -> int:
+        """Of all metrics, so far."""
+        return sum(each.metrics.file.bytes_read for each in self._known.values())
+
+    def __call__(self, folder: Path) -> RecordedRun:
+        """The run of a folder; what cannot be read is said in its `problem`, not raised."""
+        followed = self._known.setdefault(folder, _Followed(folder))
+        before = followed.metrics.file.bytes_read
+        try:
+            return followed.look(self.allowance)
+        except Exception as error:  # whatever a folder holds: the other runs are shown
+            return RecordedRun(folder, problem=f"{type(error).__name__}: {error}")
+        finally:
+            if self.allowance is not None:
+                self.allowance = max(0, self.allowance - followed.metrics.file.bytes_read + before)
+
+    def keep(self, folders: Iterable[Path]) -> None:
+        """Forget all but these."""
+        kept = set(folders)
+        self._known = {folder: followed for folder, followed in self._known.items() if folder in kept}
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """The run of a folder; what cannot be read is said in its `problem`, not raised."""
+    return Reader()(folder)
+
+
+class _Followed:
+    """A run's folder between two looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metrics = Metrics(folder / "metrics.jsonl")
+        self._stamps: tuple[tuple[int, ...], ...] | None = None
+        self._run = RecordedRun(folder)
+
+    def look(self, limit: int | None) -> RecordedRun:
+        stamps = tuple(stamp_of(self.folder / name) for name in ("run.json", "metrics.jsonl"))
+        if stamps == self._stamps and not self._run.unread:
+            return self._run
+        self.metrics.look(limit)
+        described, problem = _description(self.folder / "run.json")
+        problems = "; ".join(filter(None, (problem, self.metrics.problem)))
+        self._run = RecordedRun(
+            self.folder,
+            described,
+            self.metrics.lines(),
+            problems or None,
+            changed=min(max(0, *(stamp[-1] for stamp in stamps)) / 1e9, _LATEST),
+            unread=self.metrics.file.unread,
+        )
+        self._stamps = stamps
+        return self._run
+
+
+def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
+    """What a `run.json` says, and what is wrong with it."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(_LONGEST_DESCRIPTION + 1)
+        if len(content) > _LONGEST_DESCRIPTION:
+            raise ValueError(f"it is longer than {_LONGEST_DESCRIPTION:,} bytes")
+        described, wrong = description(content)
+    except OSError as error:
+        return {}, f"run.json: {why(error)}"
+    except ValueError as error:
+        return {}, f"run.json: {error}"
+    return described, wrong and f"run.json: {wrong}"
+
+
+class Metrics:
+    """A `metrics.jsonl` as far as it was read, in bounded memory.
+
+    Attributes:
+        file: that is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = Growing(path)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.file.begin()
+        self._kept = {kind: _Thinned() for kind in (*_KINDS, "")}
+        self._newest: dict[str, int] = {}  # of what only rises
+        self._first_wrong = self._refused = ""
+        self._left_out = 0
+
+    @property
+    def problem(self) -> str | None:
+        """What could not be read: the first place, and how many lines were left out."""
+        if self._refused:
+            return f"metrics.jsonl: {self._refused}"
+        if not self._first_wrong and self.file.too_long:
+            return f"metrics.jsonl:{self.file.number + 1} {_TOO_LONG}"
+        left_out = f"; {self._left_out:,} line{'s' * (self._left_out > 1)} left out" if self._left_out else ""
+        return f"metrics.jsonl:{self._first_wrong}{left_out}" if self._first_wrong else None
+
+    def look(self, limit: int | None = None) -> None:
+        """Read what was added, at most so many bytes of it."""
+        self._refused = ""
+        try:
+            if not self.file.goes_on():
+                self._begin()
+            for number, line in self.file.look(limit):
+                self._take(number, line)
+        except FileNotFoundError:
+            self._begin()  # about to be written
+        except OSError as error:
+            self._begin()
+            self._refused = why(error)
+
+    def _take(self, number: int, line: bytes | None) -> None:
+        if line is not None and not line.strip():
+            return
+        try:
+            found, wrong = self._read(line)
+        except ValueError as error:
+            self._left_out += 1
+            wrong, found = str(error), None
+        if wrong:
+            self._first_wrong = self._first_wrong or f"{number} {wrong}"
+        if found is not None:
+            self._newest.update(_rising(found))
+            self._kept[found["kind"] if found["kind"] in _KINDS else ""].add(number, _on_grid(found))
+
+    def _read(self, line: bytes | None) -> tuple[Line, str | None]:
+        """A line that is fit to follow those before.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if line is None:
+            raise ValueError(_TOO_LONG)
+        found, wrong = metrics_line(line)
+        for name, value in _rising(found).items():
+            if (before := self._newest.get(name)) is not None and value <= before:
+                wrote = "two runs, or one twice, wrote here"
+                raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
+        return found, wrong
+
+    def lines(self) -> list[Line]:
+        """Those that are kept, in the order of the file; with a last one without an end, where it is whole."""
+        kept = sorted(
+            (entry for thinned in self._kept.values() for entry in thinned.entries), key=lambda entry: entry[0]
+        )
+        lines = [line for _, line in kept]
+        if self.file.rest.strip() and not self.file.unread:
+            with suppress(ValueError):  # it is being written, or torn
+                lines.append(_on_grid(self._read(self.file.rest)[0]))
+        return lines
+
+
+_TOO_LONG = f"is longer than {LONGEST:,} bytes"
+
+
+def _on_grid(line: Line) -> Line:
+    """An evaluation of an older version stands at the rollouts paid: those had no grid."""
+    return {"at": line["rollouts_paid"]} | line if line["kind"] == "eval" else line
+
+
+def _rising(line: Line) -> dict[str, int]:
+    """What is larger in each line than in those before it, where the line has it."""
+    name = "at" if line["kind"] == "eval" else "batch"
+    return {name: line[name]} if line.get(name) is not None else {}
+
+
+@dataclass
+class _Thinned:
+    """Lines of a kind; of a long run, one for several.
+
+    A line stands for those since the one before it: its sums are the newest, and rows by age, which are no sums, are added.
+    The first line stands for itself.
+    """
+
+    entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line
+    _each: int = 1  # lines that one stands for
+    _in_last: int = 1  # lines that the last one stands for
+
+    def add(self, number: int, line: Line) -> None:
+        """Take the next line."""
+        if len(self.entries) < 2 or self._in_last == self._each:
+            self.entries.append((number, line))
+            self._in_last = 1
+        else:
+            self.entries[-1] = _joined(self.entries[-1], (number, line))
+            self._in_last += 1
+        if len(self.entries) > 2 * _MOST:
+            first, *rest = self.entries
+            pairs = [_joined(*rest[at : at + 2]) if at + 1 < len(rest) else rest[at] for at in range(0, len(rest), 2)]
+            self.entries = [first, *pairs]
+            self._in_last += self._each if len(rest) % 2 == 0 else 0
+            self._each *= 2
+
+
+def _joined(one: tuple[int, Line], other: tuple[int, Line]) -> tuple[int, Line]:
+    number, line = other
+    if before := one[1].get("ages"):
+        ages = line.get("ages") or {}
+        line = line | {"ages": before | {age: rows + before.get(age, 0) for age, rows in ages.items()}}
+    return number, line

@@ -1,0 +1,57 @@
+"""What a report may overwrite: the pages and figures of reports before it, which say so. All else is the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from rollalloc.report.files import open_regular
+
+MADE_BY = "rollalloc report"  # in a page's generator, and in a figure's Software
+_MARKS = (
+    (b"<!doctype html>", f'<meta name="generator" content="{MADE_BY}'.encode()),
+    (b"\x89PNG\r\n\x1a\n", f"tEXtSoftware\0{MADE_BY}".encode()),
+)
+_HEAD = 4096  # bytes in which the mark stands
+
+
+def refuse_others(files: Sequence[Path]) -> None:
+    """Let nothing be overwritten that is not of an earlier report.
+
+    Raises:
+        FileExistsError: these are not; they stay as they are.
+    """
+    if others := [file for file in files if os.path.lexists(file) and not is_own(file)]:
+        raise FileExistsError(
+            f"the report would overwrite {', '.join(map(str, others))}, which no report of this version wrote; move "
+            f"{'it' if len(others) == 1 else 'them'} away, or give the page another folder with --out"
+        )
+
+
+def is_own(file: Path) -> bool:
+    """Whether a report wrote the file."""
+    try:
+        with open_regular(file) as opened:
+            head = opened.read(_HEAD)
+    except OSError:
+        return False
+    return not file.is_symlink() and any(head.startswith(begin) and mark in head for begin, mark in _MARKS)
+
+
+def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Put a file in its place when it is written, so that a reader, or a kill, never finds half of it.
+
+    Args:
+        write: writes to the opened file.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    opened = beside.open("xb")  # never over a file that is there
+    try:
+        with opened:
+            write(opened)
+        beside.replace(file)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

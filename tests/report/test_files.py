@@ -1,0 +1,161 @@
+"""Files that are no files, links that lead elsewhere, and what a report may overwrite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+
+import pytest
+
+from rollalloc.report.board import Board
+from rollalloc.report.files import open_regular
+from rollalloc.report.follow import read_run
+from rollalloc.report.found import comparisons, run_folders
+from rollalloc.report.own import write_whole
+from rollalloc.report.page import write_page
+from rollalloc.report.samples import samples
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    """A FIFO that is opened waits for ever; here it fails."""
+
+    def fail(*_):
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def a_socket(path):
+    with socket.socket(socket.AF_UNIX) as opened:
+        here = os.getcwd()
+        os.chdir(path.parent)  # its name must be short
+        opened.bind(path.name)
+        os.chdir(here)
+
+
+def a_link_out(path):
+    secret = path.parent.parent.parent / "secret"
+    secret.write_text('{"label": "secret"}')
+    path.symlink_to(secret)
+
+
+KINDS = {
+    "FIFO": os.mkfifo,
+    "socket": a_socket,
+    "folder": os.mkdir,
+    "device": lambda path: os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5)),  # /dev/zero
+    "symbolic links": lambda path: path.symlink_to(path.name),
+    "leads out of its folder": a_link_out,
+    "not there": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "rollouts.jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_of_the_run_is_named_and_the_other_runs_are_shown(write_run, tmp_path, kind, name):
+    write_run("good")
+    place = write_run("bad") / name
+    place.unlink(missing_ok=True)
+    try:
+        KINDS[kind](place)
+    except PermissionError:
+        pytest.skip("making a device needs root")
+    if name != "rollouts.jsonl":
+        page = Board(tmp_path).page("/")
+        assert "good" in page
+        assert "6,000" in page
+        assert f"{name}: " in page
+        assert "secret" not in page
+    problem = samples(place.parent).problem if name == "rollouts.jsonl" else read_run(place.parent).problem
+    assert problem.startswith(f"{name}: ")
+    assert kind in problem
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_named(write_run):
+    folder = write_run()
+    (folder / "run.json").chmod(0)
+    assert read_run(folder).problem == "run.json: Permission denied"
+
+
+def test_a_link_within_the_folder_is_followed(tmp_path):
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"x"
+
+
+def test_a_run_is_found_once_by_its_own_name_whatever_links_lead_to_it(write_run, tmp_path):
+    folder = write_run("z")
+    (tmp_path / "best").symlink_to(folder)
+    (tmp_path / "compare" / "circle").symlink_to(tmp_path)
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    shutil.copytree(folder, elsewhere)
+    (tmp_path / "linked").symlink_to(elsewhere)
+    assert run_folders(tmp_path) == [folder, tmp_path / "linked"]
+    assert list(comparisons(tmp_path)) == [tmp_path / "compare", tmp_path]
+
+
+def test_a_file_is_no_folder_of_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        comparisons(tmp_path / "file")
+    assert "NotADirectoryError" in Board(tmp_path / "file").page("/")
+    assert run_folders(tmp_path / "nowhere") == []
+
+
+# what a report may overwrite
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_report_overwrites_the_one_before(write_run):
+    folder = write_run()
+    page = write_page(folder)
+    before = contents(folder)
+    page.write_text(page.read_text() + "<!-- old -->")
+    write_page(folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["report.html", "where.png"])
+@pytest.mark.parametrize("content", [b"mine", b"<!doctype html>\n<p>mine", b"\x89PNG\r\n\x1a\nmine", b""])
+def test_what_no_report_wrote_stays_and_is_named(write_run, name, content):
+    folder = write_run()
+    (folder / name).write_bytes(content)
+    before = contents(folder)
+    with pytest.raises(FileExistsError, match=rf"{name}, which no report of this version wrote; move it away.*--out"):
+        write_page(folder)
+    assert contents(folder) == before
+    write_page(folder, folder / "other" / "page.html")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("run.json")])
+def test_nothing_else_is_replaced_by_a_page(write_run, make):
+    folder = write_run()
+    make(folder / "report.html")
+    before = contents(folder)
+    with pytest.raises(FileExistsError):
+        write_page(folder)
+    assert contents(folder) == before
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    (tmp_path / "page").write_text("before")
+
+    def fail(file):
+        file.write(b"half")
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_whole(tmp_path / "page", fail)
+    assert contents(tmp_path) == {"page": b"before"}

@@ -1,0 +1,202 @@
+"""Runs that are read as they grow: what is read again, what is kept, and what is said of damage."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from rollalloc.report import files, follow
+from rollalloc.report.follow import Metrics, Reader, read_run
+
+
+def line(batch, **said):
+    spent = {"rollouts_paid": 10 * batch, "tokens_paid": 0, "seconds": 1.0, "accounts": {"trained": 10 * batch}}
+    return json.dumps({"kind": "batch", "batch": batch, **spent} | said) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def batches(run):
+    return [line["batch"] for line in run.metrics]
+
+
+def test_the_second_look_reads_only_what_was_added(path):
+    (path.parent / "run.json").write_text("{}")
+    path.write_text("".join(map(line, range(5000))))
+    reader = Reader()
+    first = reader(path.parent)
+    assert reader.bytes_read == path.stat().st_size
+    assert reader(path.parent) is first
+    assert reader.bytes_read == path.stat().st_size
+    with path.open("a") as file:
+        file.write(line(5000))
+    before = reader.bytes_read
+    assert reader(path.parent).last["batch"] == 5000
+    assert reader.bytes_read - before == len(line(5000)) + files._COMPARED
+
+
+def test_what_was_cut_and_written_on_is_read_anew(path):
+    path.write_text("".join(line(at, seconds=1.0) for at in range(100)))
+    metrics = Metrics(path)
+    metrics.look()
+    path.write_text("".join(line(at, seconds=1.0 if at < 50 else 2.5) for at in range(200)))
+    metrics.look()
+    assert [each["batch"] for each in metrics.lines()] == list(range(200))
+    assert [each["seconds"] for each in metrics.lines()] == [1.0] * 50 + [2.5] * 150
+    path.write_text(line(7))
+    metrics.look()
+    assert [each["batch"] for each in metrics.lines()] == [7]
+    path.unlink()
+    metrics.look()
+    assert (metrics.lines(), metrics.problem) == ([], None)
+
+
+def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
+    monkeypatch.setattr(follow, "_MOST", 16)
+    metrics = Metrics(path)
+    written = 0
+    for upto in (1, 2, 33, 34, 35, 100, 1001):
+        with path.open("a") as file:
+            file.write("".join(line(at, ages={"0": 1, str(at % 3): 1}) for at in range(written, upto)))
+        written = upto
+        metrics.look()
+        kept = metrics.lines()
+        assert len(kept) <= 2 * 16
+        assert len(kept) >= min(upto, 16)
+        assert (kept[0]["batch"], kept[-1]["batch"]) == (0, upto - 1)
+        assert sum(sum(each["ages"].values()) for each in kept) == sum(1 + (at % 3 != 0) for at in range(upto))
+        apart = {other["batch"] - one["batch"] for one, other in pairwise(kept[1:-1])}
+        assert len(apart) <= 1  # evenly
+
+
+def test_a_page_worth_of_bytes_is_read_at_a_time(path):
+    (path.parent / "run.json").write_text("{}")
+    path.write_text("".join(map(line, range(1000))))
+    reader = Reader(allowance=10_000)
+    run = reader(path.parent)
+    assert run.unread == path.stat().st_size - 10_000
+    assert run.problem is None  # the line that was cut is not taken for a torn one
+    assert reader.allowance == 0
+    looks = 1
+    while run.unread:
+        reader.allowance = 10_000
+        run = reader(path.parent)
+        looks += 1
+    assert batches(run) == list(range(1000))
+    assert 10 < looks < 25
+
+
+def test_a_torn_line_is_waited_for_and_a_whole_one_needs_no_end(path):
+    metrics = Metrics(path)
+    for text, known in ((line(1) + '{"kind": "ba', [1]), (line(1) + line(2).rstrip("\n"), [1, 2]), ("", [])):
+        path.write_text(text)
+        metrics.look()
+        assert [each["batch"] for each in metrics.lines()] == known
+        assert metrics.problem is None
+    path.write_text(line(1) + line(2) + line(3))
+    metrics.look()
+    assert [each["batch"] for each in metrics.lines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{", "metrics.jsonl:2 is not a line of JSON"),
+        ("[" * 100_000, "metrics.jsonl:2 is not a line of JSON (it is nested too deeply)"),
+        ("[1]", "metrics.jsonl:2 is not a line of JSON (expected an object, got a list)"),
+        ("\ufffe{}", "metrics.jsonl:2 is not a line of JSON"),
+        (line(2, rollouts_paid=-1).strip(), "got rollouts_paid: -1, expected a whole number from 0"),
+        (line(2, rollouts_paid=True).strip(), "got rollouts_paid: true"),
+        (line(2, tokens_paid=10**400).strip(), "got tokens_paid: a number that is too large"),
+        (line(2, seconds=float("nan")).strip(), "got seconds: NaN, expected a finite number from 0"),
+        (line(2, accounts={"trained": -1}).strip(), "got accounts: an object"),
+        (line(2, accounts={str(at): 1 for at in range(1000)}).strip(), "under at most 64 names"),
+        ('{"kind": "batch"}', "got none with rollouts_paid"),
+        (line(1).strip(), "metrics.jsonl:2 comes again or too late, batch 1 after 1: two runs, or one twice"),
+        ('{"x": "' + "x" * files.LONGEST + '"}', "metrics.jsonl:2 is longer than 1,048,576 bytes"),
+    ],
+)
+def test_a_wrong_line_is_named_and_left_out(path, wrong, said):
+    path.write_text(line(1) + wrong + "\n" + line(3))
+    run = read_run(path.parent)
+    assert batches(run) == [1, 3]
+    assert said in run.problem
+    assert "; 1 line left out" in run.problem
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lengths": {"count": 1}},
+        {"lengths": {"count": 1, "truncated": 0, "quantiles": [1, 2, 3, 4, 5, 6, float("inf")]}},
+        {"prompts": {"new": "many"}},
+        {"ages": {"old": 3}},
+        {"evicted": 1.5},
+        {"unscored": [1]},
+        {"staleness_mean": "none"},
+    ],
+)
+def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):
+    others = {"revived": None, "loss": float("nan"), "unknown": {"to": [1]}}
+    path.write_text(line(1, **others, **wrong))
+    run = read_run(path.parent)
+    assert batches(run) == [1]
+    assert next(iter(wrong)) not in run.metrics[0]
+    assert f"metrics.jsonl:1 expected an object with its {next(iter(wrong))}" in run.problem
+    assert "left out" not in run.problem
+    path.write_text(line(1, **others))
+    assert read_run(path.parent).problem == "run.json: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "run.json: it is empty"),
+        ("{", "line 1 column 2"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"source": ' + '{"a": ' * 40 + "1" + "}" * 41, "nested more than 32 deep"),
+        ('{"settings": {"seed": "x"}}', "its settings, an object whose seed is a whole number"),
+        ('{"settings": {"target": Infinity}}', "target is a number"),
+        ('{"source": {"prompts": [1]}}', "its source, an object whose prompts are a list of paths"),
+        ('{"max_rollouts": 0}', "its max_rollouts, a whole number from 1"),
+        ('{"parameters": [1]}', "its parameters, an object"),
+        ('{"label": 3}', "its label, text"),
+    ],
+)
+def test_a_wrong_description_is_named_and_the_metrics_are_read(path, wrong, said):
+    path.write_text(line(1))
+    (path.parent / "run.json").write_text(wrong)
+    run = read_run(path.parent)
+    assert said in run.problem
+    assert run.problem.startswith("run.json: ")
+    assert run.paid == 10
+    assert run.label == path.parent.name
+
+
+def test_an_evaluation_stands_where_it_says_or_at_what_was_paid(path):
+    path.write_text(
+        line(1, kind="eval", accuracy=0.5)
+        + line(1, kind="eval", accuracy=0.55)
+        + line(2, kind="eval", at=None, accuracy=0.6)
+        + line(3, kind="eval", at=7)
+        + line(3, kind="eval", at=7, accuracy=0.9)
+    )
+    assert [(each["at"], each["accuracy"]) for each in read_run(path.parent).metrics] == [
+        (10, 0.5),
+        (10, 0.55),
+        (None, 0.6),
+        (7, None),
+    ]
+
+
+def test_a_reader_forgets_the_runs_that_are_gone(path):
+    reader = Reader()
+    path.write_text(line(1))
+    reader(path.parent)
+    reader.keep([])
+    assert reader.bytes_read == 0
