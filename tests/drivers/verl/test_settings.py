@@ -4,6 +4,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.rules.advantages import GRPO, OverChosen, OverGroup
 from rollalloc.rules.prompts import AsOffered
 
 PILOT_COMMIT = {"recipe": "pilot_commit", "n_pilot": 4, "n_commit": 12, "gen_groups": 48}
@@ -52,6 +53,18 @@ def test_recipes_are_mixed_each_with_its_own_parameters():
     recipe = read_settings(PILOT_COMMIT | {"recipe": "pilot_commit+pods", "m": 8}, 16, 16).recipe
     mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48), recipes.pods(16, 16, 8))
     assert recipe == replace(mixed, prompts=AsOffered())
+
+
+def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
+    """Plain GRPO's advantages stay verl's own to compute; a recipe's own, as DARTS's, get verl's deviation and eps."""
+    darts = {"recipe": "darts", "shortest": 3, "longest": 1}
+    assert not read_settings({"recipe": "grpo"}, 4, 4).own_advantages
+    assert read_settings(darts, 4, 4).recipe.advantage == OverChosen(GRPO(ddof=1, eps=1e-6))
+    said = read_settings(darts | {"deviation": "population"}, 4, 4).recipe
+    assert said.advantage == OverChosen(GRPO(ddof=0))
+    plain = read_settings({"recipe": "grpo", "deviation": "population"}, 4, 4)
+    assert plain.own_advantages
+    assert plain.recipe.advantage == OverGroup(GRPO(ddof=0))
 
 
 def test_a_budget_is_the_recipes():

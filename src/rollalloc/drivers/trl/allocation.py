@@ -7,6 +7,7 @@ that all of them decide the same.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -24,6 +25,11 @@ from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.generation import Generator, Tokens
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.engines.sampler import Generation, Request
+from rollalloc.rules.advantages import GRPO, settled
+
+log = logging.getLogger(__name__)
+
+TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # what stock TRL divides by with scale_rewards="group"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +55,7 @@ class Allocation:
     """A recipe at work in a TRL trainer.
 
     Args:
-        recipe: what to do.
+        recipe: what to do; advantages that leave the deviation open get TRL's.
         dataset: TRL's training data, one row a prompt.
         rewards: scores completions.
         seed: of prompts and sampling.
@@ -60,6 +66,8 @@ class Allocation:
 
     def __init__(self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int) -> None:
         keys = _keys(dataset)
+        recipe = replace(recipe, advantage=settled(recipe.advantage, TRLS_GRPO))
+        log.info("advantages: %r", recipe.advantage)
         self.allocator = Allocator(recipe, PromptTable(keys), seed)
         self.dataset, self.rewards = dataset, rewards
         self.rollouts: dict[int, Rollout] = {}

@@ -213,11 +213,11 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
         return f"max_staleness={recipe.max_staleness}: stock TRL cannot weigh rows sampled from older weights"
     if rows_per_group(recipe) is None or getattr(recipe.rows, "weigh_tail", False):
         return f"{recipe.rows!r}: stock TRL needs groups of equal size and rows of equal weight"
-    if not (over_all or isinstance(recipe.advantage, advantages.OverChosen)) or kernel not in (
-        advantages.grpo,
-        advantages.pods,
-    ):
-        return f"{recipe.advantage!r}: stock TRL computes the advantages, over the rows it gets"
+    of_trls_deviation = (advantages.grpo, advantages.pods, advantages.kernel_of("sample"))
+    if not (over_all or isinstance(recipe.advantage, advantages.OverChosen)) or kernel not in of_trls_deviation:
+        return (
+            f"{recipe.advantage!r}: stock TRL computes the advantages, over the rows it gets, by the sample's deviation"
+        )
     if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():
         return "max_candidates or a budget: stock TRL has no short batches"
     return None
