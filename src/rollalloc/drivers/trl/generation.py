@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from trl.models.utils import unwrap_model_for_generation
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
 from rollalloc.engines.sampler import Generation, OnFinished, Request, Sampling
+
+log = logging.getLogger(__name__)
 
 Tokens = tuple[int, ...]
 
@@ -31,7 +34,7 @@ class Generator:
     """
 
     def __init__(self, trainer: Any, *, use_sampler: bool | None, keep_logprobs: bool) -> None:
-        obstacle = _obstacle_to_sampler(trainer)
+        obstacle = _obstacle_to_sampler(trainer) or (None if use_sampler is False else _obstacle_in_model(trainer))
         if use_sampler and obstacle:
             raise ValueError(f"use_sampler=True, but rollalloc's sampler does not know {obstacle}; use_sampler=None")
         self.trainer = trainer
@@ -177,6 +180,14 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
     }
     return next((name for name, there in obstacles.items() if there), None)
+
+
+def _obstacle_in_model(trainer: Any) -> str | None:
+    """What of the model rollalloc's sampler does not know, said once in the log; None where it applies."""
+    obstacle = sampler.why_not(trainer.accelerator.unwrap_model(trainer.model))
+    if obstacle:
+        log.warning("TRL generates, since rollalloc's sampler does not know %s", obstacle)
+    return obstacle
 
 
 def _unknown(tokens: Tokens) -> NDArray[np.float32]:
