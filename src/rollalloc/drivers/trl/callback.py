@@ -19,7 +19,7 @@ from rollalloc.engines import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # within a checkpoint of the trainer
-_STATE = ("allocator", "generations", "prompts", "scores", "logged", "prompt_tokens")
+_STATE = ("allocator", "generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
 
 
 class AllocationCallback(TrainerCallback):
@@ -113,7 +113,9 @@ def save(allocation: Allocation, place: Path) -> None:
         "prompts": [rollout.prompt for rollout in held],
         "scores": [rollout.scores_F for rollout in held],
         "logged": [_plain(rollout.logged) for rollout in held],
-        "prompt_tokens": {str(rollout.prompt): rollout.prompt_tokens for rollout in held},
+        "said": [_plain(rollout.said) for rollout in held],
+        "own": [rollout.own for rollout in held],
+        "prompt_tokens": [rollout.prompt_tokens for rollout in held],
     }
     (place / _FOLDER).mkdir(parents=True, exist_ok=True)
     checkpoint.save(place / _FOLDER, allocation.allocator.version, state, {"generations": tensors}, keep=1)
@@ -134,20 +136,18 @@ def load(allocation: Allocation, place: Path) -> None:
     saved = checkpoint.load_newest(place / _FOLDER)
     exact_keys(saved.state, _STATE, "rollalloc's state")
     made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
-    tokens_of = {int(prompt): tuple(ids) for prompt, ids in saved.state["prompt_tokens"].items()}
+    kept = (saved.state[name] for name in ("prompts", "prompt_tokens", "scores", "logged", "said", "own"))
     rollouts = {
-        each.rollout: Rollout(prompt, tokens_of[prompt], each, scores_F, logged)
-        for each, prompt, scores_F, logged in zip(
-            made, saved.state["prompts"], saved.state["scores"], saved.state["logged"], strict=True
-        )
+        each.rollout: Rollout(prompt, tuple(ids), each, scores_F, logged, tuple(said), own and tuple(own))
+        for each, prompt, ids, scores_F, logged, said, own in zip(made, *kept, strict=True)
     }
     with uninterrupted():
         allocation.allocator.load_state_dict(saved.state["allocator"])
         allocation.rollouts = rollouts
 
 
-def _plain(logged: dict[str, Any]) -> dict[str, Any]:
-    """What reward functions logged, as JSON can hold it: NumPy's numbers as numbers, anything else as its text."""
+def _plain(logged: Any) -> Any:
+    """What reward functions logged or got, as JSON can hold it: NumPy's numbers as numbers, anything else as its text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 
