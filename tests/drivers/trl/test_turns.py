@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +17,7 @@ from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOTrainer
-from trl.chat_template_utils import add_response_schema, qwen3_chat_template
+from trl.chat_template_utils import add_response_schema, parse_response, qwen3_chat_template
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import callback
@@ -26,13 +29,32 @@ PLAIN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": %d}}\n</tool_call>'
 
 
+class _Parses(PreTrainedTokenizerFast):
+    """TRL's first versions ask transformers of then to parse, by a schema; transformers of now has no such parser."""
+
+    def parse_response(self, ids: list[int], *_: Any, **__: Any) -> dict[str, Any]:  # pyright: ignore
+        text = self.decode(ids)
+        parts = re.fullmatch(
+            r"(?:<think>(.*?)</think>\s*)?(.*?)((?:<tool_call>.*?</tool_call>\s*)*)<\|im_end\|>", text, re.S
+        )
+        if parts is None:
+            raise ValueError(text)
+        calls = [json.loads(call) for call in re.findall(r"<tool_call>(.*?)</tool_call>", parts[3], re.S)]
+        message: dict[str, Any] = {"role": "assistant", "content": parts[2]}
+        message |= {"reasoning_content": parts[1]} if parts[1] else {}
+        return message | ({"tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else {})
+
+
+TALKING = PreTrainedTokenizerFast if "prefix" in signature(parse_response).parameters else _Parses
+
+
 def talking_tokenizer() -> PreTrainedTokenizerFast:
     """A token a byte, and Qwen3's chat template, which TRL knows how to parse."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(text, special=text in SPECIAL, normalized=False) for text in (*SPECIAL, *PLAIN)])
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
+    made = TALKING(tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
     made.chat_template = qwen3_chat_template
     return made
 
