@@ -35,6 +35,7 @@ from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.engines.likelihood import exact_success
 from rollalloc.engines.policy import Policy
+from rollalloc.rules.advantages import GRPO, settled
 
 ROWS, GROUP, TOKENS = 256, 8, 64
 MARGIN = math.log(1.1)
@@ -209,6 +210,7 @@ def through_trl(name: str, seed: int, folder: Path) -> float | None:
     assert preset.target is not None
     tuned = tuned_of("skills/late")[name]
     recipe = replace(getattr(recipes, name)(**tuned.parameters), budget=Budget(run_rollouts=preset.max_rollouts))
+    recipe = replace(recipe, advantage=settled(recipe.advantage, GRPO(ddof=0)))  # as the native trainer has it
     each = sum(stage.size.n for stage in recipe.stages)
     prompts = load_prompts(*source.prompts)
     policy = Policy.load(source.model, device="cpu")

@@ -11,7 +11,16 @@ COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}
 def test_names_joined_by_plus_are_mixed_and_each_takes_what_it_knows():
     mixed = make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12, "m": 4})
     assert mixed == recipes.mix(recipes.dapo(4, 8, 12), recipes.pods(4, 8, 4))
-    assert parameters_of("dapo+pods") == ("groups", "n", "gen_groups", "surplus", "max_candidates", "m", "rule")
+    assert parameters_of("dapo+pods") == (
+        "groups",
+        "n",
+        "gen_groups",
+        "surplus",
+        "max_candidates",
+        "deviation",
+        "m",
+        "rule",
+    )
 
 
 @pytest.mark.parametrize("name", ["pilot_commit+pods", " pilot_commit + pods"])

@@ -11,9 +11,12 @@ from typing import Any, Literal
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
+from rollalloc.rules.advantages import Deviation
 
 
-def dapo_carry(groups: int, n: int, gen_groups: int, max_candidates: int | None = None) -> Recipe:
+def dapo_carry(
+    groups: int, n: int, gen_groups: int, max_candidates: int | None = None, deviation: Deviation | None = None
+) -> Recipe:
     """DAPO, with more mixed groups than needed carried into the next batch instead of discarded.
 
     Args:
@@ -21,11 +24,12 @@ def dapo_carry(groups: int, n: int, gen_groups: int, max_candidates: int | None 
         n: rollouts a prompt, at least 2.
         gen_groups: prompts generated at a time, at least 1.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+        deviation: as for `recipes.grpo`.
 
     Raises:
         ValueError: a number out of its range.
     """
-    return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates)
+    return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates, deviation=deviation)
 
 
 def pilot_commit_pods(

@@ -12,15 +12,19 @@ from rollalloc.core.recipe import Act, Budget, Recipe, Stage, at_least
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
 
 _QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
-_GRPO_ADVANTAGE = advantages.OverGroup(advantages.grpo)
 
 
-def grpo(groups: int, n: int) -> Recipe:
+def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> Recipe:
     """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts a prompt, at least 1.
+        deviation: what advantages are divided by: the "population"'s standard deviation of the group's rewards, or the
+            "sample"'s. None: that of what trains: the population's in rollalloc's own trainer, the sample's in TRL and verl.
+
+    Raises:
+        ValueError: a number out of its range, or another deviation.
     """
     return Recipe(
         groups=groups,
@@ -28,7 +32,7 @@ def grpo(groups: int, n: int) -> Recipe:
         prompts=prompts.Shuffled(),
         intake=intake.Fill(),
         rows=rows.Everything(),
-        advantage=_GRPO_ADVANTAGE,
+        advantage=advantages.OverGroup(advantages.kernel_of(deviation)),
         max_staleness=0,
         max_candidates=None,
         budget=Budget(),
@@ -42,6 +46,7 @@ def dapo(
     gen_groups: int,
     surplus: Literal["discard", "carry"] = "discard",
     max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
 ) -> Recipe:
     """DAPO's dynamic sampling: keep generating until `groups` groups have rewards that differ. arXiv 2503.14476.
 
@@ -51,6 +56,7 @@ def dapo(
         gen_groups: prompts generated at a time, at least 1.
         surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+        deviation: as for `grpo`.
 
     Raises:
         ValueError: a number out of its range.
@@ -58,7 +64,7 @@ def dapo(
     at_least("n", n, 2, "the rewards of one rollout cannot differ")
     at_least("gen_groups", gen_groups, 1)
     _one_of("surplus", surplus, ("discard", "carry"))
-    base = grpo(groups, n)
+    base = grpo(groups, n, deviation)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.NonzeroVariance()),),
@@ -80,6 +86,7 @@ def pilot_commit(
     promote: Literal["top_variance", "random", "oldest", "most_recent"] = "top_variance",
     max_candidates: int | None = None,
     reprobe_every: int | None = None,
+    deviation: advantages.Deviation | None = None,
 ) -> Recipe:
     """Pilot-Commit: a few pilots estimate each prompt, the rest goes to prompts with variance. arXiv 2605.26606.
 
@@ -99,6 +106,7 @@ def pilot_commit(
             or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale.
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
+        deviation: as for `grpo`.
 
     Raises:
         ValueError: a number out of its range, or an empty window.
@@ -107,7 +115,7 @@ def pilot_commit(
     at_least("n_commit", n_commit, 1)
     at_least("gen_groups", gen_groups, 1)
     _one_of("promote", promote, tuple(_promote_rules(0)))
-    base = grpo(groups, n_pilot)
+    base = grpo(groups, n_pilot, deviation)
     window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
     return replace(
         base,
@@ -153,6 +161,7 @@ def darts(
     longest: int,
     max_redundancy: float = 2.0,
     tail: Literal["exact", "sampled", "none"] = "exact",
+    deviation: advantages.Deviation | None = None,
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -166,6 +175,7 @@ def darts(
             those running once K ended, stops the rest, and weights the L by the inverse of that probability: the longest
             are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly solved,
             trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned from.
+        deviation: as for `grpo`.
 
     Raises:
         ValueError: a number out of its range.
@@ -182,11 +192,17 @@ def darts(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
         rows=rows.ShortestAndLongest(shortest, longest, weigh_tail=tail == "sampled"),
-        advantage=advantages.OverChosen(advantages.grpo),
+        advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
 
 
-def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness: int = 0) -> Recipe:
+def racing(
+    groups: int,
+    sizes_S: tuple[int, ...],
+    gen_groups: int,
+    max_staleness: int = 0,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
     """Racing: a prompt gets more rollouts, stage by stage, while its results so far are mixed.
 
     A stage's verdict falls as soon as two results differ, without waiting for the rest. So in an asynchronous run what is
@@ -197,6 +213,7 @@ def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness
         sizes_S: rollouts a prompt has after each stage, growing, e.g. (4, 8, 16).
         gen_groups: prompts in the first stage at a time, at least 1.
         max_staleness: updates of the weights after which a rollout is too old to train on.
+        deviation: as for `grpo`.
 
     Raises:
         ValueError: a number out of its range.
@@ -219,7 +236,10 @@ def racing(groups: int, sizes_S: tuple[int, ...], gen_groups: int, max_staleness
         for index, size in enumerate(more)
     )
     return replace(
-        grpo(groups, sizes_S[-1]), stages=stages, intake=intake.KeepInFlight(gen_groups), max_staleness=max_staleness
+        grpo(groups, sizes_S[-1], deviation),
+        stages=stages,
+        intake=intake.KeepInFlight(gen_groups),
+        max_staleness=max_staleness,
     )
 
 
@@ -253,8 +273,9 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
             field.name, getattr(first, field.name), getattr(second, field.name), getattr(plain, field.name)
         )
         for field in fields(Recipe)
-        if field.name != "stages"
+        if field.name not in ("stages", "advantage")
     }
+    mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, plain.advantage)
     last = _mix_stages(first.stages[-1], second.stages[-1], plain.stages[-1], keep_size=len(first.stages) > 1)
     recipe = Recipe(stages=(*first.stages[:-1], last), **mixed)
     _refuse_too_many_rows(recipe)
@@ -273,6 +294,15 @@ def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -
         _either("stop", first.stop, second.stop, plain.stop),
         _either("promote", first.promote, second.promote, plain.promote),
     )
+
+
+def _mix_advantages(first: Any, second: Any, plain: Any) -> Any:
+    """Over the chosen rows where one of the two is, with the kernel that is not the plain one."""
+    over = {type(rule) for rule in (first, second)}
+    if not over <= {advantages.OverGroup, advantages.OverChosen}:
+        return _either("advantage", first, second, plain)
+    kind = advantages.OverChosen if advantages.OverChosen in over else advantages.OverGroup
+    return kind(_either("advantage", first.kernel, second.kernel, plain.kernel))
 
 
 def _either(name: str, first: Any, second: Any, plain: Any) -> Any:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GenerationConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from rollalloc.engines.policy import Policy
 
@@ -35,6 +43,23 @@ def test_a_policy_survives_saving_and_loading(policy, folder, tmp_path):
 def test_half_precision_weights_are_trained_in_full(policy, folder):
     policy.model.to(torch.bfloat16).save_pretrained(folder)
     assert {parameter.dtype for parameter in Policy.load(folder, device="cpu").model.parameters()} == {torch.float32}
+
+
+def test_a_model_the_sampler_cannot_generate_with_is_refused_with_what_can(policy, folder):
+    config = Lfm2Config(
+        vocab_size=policy.vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    Lfm2ForCausalLM(config).save_pretrained(folder)
+    with pytest.raises(
+        ValueError, match=r"Lfm2ForCausalLM.*LinearAttentionLayer.*train this one through rollalloc.dri"
+    ):
+        Policy.load(folder, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["./none", "../none", "/none", "~/none", "a/b/none", Path("none")])

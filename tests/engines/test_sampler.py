@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
+    FalconMambaConfig,
     Gemma3TextConfig,
     GPT2Config,
+    Lfm2Config,
     MistralConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5TextConfig,
+    RwkvConfig,
 )
 
 from rollalloc.engines import sampler
@@ -170,6 +177,52 @@ def test_other_architectures_agree_with_their_forward_pass_too(config, threads):
         model = AutoModelForCausalLM.from_config(config)
     assert_logprobs_equal_a_forward_pass(model)
     assert_logprobs_equal_a_forward_pass(model, requests=REQUESTS[:1])  # a wave without padding, and so without a mask
+
+
+STATEFUL = {
+    "linear attention beside attention": (
+        Qwen3_5TextConfig(
+            **SIZES,
+            layer_types=["linear_attention", "full_attention"],
+            **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2),
+            **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
+        ),
+        "rows cannot be selected and repeated .LinearAttentionLayer",
+    ),
+    "convolutions beside attention": (
+        Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+        "rows cannot be selected and repeated .LinearAttentionLayer",
+    ),
+    # Its layers select the keys and values, and leave the other states as they are.
+    "both in one layer": (
+        FalconH1Config(**SIZES, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=4),
+        "rows cannot be selected and repeated .LinearAttentionAndFullAttentionLayer",
+    ),
+    "another name for its cache": (
+        FalconMambaConfig(vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=2, use_mambapy=False),
+        "keeps its state outside",
+    ),
+    # It ignores the cache, whose layers would do.
+    "no cache": (RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2), "keeps its state outside"),
+}
+
+
+@pytest.mark.parametrize(("config", "says"), STATEFUL.values(), ids=STATEFUL)
+def test_a_model_whose_cache_cannot_follow_rows_is_known_before_it_samples(config, says):
+    assert re.search(says, sampler.why_not(AutoModelForCausalLM.from_config(config)) or "")
+
+
+def test_a_model_with_tokens_of_its_own_before_the_prompt_is_known(model):
+    peft = pytest.importorskip("peft")
+    virtual = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    prompted = peft.get_peft_model(deepcopy(model), virtual)
+    assert "other tokens than the model was given" in (sampler.why_not(prompted) or "")
+
+
+def test_asking_a_model_changes_nothing(model):
+    asked = deepcopy(model).train()
+    assert sampler.why_not(asked) is None
+    assert all(module.training for module in asked.modules())
 
 
 def test_logprobs_are_those_of_the_restricted_distribution(model):

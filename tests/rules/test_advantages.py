@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.rules import advantages
 from rollalloc.rules.advantages import commit_loo, dr_grpo, grpo, maxrl, pods, rloo
@@ -99,6 +100,54 @@ def test_statistics_before_or_after_the_choice():
     np.testing.assert_allclose(advantages.OverChosen(dr_grpo)(group, chosen_M), [0.5, -0.5])
     pilots = GroupView.of([1, 0, 1, 0], stages=[0, 0, 1, 1])
     np.testing.assert_allclose(advantages.CommitLeaveOneOut()(pilots, np.array([0, 3])), [0.5, -1])
+
+
+def test_a_deviation_that_is_said_holds_and_one_left_open_is_settled_by_what_trains():
+    """Figures of the issue, of (1, 0, 0, 0): TRL's 1.4997, and the population's 1.732."""
+    group, all_G = GroupView.of([1, 0, 0, 0]), np.arange(4)
+    trls = advantages.GRPO(ddof=1, eps=1e-4)
+    for recipe, kernel, first in (
+        (recipes.grpo(4, 4), advantages.grpo, 1.7320468),
+        (recipes.grpo(4, 4, deviation="population"), advantages.GRPO(ddof=0), 1.7320468),
+        (recipes.grpo(4, 4, deviation="sample"), advantages.GRPO(ddof=1), 1.4999970),
+    ):
+        rule = recipe.advantage
+        assert rule == advantages.OverGroup(kernel)
+        assert rule(group, all_G)[0] == pytest.approx(first, abs=1e-6)
+        settled = advantages.settled(rule, trls)
+        assert settled == (advantages.OverGroup(trls) if kernel is advantages.grpo else rule)
+    assert advantages.settled(advantages.OverGroup(advantages.grpo), trls)(group, all_G)[0] == pytest.approx(
+        0.75 / (np.std([1, 0, 0, 0], ddof=1) + 1e-4)
+    )
+    for own in (recipes.pods(4, 8, 4).advantage, advantages.CommitLeaveOneOut(), advantages.OverGroup(dr_grpo)):
+        assert advantages.settled(own, trls) == own
+
+
+@pytest.mark.parametrize("deviation", [None, "population", "sample"])
+def test_every_recipe_of_grpos_advantage_takes_the_deviation(deviation):
+    kernel = advantages.kernel_of(deviation)
+    made = [
+        recipes.dapo(4, 4, 12, deviation=deviation),
+        recipes.pilot_commit(4, 2, 2, 12, deviation=deviation),
+        recipes.racing(4, (2, 4), 6, deviation=deviation),
+    ]
+    assert {recipe.advantage for recipe in made} == {advantages.OverGroup(kernel)}
+    darts = recipes.darts(4, 3, 1, deviation=deviation)
+    assert darts.advantage == advantages.OverChosen(kernel)
+    assert recipes.mix(recipes.dapo(4, 4, 12), darts).advantage == darts.advantage
+    assert recipes.mix(made[0], recipes.darts(4, 3, 1)).advantage == darts.advantage
+    assert recipes.mix(made[0], darts).advantage == darts.advantage
+
+
+def test_a_deviation_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"deviation must be population, sample or None .* got 'samples'"):
+        recipes.grpo(4, 4, deviation="samples")  # pyright: ignore
+    with pytest.raises(ValueError, match=r"ddof must be 0 .* or 1 .* got 2"):
+        advantages.GRPO(ddof=2)  # pyright: ignore
+    with pytest.raises(ValueError, match="eps must be above 0 and finite, got 0"):
+        advantages.GRPO(ddof=1, eps=0)
+    with pytest.raises(ValueError, match=r"both recipes change advantage: GRPO\(ddof=1.* and GRPO\(ddof=0"):
+        recipes.mix(recipes.dapo(4, 4, 12, deviation="sample"), recipes.darts(4, 3, 1, deviation="population"))
 
 
 def test_commit_only_leave_one_out_is_unbiased_given_selection_and_the_group_mean_is_not():

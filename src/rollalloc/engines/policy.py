@@ -12,6 +12,8 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from rollalloc.engines.sampler import why_not
+
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -49,7 +51,7 @@ class Policy:
             FileNotFoundError: the name is a path, and there is no folder.
             OSError: no such model, or no safetensors in it.
             ValueError: a folder without a model, a tokenizer without an end-of-sequence token, or a model that does not say
-                how long its context is.
+                how long its context is, or that the sampler cannot generate with.
         """
         name = _found(name)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,6 +59,11 @@ class Policy:
         model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
+        if obstacle := why_not(model):
+            raise ValueError(
+                f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}; take a model "
+                "with attention only, or train this one through rollalloc.drivers.trl, where TRL generates"
+            )
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
             raise ValueError(

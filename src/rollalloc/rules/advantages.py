@@ -2,13 +2,15 @@
 
 The kernels are plain functions of rewards. They subtract the first reward before anything else, so that the advantages
 of a group of equal rewards are exactly 0 for any value. `OverGroup` and `OverChosen` make rules of them: group statistics
-before, or after, the choice of rows.
+before, or after, the choice of rows. `GRPO` is `grpo` with its deviation said; plain `grpo` leaves it to what trains, see
+`settled`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -154,6 +156,46 @@ def commit_loo(rewards_G: ArrayLike, stages_G: ArrayLike) -> NDArray[np.float64]
     return advantage_G
 
 
+Deviation = Literal["population", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class GRPO:
+    """`grpo` with its deviation said, as a kernel: A_i = (r_i - mean) / (std + eps), whatever trains.
+
+    Attributes:
+        ddof: 0 for the population's std, 1 for the sample's; of (1, 0, 0, 0) the first gets 1.732 or 1.5.
+        eps: keeps a small std from blowing up; above 0.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    ddof: Literal[0, 1]
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.ddof not in (0, 1):
+            raise ValueError(f"ddof must be 0 (the population's std) or 1 (the sample's), got {self.ddof!r}")
+        if not 0 < self.eps < float("inf"):
+            raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
+
+    def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return grpo(rewards_G, eps=self.eps, ddof=self.ddof)
+
+
+def kernel_of(deviation: Deviation | None) -> Kernel:
+    """The kernel that a recipe's `deviation` names; None: plain `grpo`, which leaves it to what trains.
+
+    Raises:
+        ValueError: another name.
+    """
+    kernels: dict[Deviation | None, Kernel] = {None: grpo, "population": GRPO(ddof=0), "sample": GRPO(ddof=1)}
+    if deviation not in kernels:
+        raise ValueError(f"deviation must be population, sample or None (that of what trains), got {deviation!r}")
+    return kernels[deviation]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class _OfKernel:
     kernel: Kernel
@@ -184,3 +226,13 @@ class CommitLeaveOneOut:
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return commit_loo(group.rewards_G, group.stages_G)[chosen_M]
+
+
+def settled(rule: Any, kernel: GRPO) -> Any:
+    """An advantage rule with the deviation of the framework that trains, where the rule leaves it open.
+
+    Args:
+        rule: any; one of plain `grpo` leaves it open, and stands for the population's where nobody settles it.
+        kernel: the framework's.
+    """
+    return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

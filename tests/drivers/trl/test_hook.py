@@ -42,6 +42,7 @@ REFUSED = {
         tiny_trl.RECIPES["grpo"], advantage=advantages.OverGroup(advantages.rloo)
     ),
     "over the rows it gets": replace(tiny_trl.RECIPES["pods"], advantage=advantages.OverGroup(advantages.grpo)),
+    "by the sample's deviation": recipes.grpo(groups=4, n=4, deviation="population"),
     "stock TRL has no short batches": replace(tiny_trl.RECIPES["grpo"], budget=Budget(run_rollouts=100)),
     "max_candidates": recipes.dapo(groups=4, n=4, gen_groups=6, max_candidates=8),
 }

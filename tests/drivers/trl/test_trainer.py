@@ -66,7 +66,24 @@ PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # Adam
 def test_it_trains_to_the_weights_of_rollallocs_own_trainer(recipe, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=6)
     trainer.train()
-    assert_close(tiny_trl.weights(trainer.model), natively_trained(tiny_trl.RECIPES[recipe], 6))
+    assert_close(tiny_trl.weights(trainer.model), natively_trained(trainer.allocation.allocator.recipe, 6))
+
+
+def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):
+    """Of (1, 0, 0, 0), the issue's figures: stock TRL's by the sample's deviation, 1.4997, or by the population's, 1.732."""
+
+    def one_in_four(completions: list[str], **_: Any) -> list[float]:
+        return [float(at % 4 == 0) for at in range(len(completions))]
+
+    def first(recipe: Recipe) -> float:
+        trainer = tiny_trl.trainer(tmp_path, recipe, reward=one_in_four, max_steps=1)
+        trainer.train()
+        return max(trainer._logs["advantages"])
+
+    assert first(tiny_trl.RECIPES["grpo"]) == pytest.approx(0.75 / (0.5 + 1e-4), abs=1e-9)
+    assert first(recipes.grpo(groups=4, n=4, deviation="sample")) == pytest.approx(0.75 / (0.5 + 1e-6), abs=1e-9)
+    population = (3 / 16) ** 0.5
+    assert first(recipes.grpo(groups=4, n=4, deviation="population")) == pytest.approx(0.75 / (population + 1e-6))
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])

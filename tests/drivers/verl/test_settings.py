@@ -4,6 +4,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.rules.advantages import GRPO, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
 from rollalloc.rules.rows import Percentile
@@ -64,6 +65,18 @@ def test_pods_rule_and_the_promotion_are_keys():
     section = PILOT_COMMIT | {"recipe": "pilot_commit", "promote": "most_recent"}
     assert read_settings(section, 16, 16).recipe.stages[0].promote == MostRecent()
     assert read_settings({"recipe": "pods", "m": 4, "rule": "percentile"}, 16, 16).recipe.rows == Percentile(4)
+
+
+def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
+    """Plain GRPO's advantages stay verl's own to compute; a recipe's own, as DARTS's, get verl's deviation and eps."""
+    darts = {"recipe": "darts", "shortest": 3, "longest": 1}
+    assert not read_settings({"recipe": "grpo"}, 4, 4).own_advantages
+    assert read_settings(darts, 4, 4).recipe.advantage == OverChosen(GRPO(ddof=1, eps=1e-6))
+    said = read_settings(darts | {"deviation": "population"}, 4, 4).recipe
+    assert said.advantage == OverChosen(GRPO(ddof=0))
+    plain = read_settings({"recipe": "grpo", "deviation": "population"}, 4, 4)
+    assert plain.own_advantages
+    assert plain.recipe.advantage == OverGroup(GRPO(ddof=0))
 
 
 def test_a_budget_is_the_recipes():

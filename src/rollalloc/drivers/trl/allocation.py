@@ -7,23 +7,30 @@ that all of them decide the same.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
-from trl import is_conversational
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
-from rollalloc.drivers.trl.generation import Generator, Tokens
+from rollalloc.drivers.trl.chats import Tokens, decode, encode
+from rollalloc.drivers.trl.failures import by_all, uninterrupted
+from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.drivers.trl.turns import Played
 from rollalloc.engines.sampler import Generation, Request
+from rollalloc.rules.advantages import GRPO, settled
+
+log = logging.getLogger(__name__)
+
+TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # what stock TRL divides by with scale_rewards="group"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +43,8 @@ class Rollout:
         made: the completion, with its behaviour log-probabilities.
         scores_F: by reward function.
         logged: what reward functions logged for the completions table.
+        said: prompt and completion as reward functions got them, text or messages.
+        own: True at each token that the model generated, False at those of tools' answers; None: all are the model's.
     """
 
     prompt: int
@@ -43,13 +52,23 @@ class Rollout:
     made: Generation
     scores_F: list[Score]
     logged: dict[str, Any] = field(default_factory=dict[str, Any])
+    said: tuple[Any, Any] = ("", "")
+    own: tuple[bool, ...] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model generated."""
+        return len(self.made.tokens) if self.own is None else sum(self.own)
+
+
+_Scored = tuple[list[Rollout], dict[str, list[float]]]  # and what reward functions logged as metrics
 
 
 class Allocation:
     """A recipe at work in a TRL trainer.
 
     Args:
-        recipe: what to do.
+        recipe: what to do; advantages that leave the deviation open get TRL's.
         dataset: TRL's training data, one row a prompt.
         rewards: scores completions.
         seed: of prompts and sampling.
@@ -60,6 +79,8 @@ class Allocation:
 
     def __init__(self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int) -> None:
         keys = _keys(dataset)
+        recipe = replace(recipe, advantage=settled(recipe.advantage, TRLS_GRPO))
+        log.info("advantages: %r", recipe.advantage)
         self.allocator = Allocator(recipe, PromptTable(keys), seed)
         self.dataset, self.rewards = dataset, rewards
         self.rollouts: dict[int, Rollout] = {}
@@ -70,23 +91,23 @@ class Allocation:
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
         """Generate until the core returns a batch; None where the run is over, and `finished` says why."""
-        self.generated, self.logged, self.failed = [], {}, 0
+        self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
+        actions = self.allocator.outstanding()  # what an error or Ctrl-C broke off is generated again
         while True:
-            actions = self.allocator.ask()
-            self._release(actions)
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # A batch may have been returned while rollouts still ran.
+            # A batch may have been returned while rollouts still ran, or never have been trained.
             if batch := self.allocator.batch:
                 return batch
             if actions.finished:
                 self.finished = actions.finished
                 return None
+            actions = self._ask()
 
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
-            self.allocator.tell([Updated(batch.version + 1)])
+            self._tell([Updated(batch.version + 1)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
         """What is kept of the rollouts of these rows."""
@@ -94,9 +115,16 @@ class Allocation:
 
     # ---------------------------------------------------------------------------------------------------------- rollouts
 
-    def _release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self.rollouts.pop(rollout, None)  # a rollout without a score has none
+    def _ask(self, capacity: int | None = None) -> Actions:
+        with uninterrupted():
+            actions = self.allocator.ask(capacity)
+            for rollout in actions.release:
+                self.rollouts.pop(rollout, None)  # a rollout without a score has none
+        return actions
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        with uninterrupted():
+            self.allocator.tell(events)
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -104,70 +132,89 @@ class Allocation:
         Where a stage has a stop rule and the generator can stop rollouts, those that end are told at once, and the core is
         asked what to stop before generation goes on.
         """
-        self.allocator.tell([Cancelled(rollout, 0) for rollout in actions.cancel])
+        self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
         mine = _share(actions.generate, me, processes)
-        prompts = list(dict.fromkeys(order.prompt for order in mine))
-        rows = [self.dataset[prompt]["prompt"] for prompt in prompts]
-        tokens_of = dict(zip(prompts, encode(trainer, rows), strict=True))
-        requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
+        if (turns := generate.turns) is not None:
+            rows = [self.dataset[prompt] for prompt in prompt_of.values()]
+            self._take(by_all(lambda: self._score(trainer, prompt_of, *turns(list(prompt_of), rows))))
+            return
+        prompts = list(dict.fromkeys(order.prompt for order in mine))
+        asked = dict(zip(prompts, [self.dataset[prompt]["prompt"] for prompt in prompts], strict=True))
+        tokens_of = dict(zip(prompts, encode(trainer, list(asked.values())), strict=True))
+        requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
         running = len(prompt_of)
+
+        def scored(made: Sequence[Generation]) -> _Scored:
+            of = [prompt_of[each.rollout] for each in made]
+            texts = decode(
+                trainer,
+                [asked[at] for at in of],
+                [(tokens_of[at], each.tokens) for at, each in zip(of, made, strict=True)],
+            )
+            played = [
+                Played(asked[at], tokens_of[at], each, text) for at, each, text in zip(of, made, texts, strict=True)
+            ]
+            return self._score(trainer, prompt_of, played, {})
 
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
             nonlocal running
             running -= len(ended)
             with torch.inference_mode(False):  # reward functions are the user's and may compute what they like
-                self._tell(trainer, ended, prompt_of, tokens_of)
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = self.allocator.ask(capacity=0)
-            self._release(meanwhile)
-            return meanwhile.cancel
+                self._take([scored(ended)])
+            return self._ask(capacity=0).cancel if running else ()  # where nothing runs, the loop asks next
 
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             generate.stream(requests, on_finished)
         else:
-            self._tell(trainer, generate(requests), prompt_of, tokens_of)
+            self._take(by_all(lambda: scored(generate(requests))))
 
-    def _tell(
-        self,
-        trainer: Any,
-        made: Sequence[Generation],
-        prompt_of: Mapping[int, int],
-        tokens_of: Mapping[int, Tokens],
-    ) -> None:
-        """Score what ended in this process, and tell the core what ended in any."""
-        scored, figures = self._score(trainer, [(prompt_of[each.rollout], each) for each in made], tokens_of)
-        for name, values in gather_object(list(figures.items())):
-            self.logged.setdefault(name, []).extend(values)
-        everything = sorted(gather_object(scored), key=lambda rollout: rollout.made.rollout)
-        self.allocator.tell([self._kept(rollout) for rollout in everything])
+    def _take(self, shares: Sequence[_Scored]) -> None:
+        """Tell the core what ended in every process."""
+        for _, figures in shares:
+            for name, values in figures.items():
+                self.logged.setdefault(name, []).extend(values)
+        everything = sorted((each for ended, _ in shares for each in ended), key=lambda each: each.made.rollout)
+        self._tell([self._kept(rollout) for rollout in everything])
 
     def _score(
-        self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: Mapping[int, Tokens]
-    ) -> tuple[list[Rollout], dict[str, list[float]]]:
-        """With their scores, and what reward functions logged; what was stopped has none."""
-        if not made or made[0][1].cancelled:  # those are handed over by themselves
-            return [Rollout(prompt, tokens_of[prompt], each, []) for prompt, each in made], {}
-        rows = {prompt: self.dataset[prompt] for prompt in dict.fromkeys(prompt for prompt, _ in made)}
-        examples = [rows[prompt] for prompt, _ in made]
-        ids = [list(each.tokens) for _, each in made]
-        scored = self.rewards(examples, decode(trainer, examples, ids), ids, trainer.state)
+        self,
+        trainer: Any,
+        prompt_of: Mapping[int, int],
+        played: Sequence[Played],
+        figures: dict[str, list[float]],
+    ) -> _Scored:
+        """With their scores, and what reward functions logged, beside other figures; what was stopped has no scores."""
+        of = [prompt_of[each.made.rollout] for each in played]
+        if not played or played[0].made.cancelled:  # those are handed over by themselves
+            return [
+                Rollout(at, each.prompt_tokens, each.made, []) for at, each in zip(of, played, strict=True)
+            ], figures
+        rows = {prompt: self.dataset[prompt] for prompt in dict.fromkeys(of)}
+        scored = self.rewards(
+            [rows[at] | {"prompt": each.prompt} for at, each in zip(of, played, strict=True)],
+            [each.completion for each in played],
+            [list(each.made.tokens) for each in played],
+            trainer.state,
+            None if played[0].environment is None else [each.environment for each in played],
+        )
         return [
             Rollout(
                 prompt,
-                tokens_of[prompt],
-                each,
+                each.prompt_tokens,
+                each.made,
                 scores_F,
                 {column: values[at] for column, values in scored.columns.items()},
+                (each.prompt, each.completion),
+                each.own,
             )
-            for at, ((prompt, each), scores_F) in enumerate(zip(made, scored.scores_BF, strict=True))
-        ], scored.figures
+            for at, (prompt, each, scores_F) in enumerate(zip(of, played, scored.scores_BF, strict=True))
+        ], figures | scored.figures
 
     def _kept(self, rollout: Rollout) -> Event:
         """Keep a rollout, unless it has no score, and say what happened to it."""
-        made, tokens = rollout.made, len(rollout.made.tokens)
+        made, tokens = rollout.made, rollout.length
         self.generated.append(rollout)
         if made.cancelled:
             return Cancelled(made.rollout, tokens)
@@ -183,32 +230,6 @@ def idle_rollout(eos_ids: Tokens) -> Rollout:
     """Something for the model to read where there is nothing to train on."""
     end = eos_ids[:1]
     return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
-
-
-def encode(trainer: Any, prompts: Sequence[Any]) -> list[Tokens]:
-    """Token ids of prompts, conversations through the chat template as TRL renders them."""
-    tokenizer = trainer.processing_class
-    if not prompts:
-        return []
-    if not is_conversational({"prompt": prompts[0]}):
-        return [tuple(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
-    encoded = tokenizer.apply_chat_template(
-        conversation=list(prompts),
-        chat_template=trainer.chat_template,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        **trainer.chat_template_kwargs,
-    )
-    return [tuple(ids) for ids in encoded["input_ids"]]
-
-
-def decode(trainer: Any, examples: Sequence[dict[str, Any]], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
-    """Completions as reward functions get them: text, or one assistant message each where prompts are conversations."""
-    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-    if not is_conversational({"prompt": examples[0]["prompt"]}):
-        return texts
-    return [[{"role": "assistant", "content": text}] for text in texts]
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:

@@ -23,18 +23,17 @@ def generated_figures(allocation: Allocation) -> Figures:
     }
     if not made:
         return counts if everything else {}
-    found = _lengths("completions", [len(rollout.made.tokens) for rollout in made])
+    found = _lengths("completions", [rollout.length for rollout in made])
     found["completions/clipped_ratio"] = float(np.mean([rollout.made.truncated for rollout in made]))
-    found |= _lengths(
-        "completions", [len(rollout.made.tokens) for rollout in made if not rollout.made.truncated], "_terminated"
-    )
+    found |= _lengths("completions", [rollout.length for rollout in made if not rollout.made.truncated], "_terminated")
     for at, name in enumerate(rewards.names):
         scores = [score for rollout in made if (score := rollout.scores_F[at]) is not None]
         found |= _moments(f"rewards/{name}/mean", f"rewards/{name}/std", scores)
     scored = [reward for rollout in made if (reward := rewards.reward(rollout.scores_F)) is not None]
     found |= _moments("reward", "reward_std", scored)
-    found |= {name: float(np.mean(values)) for name, values in allocation.logged.items() if values}
-    logprobs_T = np.concatenate([rollout.made.logprobs for rollout in everything])
+    found |= {name: float(np.mean(values or [0.0])) for name, values in allocation.logged.items()}
+    own = [slice(None) if rollout.own is None else np.array(rollout.own) for rollout in everything]
+    logprobs_T = np.concatenate([rollout.made.logprobs[at] for rollout, at in zip(everything, own, strict=True)])
     if logprobs_T.size and not np.isnan(logprobs_T).any():
         found["rollalloc/entropy"] = -float(logprobs_T.mean())  # in expectation; TRL's is over the rows it is given
     return found | counts
@@ -70,7 +69,7 @@ def running_totals(allocation: Allocation) -> Figures:
 
 def tokens_generated(made: Sequence[Rollout]) -> int:
     """Tokens of prompts and completions, as TRL counts `num_tokens`; of a rollout that was stopped before it began, none."""
-    return sum(len(rollout.prompt_tokens) + len(rollout.made.tokens) for rollout in made if rollout.made.tokens)
+    return sum(len(rollout.prompt_tokens) + rollout.length for rollout in made if rollout.made.tokens)
 
 
 def _lengths(prefix: str, lengths: Sequence[int], kind: str = "") -> Figures:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any
+from inspect import signature
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from numpy.typing import NDArray
+from torch import Tensor
+from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
+from rollalloc.drivers.trl.chats import Tokens
+from rollalloc.drivers.trl.turns import Turns
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
 from rollalloc.engines.sampler import Generation, OnFinished, Request, Sampling
 
-Tokens = tuple[int, ...]
+log = logging.getLogger(__name__)
 
 
 class Generator:
@@ -25,13 +31,29 @@ class Generator:
         trainer: the trainer.
         use_sampler: whether rollalloc's sampler generates; None: where it applies.
         keep_logprobs: whether each token's log-probability under the weights that sampled it will be needed.
+        tools: TRL's.
+        environment_factory: TRL's.
+
+    Attributes:
+        turns: plays rollouts of several turns; None where there are neither tools nor environments.
 
     Raises:
         ValueError: the sampler is asked for and does not apply; says why.
     """
 
-    def __init__(self, trainer: Any, *, use_sampler: bool | None, keep_logprobs: bool) -> None:
-        obstacle = _obstacle_to_sampler(trainer)
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        use_sampler: bool | None,
+        keep_logprobs: bool,
+        tools: Sequence[Any] | None = None,
+        environment_factory: Any = None,
+    ) -> None:
+        several = bool(tools) or environment_factory is not None
+        self.turns = Turns(trainer, self, tools, environment_factory) if several else None
+        obstacle = "tools and environments" if several else _obstacle_to_sampler(trainer)
+        obstacle = obstacle or (None if use_sampler is False else _obstacle_in_model(trainer))
         if use_sampler and obstacle:
             raise ValueError(f"use_sampler=True, but rollalloc's sampler does not know {obstacle}; use_sampler=None")
         self.trainer = trainer
@@ -44,6 +66,15 @@ class Generator:
         self.pad_id = int(trainer.processing_class.pad_token_id)
         self._synced_at: int | None = None
 
+    def begin(self) -> None:
+        """Training begins, perhaps after one that was broken off: with a new batch, from the weights of now.
+
+        TRL keeps its count of micro-batches and what it has buffered, from the middle of a batch, and begins to count steps
+        anew.
+        """
+        self._synced_at = None
+        self.trainer._step, self.trainer._buffered_inputs = 0, None
+
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
         if self.samples:
@@ -51,12 +82,10 @@ class Generator:
         prompts = [request.tokens for request in requests for _ in request.rollouts]
         rollouts = [rollout for request in requests for rollout in request.rollouts]
         completions, logprobs = self.complete(prompts)
-        if logprobs is None:
-            pairs = list(zip(prompts, completions, strict=True))
-            logprobs = self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for tokens in completions]
+        likely = self.filled(list(zip(prompts, completions, strict=True)), logprobs)
         return [
             Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
-            for rollout, tokens, logprob_T in zip(rollouts, completions, logprobs, strict=True)
+            for rollout, tokens, logprob_T in zip(rollouts, completions, likely, strict=True)
         ]
 
     @property
@@ -70,12 +99,33 @@ class Generator:
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
         """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
-        return self._vllm(prompts) if self.trainer.use_vllm else (self._transformers(prompts), None)
+        if self.trainer.use_vllm:
+            return self._vllm(prompts)
+        return (self._continuously(prompts) if _continuous(self.trainer) else self._transformers(prompts)), None
+
+    def filled(
+        self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
+    ) -> list[NDArray[np.float32]]:
+        """The log-probabilities that a back-end gave, else those of a forward pass, or NaN where nobody needs them."""
+        if logprobs is not None:
+            return logprobs
+        return self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for _, tokens in pairs]
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
         """Log-probability of each token of completions, given as (prompt, completion), under the weights of now."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return logprobs_of(self.trainer, model, pairs)
+
+    def _continuously(self, prompts: Sequence[Tokens]) -> list[Tokens]:
+        """By transformers' continuous batching, as TRL sets it up."""
+        given = [list(tokens) for tokens in prompts]
+        args = (
+            (None, {}, 1)
+            if "num_generations" in signature(GRPOTrainer._generate_single_turn).parameters
+            else (None, {})
+        )
+        completions, _ = GRPOTrainer._generate_single_turn(self.trainer, given, *args)
+        return [self._up_to_the_end(list(tokens)) for tokens in completions]
 
     def _transformers(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         found: list[Tokens] = []
@@ -90,8 +140,10 @@ class Generator:
             evaluating(model),
         ):
             for start in range(0, len(prompts), rows):
-                ids_BP, mask_BP = padded(
-                    prompts[start : start + rows], self.pad_id, side="left", device=trainer.accelerator.device
+                ids_BP, mask_BP = widened(
+                    trainer,
+                    padded(prompts[start : start + rows], self.pad_id, side="left", device=trainer.accelerator.device),
+                    side="left",
                 )
                 made_BS = model.generate(
                     input_ids=ids_BP, attention_mask=mask_BP.long(), generation_config=trainer.generation_config
@@ -156,6 +208,18 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
     return found
 
 
+def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
+    """Ids and mask, padded further on that side to TRL's `pad_to_multiple_of`."""
+    ids_BT, mask_BT = filled
+    lacking = -ids_BT.shape[1] % (trainer.pad_to_multiple_of or 1)
+    where = (lacking, 0) if side == "left" else (0, lacking)
+    pad_id = int(trainer.processing_class.pad_token_id)
+    return (
+        torch.nn.functional.pad(ids_BT, where, value=pad_id),
+        torch.nn.functional.pad(mask_BT, where, value=False),
+    )
+
+
 def eos_ids(trainer: Any) -> tuple[int, ...]:
     """Tokens that end a completion for this version of TRL: all that the model names, or the tokenizer's alone."""
     return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
@@ -166,8 +230,7 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
     args = trainer.args
     obstacles = {
         "use_vllm": trainer.use_vllm,
-        "continuous batching": getattr(args, "use_transformers_continuous_batching", False)
-        or getattr(args, "use_transformers_paged", False),
+        "continuous batching": _continuous(trainer),
         # With these, log-probabilities of what was sampled would not be the policy's.
         "top_p": args.top_p < 1,
         "top_k": (args.top_k or 0) > 0,
@@ -177,6 +240,20 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
     }
     return next((name for name, there in obstacles.items() if there), None)
+
+
+def _continuous(trainer: Any) -> bool:
+    """Whether TRL is to generate by continuous batching, under the setting's name of now or its first."""
+    names = ("use_transformers_continuous_batching", "use_transformers_paged")
+    return any(getattr(trainer, name, False) for name in names)
+
+
+def _obstacle_in_model(trainer: Any) -> str | None:
+    """What of the model rollalloc's sampler does not know, said once in the log; None where it applies."""
+    obstacle = sampler.why_not(trainer.accelerator.unwrap_model(trainer.model))
+    if obstacle:
+        log.warning("TRL generates, since rollalloc's sampler does not know %s", obstacle)
+    return obstacle
 
 
 def _unknown(tokens: Tokens) -> NDArray[np.float32]:

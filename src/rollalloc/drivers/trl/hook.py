@@ -10,8 +10,9 @@ import numpy as np
 from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl import checks
-from rollalloc.drivers.trl.allocation import Allocation, Rollout, encode, idle_rollout
+from rollalloc.drivers.trl.allocation import Allocation, Rollout, idle_rollout
 from rollalloc.drivers.trl.callback import AllocationCallback
+from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.figures import batch_figures, running_totals, tokens_generated
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.rewards import of_functions
@@ -68,12 +69,16 @@ class AllocatedRollouts(AllocationCallback):
         checks.check_sizes(args, recipe)
         checks.check_settings(args, recipe)
         super().on_train_begin(args, state, control, **other)
+        if self._generator is not None:
+            self._generator.begin()
         self._begun = True
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """What TRL calls for rollouts: in training those of the recipe's next batch, in evaluation those of the prompts."""
-        if self._generator is None:
+        if self._generator is None or self._generator.trainer is not trainer:
             checks.check_data(self.allocation.dataset, trainer.processing_class)
+            if trainer.tools or trainer.environments or getattr(trainer, "environment_factories", None):
+                raise ValueError(f"tools and environments cannot go through rollout_func; {_WAY_OUT}")
             self._generator = Generator(trainer, use_sampler=self._use_sampler, keep_logprobs=False)
             checks.check_stops(self.allocation.allocator.recipe, self._generator.can_stop)
         if not trainer.model.training:

@@ -65,15 +65,21 @@ class RewardFunctions:
             )
 
     def __call__(
-        self, examples: Sequence[dict[str, Any]], completions: Sequence[Any], completion_ids: Any, state: Any
+        self,
+        examples: Sequence[dict[str, Any]],
+        completions: Sequence[Any],
+        completion_ids: Any,
+        state: Any,
+        environments: Sequence[Any] | None = None,
     ) -> Scored:
         """Score completions.
 
         Args:
             examples: the data set's row of each completion; its columns go to the functions.
-            completions: text, or one assistant message each where prompts are conversations.
+            completions: text, or messages where prompts are conversations.
             completion_ids: their tokens.
             state: TRL's `trainer_state`.
+            environments: what each was played in; None without.
 
         Raises:
             ValueError: a function returned another number of scores than there are completions, or one that is infinite.
@@ -88,6 +94,7 @@ class RewardFunctions:
             "trainer_state": state,
             "log_extra": lambda column, values: columns.setdefault(column, []).extend(values),
             "log_metric": lambda name, value: figures[name].append(float(value)),
+            **({} if environments is None else {"environments": list(environments)}),
         }
         scores_FB: list[Any] = [
             self._judge(function, tokenizer, given)

@@ -14,8 +14,9 @@ from trl.trainer.utils import use_adapter
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.trl.allocation import Rollout, idle_rollout
+from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.checks import steps_per_batch
-from rollalloc.drivers.trl.generation import Generator, Tokens, logprobs_of
+from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.engines.likelihood import padded
 from rollalloc.engines.loss import Clip
 
@@ -55,13 +56,14 @@ def training_inputs(
     filled = kept + [idle_rollout(generate.eos_ids)] * padding  # the model has to read something
 
     pad_id, device = generate.pad_id, accelerator.device
-    prompt_BP, prompt_mask_BP = padded([each.prompt_tokens for each in filled], pad_id, side="left", device=device)
-    completion_BT, mask_BT = padded([each.made.tokens for each in filled], pad_id, side="right", device=device)
+    prompts, completions = [each.prompt_tokens for each in filled], [each.made.tokens for each in filled]
+    prompt_BP, prompt_mask_BP = widened(trainer, padded(prompts, pad_id, side="left", device=device), side="left")
+    completion_BT, mask_BT = widened(trainer, padded(completions, pad_id, side="right", device=device), side="right")
     for at, rollout in enumerate(filled):
         if at >= len(kept) or not _counts(trainer, rollout):
             mask_BT[at] = False
     share = whole / len(batch.rows) if needed and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
-    tokens = sum(len(rollout.made.tokens) for rollout in rollouts if _counts(trainer, rollout))
+    tokens = sum(rollout.length for rollout in rollouts if _counts(trainer, rollout))
     advantages = [row.advantage * row.weight * share for row in rows] + [0.0] * padding
     inputs = {
         "prompt_ids": prompt_BP,
@@ -71,6 +73,8 @@ def training_inputs(
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
         "num_items_in_batch": torch.tensor(max(1, tokens), device=device),
     }
+    if generate.turns is not None:
+        inputs["tool_mask"] = _own(mask_BT, filled).long()
     if trainer.beta != 0.0:
         inputs["ref_per_token_logps"] = _like(mask_BT, _reference_logprobs(trainer, filled))
     return inputs | _corrections(trainer, generate, batch, rows, filled, inputs["advantages"], mask_BT)
@@ -123,7 +127,7 @@ def _corrections(
         given["old_per_token_logps"] = proximal_BT
     if engine or age:
         # vLLM has none for some tokens; they are not corrected.
-        drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0)
+        drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0) * _own(mask_BT, filled)
         importance_BT = drift_BT.exp().clamp(max=Clip().stale)
         if engine:
             given["importance_sampling_ratio"] = importance_BT
@@ -145,6 +149,15 @@ def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray
 
 def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:
     return [(rollout.prompt_tokens, rollout.made.tokens) for rollout in rollouts]
+
+
+def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
+    """False at the tokens that tools answered, of the mask's shape."""
+    own_BT = torch.ones(mask_BT.shape, dtype=torch.bool)
+    for at, rollout in enumerate(rollouts):
+        if rollout.own is not None:
+            own_BT[at, : len(rollout.own)] = torch.tensor(rollout.own)
+    return own_BT.to(mask_BT.device)
 
 
 def _like(mask_BT: Tensor, rows: Sequence[NDArray[np.float32]]) -> Tensor:

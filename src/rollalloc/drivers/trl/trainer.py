@@ -24,9 +24,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` under a recipe.
 
     The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
-    and their advantages. Of TRL's private interface only `_generate_and_score_completions` is overridden, and `_metrics` and
-    `_logs` are written to; evaluation is TRL's own. Each checkpoint gets a folder `rollalloc`, from which
-    `train(resume_from_checkpoint=...)` goes on.
+    and their advantages. Of TRL's private interface `_generate_and_score_completions` and `_generate_single_turn` are
+    overridden, `_metrics` and `_logs` are written to, and tools are called by its own loop; evaluation is TRL's own. Each
+    checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
 
     Args:
         positional, named: as for `GRPOTrainer`.
@@ -51,17 +51,25 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
-        checks.check_indexed(given.get("train_dataset"))
+        if given.get("train_dataset") is not None:
+            checks.check_indexed(given["train_dataset"])
         super().__init__(*positional, **named)
         checks.check_processes(self.args)
-        checks.check_data(self.train_dataset, self.processing_class)
+        turns = {name for name in ("tools", "environment_factory") if given.get(name)}
+        checks.check_data(self.train_dataset, self.processing_class, turns)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
         functions: Any = self.reward_funcs
         tokenizers: Any = self.reward_processing_classes
         rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed)
-        self._generator = Generator(self, use_sampler=use_sampler, keep_logprobs=recipe.max_staleness > 0)
+        self._generator = Generator(
+            self,
+            use_sampler=use_sampler,
+            keep_logprobs=recipe.max_staleness > 0,
+            tools=given.get("tools"),
+            environment_factory=given.get("environment_factory"),
+        )
         checks.check_stops(recipe, self._generator.can_stop)
         self._allocation_callback = AllocationCallback(self.allocation)
         self.add_callback(self._allocation_callback)
@@ -73,6 +81,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback.resume_from = (
             None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
         )
+        self._generator.begin()
         return super().train(resume_from_checkpoint, *more, **other)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -88,6 +97,14 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             self._show(batch, rollouts)
         return training_inputs(self, self._generator, batch, rollouts)
 
+    def _generate_single_turn(self, prompt_ids: Any, *others: Any, **more: Any) -> Any:
+        """In training TRL's loop of tools asks for turns here; they come from where the driver's rollouts come from."""
+        model: Any = self.model
+        if not model.training:
+            return super()._generate_single_turn(prompt_ids, *others, **more)
+        completions, logprobs = self._generator.complete([tuple(ids) for ids in prompt_ids])
+        return [list(ids) for ids in completions], logprobs and [each.tolist() for each in logprobs]
+
     def _count(self, batch: Batch | None) -> None:
         self.state.num_input_tokens_seen += tokens_generated(self.allocation.generated)
         metrics = self._metrics["train"]
@@ -99,11 +116,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
         """Put what is trained on into the table of completions."""
-        tokenizer: Any = self.processing_class
-        logs, decode = self._logs, tokenizer.batch_decode
+        logs = self._logs
         shown = len(logs["prompt"])
-        logs["prompt"].extend(decode([each.prompt_tokens for each in rollouts], skip_special_tokens=True))
-        logs["completion"].extend(decode([each.made.tokens for each in rollouts], skip_special_tokens=True))
+        logs["prompt"].extend(each.said[0] for each in rollouts)
+        logs["completion"].extend(each.said[1] for each in rollouts)
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
             logs["rewards"][name].extend(each.scores_F[at] for each in rollouts)

@@ -11,9 +11,11 @@ from typing import Any
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.named import make_recipe, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
+from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
 
 SECTION = "trainer.v1.rollalloc"
+VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # what verl's own estimator of that name computes
 _VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout.n"}
 
 
@@ -78,7 +80,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
     """The settings that verl's configuration holds.
 
     `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`. A prompt rule
-    that only shuffles is replaced by the order of verl's loader.
+    that only shuffles is replaced by the order of verl's loader. Advantages that leave the deviation open get verl's.
 
     Args:
         section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. A recipe
@@ -107,6 +109,8 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
             f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
     settings = Settings(recipe=recipe, **own)
+    if settings.own_advantages:
+        recipe = replace(recipe, advantage=settled(recipe.advantage, VERLS_GRPO))
     if recipe.prompts == Shuffled():
         recipe = replace(recipe, prompts=AsOffered())
     if settings.max_rollouts is not None:
