@@ -9,7 +9,7 @@ import pytest
 
 from rollalloc import PromptTable, recipes
 from rollalloc.rules import prompts, rows
-from rollalloc.testing import ConformanceError, check_recipe, mutants, trace
+from rollalloc.testing import ConformanceError, check_recipe, trace
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
 RECIPES = {
@@ -40,20 +40,11 @@ RECIPES = {
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
 }
-MUTATED = ("grpo", "pilot_commit", "darts_exact")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_law_holds(name):
     check_recipe(RECIPES[name])
-
-
-@pytest.mark.parametrize(
-    "mutant", [pytest.param(how, id=f"{of} {name}") for of in MUTATED for name, how in mutants(RECIPES[of])]
-)
-def test_the_kit_kills_each_mutant(mutant):
-    with pytest.raises(ConformanceError, match=r"law \d+: "):
-        check_recipe(**mutant)
 
 
 TRACED = ("grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit")
