@@ -45,6 +45,7 @@ class Auditor:
     trained: set[int] = field(default_factory=set[int])
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
+    too_old: set[int] = field(default_factory=set[int])  # groups that an update ended
     due: set[int] = field(default_factory=set[int])  # rows whose update was told: to be released by the next answer
     tokens: int = 0
     version: int = 0
@@ -68,6 +69,7 @@ class Auditor:
             case Updated():
                 self.version = event.version
                 self.due, self.in_batch = self.in_batch, set()
+                self.too_old.update(group for group in self.groups if self._is_stale(group))
             case _:
                 pass
 
@@ -76,7 +78,7 @@ class Auditor:
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         over = verdict is not None and verdict.act is not Act.NEXT
-        return over or rollout in self.cancelled or self._is_stale(group)
+        return over or rollout in self.cancelled or group in self.too_old
 
     def _is_stale(self, group: int) -> bool:
         versions = [self.done[rollout].version for rollout in self.groups[group] if rollout in self.done]
@@ -158,8 +160,8 @@ class Auditor:
     def accounts(self, accounts: Mapping[str, int]) -> None:
         """Compare the allocator's accounts with these books."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
-        # What comes to a group that grew too old this moment is booked as stale or as cancelled: only their sum shows outside.
         told, booked = Counter(accounts), self.causes.copy()
+        # What comes to a waiting group that its own late result just made too old is booked as cancelled, and looks stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:
