@@ -84,11 +84,13 @@ class Run:
     def ask(self, capacity: int | None) -> Actions:
         """Ask, and check the answer."""
         self._offer()
-        if self.twin is not None and self.rng.random() < self.reload:
+        reload = self.twin is not None and self.rng.random() < self.reload
+        if self.twin is not None and reload:
             self.twin = self._copy(self.twin)
         actions = self.allocator.ask(capacity)
         if self.twin is not None:
             expect(6, self.twin.ask(capacity) == actions, "an allocator that was saved and loaded answers otherwise")
+        if reload:
             self._check_outstanding(actions)
         self.audit.answered(actions, capacity)
         self.audit.accounts(self.allocator.accounts())
