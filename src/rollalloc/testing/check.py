@@ -109,7 +109,9 @@ class _Check:
         for _ in run.synchronous(4 * self.batches):
             alive = set(run.audit.order_of) - run.audit.released - run.audit.in_batch
             groups = {run.audit.order_of[rollout].group for rollout in alive}
-            expect(3, len(groups) <= bound, f"{len(groups)} groups held and running, of batches of {self.recipe.groups}")
+            expect(
+                3, len(groups) <= bound, f"{len(groups)} groups held and running, of batches of {self.recipe.groups}"
+            )
 
     def budgets(self, paid_a_batch: int) -> None:
         """Law 7, and law 2 to the end of a run: a budget ends it, is never exceeded, and nothing is lost."""

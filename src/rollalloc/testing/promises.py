@@ -13,13 +13,15 @@ The kit knows no rule: it wraps each one of a recipe, and asks.
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, fields, replace
+from random import Random
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Verdict
 from rollalloc.core.table import PromptTable
@@ -150,28 +152,24 @@ class WatchedOffered(WatchedPrompts):
         return self.rule.ended(memory)
 
 
-class _Changed:
-    """A group view some columns of which hold something else."""
-
-    def __init__(self, view: GroupView, columns: dict[str, NDArray[Any]]) -> None:
-        self._view, self._columns = view, columns
-
-    def __getattr__(self, name: str) -> Any:
-        return self._columns[name] if name in self._columns else getattr(self._view, name)
-
-
 def _changed(value: Any, reads: tuple[str, ...]) -> Any:
     """An argument of a rule, with other results in the columns that the rule says it does not read."""
     if isinstance(value, GroupView):
-        count = value.scored
-        rng = np.random.default_rng([value.group, count])
-        others: dict[str, NDArray[Any]] = {
-            "rewards_G": rng.normal(0, 3, count),
-            "metrics_G": rng.random(count),
-            "tokens_G": rng.integers(1, 1000, count),
-            "truncated_G": rng.random(count) < 0.5,
-        }
-        return _Changed(value, {name: column for name, column in others.items() if name not in reads})
+        group = copy(value._group)
+        draws = Random(group.id)
+        group.done = [
+            Done(
+                done.rollout,
+                done.reward if "rewards_G" in reads else draws.choice((-3.5, -0.5, 1.5, 4.0)),
+                done.metric if "metrics_G" in reads else draws.choice((0.0, 0.25, 1.0)),
+                done.tokens if "tokens_G" in reads else draws.randrange(1, 1000),
+                done.version,
+                done.last_version,
+                done.truncated if "truncated_G" in reads else draws.random() < 0.5,
+            )
+            for done in group.done
+        ]
+        return GroupView(group, value._ledger)
     if isinstance(value, (list, tuple)):
         return [_changed(item, reads) for item in cast("list[Any]", value)]
     return value
@@ -179,7 +177,7 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
 
 def _plain(made: Any) -> Any:
     """A decision as plain data, to be compared and read."""
-    if isinstance(made, (GroupView, _Changed)):
+    if isinstance(made, GroupView):
         return f"group {made.group}"
     if isinstance(made, np.ndarray):
         return cast("NDArray[Any]", made).tolist()

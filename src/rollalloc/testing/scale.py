@@ -63,7 +63,9 @@ class Counted(np.ndarray):
         if out:
             kwargs["out"] = tuple(map(_bare, out))
         made = getattr(ufunc, method)(*map(_bare, inputs), **kwargs)
-        return made.view(Counted) if isinstance(made, np.ndarray) else made  # what is computed of all prompts is counted on
+        return (
+            made.view(Counted) if isinstance(made, np.ndarray) else made
+        )  # what is computed of all prompts is counted on
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         Counted.entries += self.size
