@@ -16,9 +16,8 @@ _STOPPING = 0.01  # probability that a token is a rollout's last
 class World:
     """What a rollout comes to, as a pure function of (seed, prompt, rollout).
 
-    The reward is shaped, so that it is not the metric: what the metric gives counts for half of it, the other half is
-    the rollout's own, often enough to put a failure above a success. On every third prompt it is not shaped, so that groups of
-    equal rewards occur, too.
+    The reward is shaped, so that it is not the metric: a part of it is the rollout's own, large enough to put a failure
+    above a success. On every third prompt it is not shaped, so that groups of equal rewards occur, too.
 
     Attributes:
         seed: of the world.
