@@ -42,11 +42,11 @@ def check_recipe(
     first = len(Run(recipe, 4096 + recipe.groups, World(0, rewards=rewards)).ask(None).generate)
     count = prompts or 8 * max(first, recipe.groups)
     check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first)
+    check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count)
     paid_a_batch = check.runs()
     check.back_pressure()
     check.budgets(paid_a_batch)
     check.quarantine()
-    check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count)
 
 
 def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
