@@ -253,6 +253,8 @@ def test_a_law_is_broken(law, name, allocator):
 
 @dataclass(frozen=True)
 class Impatient(judges.Complete):
+    waits_for_all = False  # it is asked before all is in
+
     def __call__(self, group, view):
         return Verdict(Act.TRAIN)
 
@@ -382,6 +384,8 @@ class NeverStops(stops.SampledTail):
 
 @dataclass(frozen=True)
 class StopsAtOnce(stops.SampledTail):
+    least_scored = 0  # it is asked before anything is in
+
     def __call__(self, group, view, rng):
         return [] if group.cancelled or not group.scored else sorted(group.running)[self.tail :]
 
