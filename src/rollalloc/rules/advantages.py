@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,12 +20,49 @@ from rollalloc.core.group import GroupView, as_floats
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
+Promises = Callable[[NDArray[np.float64], NDArray[np.float64]], dict[str, bool]]
+_K = TypeVar("_K", bound=Callable[..., NDArray[np.float64]])
+
+
+def promising(promises: Promises) -> Callable[[_K], _K]:
+    """Let a kernel promise more than what every kernel does (see `_OfKernel`).
+
+    Args:
+        promises: (rewards_G, advantages_G) of a whole group → each promise in plain words, and whether it is kept.
+    """
+
+    def state(kernel: _K) -> _K:
+        kernel.__dict__["promises"] = promises
+        return kernel
+
+    return state
+
+
+def _centred(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> dict[str, bool]:
+    size = float(np.abs(advantages_G).sum())
+    return {
+        "the advantages sum to 0": bool(abs(advantages_G.sum()) <= 1e-6 * max(1e-6, size)),
+        "rewards that differ have advantages that differ": len(set(rewards_G.tolist())) < 2 or size > 0,
+    }
+
+
+def _standardised(ddof: int) -> Promises:
+    def promises(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> dict[str, bool]:
+        std = float(advantages_G.std(ddof=ddof)) if advantages_G.size > ddof else 0.0
+        return _centred(rewards_G, advantages_G) | {
+            "their deviation is 1, or a little less": not advantages_G.any() or 0.98 < std < 1 + 1e-9
+        }
+
+    return promises
+
+
 def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """Rewards relative to the first: the differences of equal rewards are exact zeros."""
     reward_G = as_floats(rewards_G, "rewards_G")
     return reward_G - reward_G[0] if reward_G.size else reward_G
 
 
+@promising(_standardised(ddof=0))
 def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[np.float64]:
     """Group-relative advantage: A_i = (r_i - mean) / (std + eps).
 
@@ -51,6 +88,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
     return from_mean_G / (std + eps)
 
 
+@promising(_centred)
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """A_i = r_i - mean: GRPO without the division that favours groups of little variance.
 
@@ -69,6 +107,7 @@ def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return shifted_G - shifted_G.mean() if shifted_G.any() else np.zeros_like(shifted_G)
 
 
+@promising(_centred)
 def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """REINFORCE with a leave-one-out baseline: A_i = r_i - mean of the others.
 
@@ -88,6 +127,7 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return centred_G * (count / (count - 1)) if count > 1 else centred_G
 
 
+@promising(_centred)
 def maxrl(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """A_i = (r_i - mean) / mean: the gradient of log p rather than of p.
 
@@ -111,6 +151,7 @@ def maxrl(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return centred_G / reward_G.mean() if centred_G.any() else centred_G
 
 
+@promising(_standardised(ddof=1))
 def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
     """GRPO's advantage as PODS computes it on the rows it kept: unbiased std, eps 1e-4.
 
@@ -183,6 +224,9 @@ class GRPO:
     def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
         return grpo(rewards_G, eps=self.eps, ddof=self.ddof)
 
+    def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> dict[str, bool]:
+        return _standardised(self.ddof)(rewards_G, advantages_G)
+
 
 def kernel_of(deviation: Deviation | None) -> Kernel:
     """The kernel that a recipe's `deviation` names; None: plain `grpo`, which leaves it to what trains.
@@ -198,10 +242,33 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _OfKernel:
+    reads: ClassVar = ("rewards_G",)
+
     kernel: Kernel
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
+
+    def kept(
+        self, rewards_G: NDArray[np.float64], made_M: NDArray[np.float64], of_M: NDArray[np.float64]
+    ) -> dict[str, bool]:
+        """What every group-relative kernel promises, and this one.
+
+        Args:
+            rewards_G: those that the statistics are of.
+            made_M: the advantages of the rows.
+            of_M: the rewards of the rows.
+        """
+        order_M = np.argsort(of_M, kind="stable")
+        rises, gains = np.diff(of_M[order_M]), np.diff(made_M[order_M])
+        equal = bool((rewards_G == rewards_G[:1]).all())
+        more = getattr(self.kernel, "promises", None)
+        return {
+            "equal rewards have the advantage 0": not equal or not made_M.any(),
+            "a higher reward never has the lower advantage, an equal one has the same": bool(
+                (gains >= 0).all() and (gains[rises == 0] == 0).all()
+            ),
+        } | (more(of_M, made_M) if more and of_M.size == rewards_G.size else {})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -211,6 +278,16 @@ class OverGroup(_OfKernel):
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
 
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        every_G = self(group, np.arange(group.scored))
+        return self.kept(group.rewards_G, every_G, group.rewards_G) | {
+            "what a row is credited with does not depend on the other rows": bool(
+                (every_G[chosen_M] == advantages_M).all()
+            )
+        }
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverChosen(_OfKernel):
@@ -219,13 +296,39 @@ class OverChosen(_OfKernel):
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G[chosen_M])
 
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        chosen = GroupView.of(group.rewards_G[chosen_M].tolist())
+        alone_M = self(chosen, np.arange(chosen_M.size))
+        return self.kept(group.rewards_G[chosen_M], advantages_M, group.rewards_G[chosen_M]) | {
+            "what is not chosen does not count": bool((alone_M == advantages_M).all())
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CommitLeaveOneOut:
     """`commit_loo` as a rule, for recipes with a pilot stage."""
 
+    reads: ClassVar = ("rewards_G",)
+
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return commit_loo(group.rewards_G, group.stages_G)[chosen_M]
+
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        commits = [g for g in range(group.scored) if group.stages_G[g] > 0]
+
+        def baseline(row: int) -> float:
+            others = group.rewards_G[[g for g in commits if g != row]]
+            return float(others.mean() if others.size else group.rewards_G[row])
+
+        return {
+            "each row is credited with what it has above the mean of the commits other than itself": bool(
+                np.allclose(advantages_M, [group.rewards_G[g] - baseline(g) for g in chosen_M.tolist()], atol=1e-9)
+            )
+        }
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:

@@ -14,6 +14,9 @@ class Fill:
     def __call__(self, view: View, memory: Memory) -> int:
         return view.need - view.on_the_way
 
+    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
+        return {"what is on its way and what is opened fill the batch": view.on_the_way + opened == view.need}
+
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight:
@@ -40,3 +43,14 @@ class KeepInFlight:
             return 0
         further_on = view.on_the_way - view.running_S[0]
         return self.groups - view.running_S[0] if further_on < view.need + self.ahead else 0
+
+    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
+        running, wanted = view.running_S[0] + max(0, opened), view.need + self.ahead
+        later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
+        return {
+            "no more than `groups` run in the first stage": opened <= 0 or running <= self.groups,
+            "none is opened where those further on suffice": opened <= 0 or later < wanted,
+            "where they do not, and the batch lacks groups, the first stage is full": (
+                later >= wanted or view.need == 0 or running >= self.groups
+            ),
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -23,11 +24,18 @@ class Complete:
     """Train on every group once all its rollouts ended (GRPO); `until`: when its prompt may be drawn again."""
 
     waits_for_all: ClassVar = True
+    reads: ClassVar = ()
 
     until: Until = NEXT_EPOCH
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         return None if group.unfinished else Verdict(Act.TRAIN, until=self.until)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "every group is trained on": verdict is None or verdict.act is Act.TRAIN,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class NonzeroVariance:
         early: decide as soon as two metrics differ, although rollouts are still to come.
         until: when the prompt may be drawn again.
     """
+
+    reads: ClassVar = ("metrics_G",)
 
     act: Act = Act.TRAIN
     early: bool = False
@@ -55,6 +65,18 @@ class NonzeroVariance:
         if _mixed(group):
             return Verdict(self.act, until=self.until)
         return None if group.unfinished else Verdict(Act.DROP, "zero_variance", self.until)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        differ, ended = len(set(group.metrics_G.tolist())) > 1, not group.unfinished
+        return {
+            "a group goes on only if its metrics differ": verdict is None or verdict.act is Act.DROP or differ,
+            "a group is dropped only if it ended and its metrics are equal": (
+                verdict is None or verdict.act is not Act.DROP or (ended and not differ)
+            ),
+            "it decides when all rollouts ended, and early just where it says so": (
+                (verdict is not None) == (ended or (self.early and differ))
+            ),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +98,7 @@ class Band:
 
     reads_rate: ClassVar = True
     waits_for_all: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
 
     p_lower: float
     p_upper: float
@@ -107,3 +130,18 @@ class Band:
         if mean < self.p_lower - _TINY:
             return Verdict(Act.DROP, "out_of_band/too_hard")
         return Verdict(Act.NEXT)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        if verdict is None or not group.scored:
+            return {"it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0)}
+        mean = fmean(group.metrics_G.tolist())
+        inside = self.p_lower - _TINY <= mean <= 1 - self.p_upper + _TINY
+        solved = mean >= self.p_solve - _TINY
+        away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
+        return {
+            "it decides just when all rollouts ended": not group.unfinished,
+            "just the means inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
+            "a solved prompt is evicted for as long as said, another one comes back": (
+                verdict.act is not Act.DROP or verdict.until == away
+            ),
+        }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import pvariance
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,24 +17,49 @@ from rollalloc.core.recipe import View, at_least
 class Oldest:
     """Those with the oldest rollouts first, then those drawn first."""
 
+    reads: ClassVar = ()
+
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
+
+    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
+        ages = [group.first_version for group in chosen]
+        left = [group.first_version for group in _left(chosen, held)]
+        return {
+            "k go on, or all": len(chosen) == min(k, len(held)),
+            "none goes before an older one": not left or not ages or max(ages) <= min(left),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class MostRecent:
     """Those with the newest rollouts first, then those drawn last."""
 
+    reads: ClassVar = ()
+
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
+
+    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
+        ages = [group.first_version for group in chosen]
+        left = [group.first_version for group in _left(chosen, held)]
+        return {
+            "k go on, or all": len(chosen) == min(k, len(held)),
+            "none goes before a newer one": not left or not ages or min(ages) >= max(left),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class RandomOrder:
     """Any k, at random."""
 
+    reads: ClassVar = ()
+
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]
+
+    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
+        return {"k go on, or all": len(chosen) == min(k, len(held))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +74,8 @@ class TopVariance:
     Attributes:
         max_staleness: the recipe's.
     """
+
+    reads: ClassVar = ("metrics_G",)
 
     max_staleness: int
 
@@ -63,3 +92,31 @@ class TopVariance:
         # With staleness 0 every group is at its last chance, and none needs to go before the others.
         variance = round(float(np.var(group.metrics_G)), 12)
         return (lasts if self.max_staleness else True, -variance, -group.group)
+
+    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
+        awaited = view.running_S[held[0].stage] > 0
+        left = _left(chosen, held)
+        last = [group for group in left if view.version - group.first_version >= self.max_staleness > 0]
+        variances = [
+            _variance(group)
+            for group in chosen
+            if not view.version - group.first_version >= self.max_staleness > 0  # at its last chance
+        ]
+        best_left = max((_variance(group) for group in left), default=0.0)
+        return {
+            "k go on, or all; none while some still run in the stage": len(chosen)
+            == (0 if awaited else min(k, len(held))),
+            "none is left to expire while another one goes on": not last or not variances,
+            "of the others, none has less variance than one that is left": (
+                not variances or min(variances) >= best_left - 1e-9
+            ),
+        }
+
+
+def _left(chosen: Sequence[GroupView], held: Sequence[GroupView]) -> list[GroupView]:
+    ids = {group.group for group in chosen}
+    return [group for group in held if group.group not in ids]
+
+
+def _variance(group: GroupView) -> float:
+    return pvariance(group.metrics_G.tolist())

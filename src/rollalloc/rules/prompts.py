@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, at_least
 from rollalloc.core.table import PromptTable
+
+# A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
+_SURE, _MOST_SURE = 1e7, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,10 @@ class Shuffled:
     def observe(self, memory: Memory, group: GroupView) -> None:
         pass
 
+    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+        free = int(np.count_nonzero(free_N))
+        return {"fewer than asked only where no more are free": self.weights is not None or len(picked) == min(k, free)}
+
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
     """Which prompts of a block may be drawn: those picked already in the same call still count as free in `free_N`."""
@@ -137,6 +144,10 @@ class AsOffered:
     def observe(self, memory: Memory, group: GroupView) -> None:
         pass
 
+    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+        turns = [before["queue"].index(prompt) if prompt in before["queue"] else -1 for prompt in picked]
+        return {"only what was offered, in the loader's order": -1 not in turns and turns == sorted(turns)}
+
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
@@ -154,6 +165,7 @@ class Posterior:
     """
 
     reads_rate: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
 
     target: float = 0.5
     decay: float = 0.5
@@ -195,3 +207,20 @@ class Posterior:
         fresh = (1 - self.decay) * self.prior_weight / 2
         hits_N[prompt] = self.decay * hits_N[prompt] + fresh + max(0.0, successes)
         misses_N[prompt] = self.decay * misses_N[prompt] + fresh + max(0.0, group.metrics_G.size - successes)
+
+    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+        free = np.flatnonzero(free_N)
+        promised = {"as many as asked, or all that are free": len(picked) == min(k, free.size)}
+        if free.size > _MOST_SURE or len(picked) == free.size:
+            return promised
+        # A posterior that is sure of its means draws just those: with all free prompts in the pool, the nearest must come.
+        sure = {name: before[name].astype(np.float64) * _SURE for name in ("hits_N", "misses_N")}
+        every = replace(self, pool=free.size)
+        nearest = every.pick(sure, k, free_N, np.random.Generator(np.random.Philox(0)))
+        off_N = np.abs(before["hits_N"] / (before["hits_N"] + before["misses_N"]) - self.target)
+        left = np.setdiff1d(free, nearest)
+        return promised | {
+            "where it is sure, none is drawn that is farther from the target than one left": bool(
+                not left.size or off_N[list(nearest)].max() <= off_N[left].min() + 0.01
+            )
+        }

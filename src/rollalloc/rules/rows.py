@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,6 +55,14 @@ def _sums(lowest_M: NDArray[np.float64], highest_M: NDArray[np.float64]) -> NDAr
     return of_lowest + of_highest
 
 
+_MOST_SUBSETS = 1000  # that are tried to prove a choice the best
+
+
+def _split(chosen: Chosen, group: GroupView) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The rewards kept and those left."""
+    return group.rewards_G[chosen[0]], np.delete(group.rewards_G, chosen[0])
+
+
 def _even(chosen: NDArray[np.int64]) -> Chosen:
     return chosen, np.ones(chosen.size)
 
@@ -60,13 +71,23 @@ def _even(chosen: NDArray[np.int64]) -> Chosen:
 class Everything:
     """Every scored rollout, with weight 1."""
 
+    reads: ClassVar = ()
+
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         return _even(np.arange(group.rewards_G.size))
+
+    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
+        return {
+            "every scored rollout, once": chosen[0].tolist() == list(range(group.scored)),
+            "each with weight 1": set(chosen[1].tolist()) <= {1.0},
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class _Some:
     """What the rules that keep m rollouts share: all of them where failures left m or fewer."""
+
+    reads: ClassVar = ("rewards_G",)
 
     m: int
 
@@ -82,6 +103,17 @@ class _Some:
         """m indices, ascending, of a group of more than m."""
         raise NotImplementedError
 
+    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
+        kept_M, left_L = _split(chosen, group)
+        return {
+            "m different rollouts, or all": len(set(chosen[0].tolist())) == kept_M.size == min(self.m, group.scored),
+            "each with weight 1": set(chosen[1].tolist()) <= {1.0},
+        } | (self.best(kept_M, left_L) if left_L.size else {})
+
+    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+        """What is promised of the rewards kept and of those left, where some are."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class MaxVariance(_Some):
@@ -89,6 +121,13 @@ class MaxVariance(_Some):
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return max_variance_subset(group.rewards_G, self.m)
+
+    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+        all_G = np.concatenate([kept_M, left_L])
+        if comb(all_G.size, kept_M.size) > _MOST_SUBSETS:
+            return {}
+        best = max(float(np.var(all_G[list(subset)])) for subset in combinations(range(all_G.size), kept_M.size))
+        return {"no other subset of m has a larger variance": float(np.var(kept_M)) >= best - 1e-9 * max(1.0, best)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +137,15 @@ class MaxReward(_Some):
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
 
+    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+        return {"none that is left has a higher reward": bool(kept_M.min() >= left_L.max())}
+
 
 @dataclass(frozen=True, slots=True)
 class Random(_Some):
     """m rollouts at random, without replacement."""
+
+    reads: ClassVar = ()
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(rng.choice(group.rewards_G.size, self.m, replace=False))
@@ -115,6 +159,16 @@ class Percentile(_Some):
         count = group.rewards_G.size
         rank_M = ((np.arange(self.m) + 0.5) * count / self.m).astype(np.int64)
         return np.sort(np.argsort(group.rewards_G, kind="stable")[rank_M])
+
+    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+        all_G, count = sorted([*kept_M.tolist(), *left_L.tolist()]), kept_M.size + left_L.size
+        parts = [(j * count // self.m, -(-(j + 1) * count // self.m) - 1) for j in range(self.m)]
+        spread = zip(sorted(kept_M.tolist()), parts, strict=True)
+        return {
+            "one out of each m-th part of the sorted rewards": all(
+                all_G[first] <= reward <= all_G[last] for reward, (first, last) in spread
+            )
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +185,8 @@ class ShortestAndLongest:
         longest: L, 0 or more.
         weigh_tail: whether the L rows carry that weight; 1 otherwise.
     """
+
+    reads: ClassVar = ("tokens_G", "truncated_G")
 
     shortest: int
     longest: int
@@ -151,3 +207,24 @@ class ShortestAndLongest:
             return _even(np.array(chosen))
         weight = (len(tail) + group.cancelled) / len(tail)
         return np.array(chosen), np.array([weight if g in tail else 1.0 for g in chosen])
+
+    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
+        kept, rows = chosen[0].tolist(), self.shortest + self.longest
+        lengths = group.tokens_G.tolist()
+        whole = sorted(lengths[g] for g in np.flatnonzero(~group.truncated_G))
+        kept_whole = sorted(lengths[g] for g in kept if not group.truncated_G[g])
+        enough = len(whole) >= rows
+        stand_for = group.cancelled if self.weigh_tail and len(kept) > self.shortest else 0
+        by_length = sorted(kept, key=lambda g: (bool(group.truncated_G[g]), lengths[g]))
+        weight_of = dict(zip(kept, chosen[1].tolist(), strict=True))
+        return {
+            "K + L rollouts, or all": len(kept) == len(set(kept)) == min(rows, group.scored),
+            "the K shortest and the L longest that were not truncated": (
+                not enough or kept_whole == whole[: self.shortest] + whole[len(whole) - self.longest :]
+            ),
+            "a truncated one only where all others are kept": enough or kept_whole == whole,
+            "the weights are those of the rows and of all for which the tail stands": (
+                abs(sum(weight_of.values()) - len(kept) - stand_for) < 1e-6
+            ),
+            "the shortest weigh 1": all(weight_of[g] == 1 for g in by_length[: self.shortest]),
+        }

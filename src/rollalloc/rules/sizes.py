@@ -24,6 +24,11 @@ class Fixed:
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         return [self.n] * len(groups)
 
+    def promises(
+        self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
+    ) -> dict[str, bool]:
+        return {"n rollouts for each group": list(sizes) == [self.n for _ in groups]}
+
 
 @dataclass(frozen=True, slots=True)
 class Redundant:
@@ -68,3 +73,24 @@ class Redundant:
             gain = -std_G[g] / (sizes[g] * (sizes[g] + 1)) if sizes[g] < most else np.inf
             heapreplace(gains, (float(gain), g))
         return sizes
+
+    def promises(
+        self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
+    ) -> dict[str, bool]:
+        size_G = np.asarray(sizes, np.float64)
+        std_G = np.array([view.ledger.record(group.prompt).length_std for group in groups])
+        std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
+        most = np.floor(self.max_factor * self.rows + 1e-9)
+        gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
+        loss_G = np.where(size_G > self.rows, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
+        return {
+            "`mean_factor` rollouts for each row on average": (
+                size_G.sum() == min(round(self.mean_factor * self.rows * size_G.size), most * size_G.size)
+            ),
+            "at least the rows and at most `max_factor` times as many": bool(
+                ((size_G >= self.rows) & (size_G <= most)).all()
+            ),
+            "no rollout would help more in another group": bool(
+                gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
+            ),
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class SampledTail:
         enough: K, at least 1.
         tail: L, 0 or more.
     """
+
+    reads: ClassVar = ("truncated_G",)
 
     enough: int
     tail: int
@@ -45,3 +48,15 @@ class SampledTail:
         running = sorted(group.running)
         kept = rng.choice(len(running), self.tail, replace=False).tolist()
         return [rollout for at, rollout in enumerate(running) if at not in kept]
+
+    def promises(self, stopped: Sequence[int], group: GroupView, view: View) -> dict[str, bool]:
+        whole = sum(
+            not truncated and stage == group.stage
+            for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)
+        )
+        running, due = len(group.running), whole >= self.enough and not group.cancelled
+        return {
+            "only rollouts that run are stopped": set(stopped) <= group.running.keys(),
+            "none is stopped before `enough` of its stage are there, nor twice": due or not stopped,
+            "then just `tail` go on": not due or running - len(stopped) == min(self.tail, running),
+        }

@@ -1,0 +1,177 @@
+"""The auditor: books of everything told and answered, kept without the core's help."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.recipe import Act, Recipe, Verdict
+
+
+class ConformanceError(AssertionError):
+    """A law was broken."""
+
+
+def expect(law: int, kept: bool, otherwise: str) -> None:
+    """Raise unless a law was kept.
+
+    Raises:
+        ConformanceError: it was not.
+    """
+    if not kept:
+        raise ConformanceError(f"law {law}: {otherwise}")
+
+
+@dataclass
+class Auditor:
+    """Everything told and answered in one run.
+
+    Attributes:
+        recipe: of the run.
+        verdicts: the last verdict on each group, by its id, as the watched judges gave it.
+    """
+
+    recipe: Recipe
+    verdicts: Mapping[int, Verdict]
+    order_of: dict[int, Order] = field(default_factory=dict[int, Order])
+    live: set[int] = field(default_factory=set[int])
+    done: dict[int, Done] = field(default_factory=dict[int, Done])
+    failed: set[int] = field(default_factory=set[int])
+    wasted: set[int] = field(default_factory=set[int])  # failed, cancelled, or done after the decision to stop them
+    cancelled: set[int] = field(default_factory=set[int])
+    released: set[int] = field(default_factory=set[int])
+    trained: set[int] = field(default_factory=set[int])
+    trained_groups: set[int] = field(default_factory=set[int])
+    in_batch: set[int] = field(default_factory=set[int])
+    too_old: set[int] = field(default_factory=set[int])  # groups that an update ended
+    due: set[int] = field(default_factory=set[int])  # rows whose update was told: to be released by the next answer
+    tokens: int = 0
+    version: int = 0
+    causes: Counter[str] = field(default_factory=Counter[str])
+    groups: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    visits: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))  # groups by prompt
+
+    def told(self, event: Event) -> None:
+        """Book an event; call it before the allocator is told."""
+        match event:
+            case Done() | Failed() | Cancelled():
+                self.live.discard(event.rollout)
+                self.tokens += event.tokens
+                if isinstance(event, Done) and not self._stopped(event.rollout):
+                    self.done[event.rollout] = event
+                else:
+                    self.wasted.add(event.rollout)
+                    if isinstance(event, Failed) and event.rollout not in self.cancelled:
+                        self.failed.add(event.rollout)
+                    self.causes["failed" if isinstance(event, Failed) else "cancelled"] += 1
+            case Updated():
+                self.version = event.version
+                self.due, self.in_batch = self.in_batch, set()
+                self.too_old.update(group for group in self.groups if self._is_stale(group))
+            case _:
+                pass
+
+    def _stopped(self, rollout: int) -> bool:
+        """Whether a result is no longer wanted: its rollout was cancelled, or its group is over, or needs no more."""
+        group = self.order_of[rollout].group
+        verdict = self.verdicts.get(group)
+        over = verdict is not None and verdict.act is not Act.NEXT
+        return over or rollout in self.cancelled or group in self.too_old
+
+    def _is_stale(self, group: int) -> bool:
+        versions = [self.done[rollout].version for rollout in self.groups[group] if rollout in self.done]
+        return bool(versions) and self.version - min(versions) > self.recipe.max_staleness
+
+    def answered(self, actions: Actions, capacity: int | None) -> None:
+        """Check and book an answer."""
+        self._orders(actions.generate, capacity)
+        for rollout in actions.cancel:
+            expect(1, rollout in self.live, f"cancel names rollout {rollout}, which is not running")
+            expect(1, rollout not in self.cancelled, f"rollout {rollout} is cancelled twice")
+            self.cancelled.add(rollout)
+        if actions.batch:
+            self._batch(actions.batch)
+        round_ends = bool(actions.finished) or (actions.batch is not None and self.recipe.max_staleness == 0)
+        for rollout in actions.release:
+            expect(5, rollout in self.order_of and rollout not in self.live, f"{rollout} is released while it runs")
+            expect(5, rollout not in self.released, f"{rollout} is released twice")
+            expect(5, rollout not in self.in_batch, f"{rollout} is released before its batch was trained")
+            self.released.add(rollout)
+            if rollout in self.done and rollout not in self.trained:
+                self.causes[self._why_not_trained(rollout, round_ends)] += 1
+        expect(5, self.due <= self.released, "rows of a trained batch are not released after the update")
+        self.due = set()
+        if actions.finished:
+            held = set(self.order_of) - self.released - self.in_batch
+            expect(2, not held or actions.batch is not None, f"the run is finished but {len(held)} rollouts are lost")
+
+    def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
+        """The cause for which a result may go untrained; there is no other."""
+        group = self.order_of[rollout].group
+        verdict = self.verdicts.get(group)
+        if group in self.trained_groups:
+            return "unselected"
+        if verdict is not None and verdict.act is Act.DROP:
+            return verdict.cause
+        if self._is_stale(group):
+            return "stale"
+        expect(2, round_ends, f"rollout {rollout} of group {group} is lost: not dropped, not stale, no end of a round")
+        return "surplus"
+
+    def _orders(self, orders: Sequence[Order], capacity: int | None) -> None:
+        count = sum(len(order.rollouts) for order in orders)
+        expect(4, capacity is None or count <= capacity, f"{count} rollouts ordered with room for {capacity}")
+        for order in orders:
+            expect(4, bool(order.rollouts), "an order without rollouts")
+            if order.group not in self.groups:
+                expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, which always fails")
+                self.visits[order.prompt].append(order.group)
+            for rollout in order.rollouts:
+                expect(4, rollout not in self.order_of, f"rollout {rollout} is ordered twice")
+                self.order_of[rollout] = order
+                self.live.add(rollout)
+                self.groups[order.group].append(rollout)
+
+    def _batch(self, batch: Batch) -> None:
+        expect(2, not self.in_batch, "a second batch before the first was trained")
+        expect(2, batch.version == self.version, f"a batch of version {batch.version} at version {self.version}")
+        by_group: dict[int, list[Row]] = defaultdict(list)
+        for row in batch.rows:
+            expect(2, row.rollout in self.done, f"row {row.rollout} has no result")
+            expect(2, row.rollout not in self.trained, f"rollout {row.rollout} is trained twice")
+            expect(2, row.rollout not in self.released, f"row {row.rollout} was released before")
+            order, done = self.order_of[row.rollout], self.done[row.rollout]
+            expect(2, (row.group, row.prompt) == (order.group, order.prompt), f"row {row.rollout} is booked elsewhere")
+            expect(2, row.version == done.version, f"row {row.rollout} carries version {row.version}")
+            age = batch.version - done.version
+            expect(2, age <= self.recipe.max_staleness, f"row {row.rollout} has staleness {age}")
+            self.trained.add(row.rollout)
+            by_group[row.group].append(row)
+        full = len(by_group) == self.recipe.groups
+        expect(2, full == (batch.short_because is None), f"{len(by_group)} groups, short because {batch.short_because}")
+        for group, group_rows in by_group.items():
+            some = any(row.advantage for row in group_rows)
+            self.causes["trained" if some else "zero_variance"] += len(group_rows)
+            self.trained_groups.add(group)
+        self.in_batch = {row.rollout for row in batch.rows}
+
+    def accounts(self, accounts: Mapping[str, int]) -> None:
+        """Compare the allocator's accounts with these books."""
+        expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
+        told, booked = Counter(accounts), self.causes.copy()
+        # What comes to a waiting group that its own late result just made too old is booked as cancelled, and looks stale.
+        for books in (told, booked):
+            books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
+        for cause in told.keys() - {"open"}:
+            expect(8, told[cause] == booked[cause], f"{cause}: {told[cause]}, really {booked[cause]}")
+        expect(8, accounts["open"] >= len(self.live), "open rollouts are missing")
+
+    def always_failed(self, prompt: int) -> bool:
+        """Whether as many visits in a row as the recipe allows gave no score because rollouts failed."""
+        limit, visits = self.recipe.quarantine_after, self.visits[prompt]
+        if limit is None or len(visits) < limit:
+            return False
+        rollouts = [self.groups[group] for group in visits[-limit:]]
+        return all(self.failed.intersection(ids) and self.done.keys().isdisjoint(ids) for ids in rollouts)

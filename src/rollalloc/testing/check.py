@@ -1,0 +1,151 @@
+"""`check_recipe`: a recipe through every law, run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.recipe import Budget, OfferedPromptRule, Recipe
+from rollalloc.core.table import PromptTable
+from rollalloc.testing.audit import ConformanceError, expect
+from rollalloc.testing.feeder import Run
+from rollalloc.testing.scale import check_work
+from rollalloc.testing.world import World
+
+
+def check_recipe(
+    recipe: Recipe,
+    *,
+    prompts: int | None = None,
+    seeds: Sequence[int] = (0, 1),
+    batches: int = 6,
+    allocator: type[Allocator] = Allocator,
+    like: Recipe | None = None,
+    rewards: tuple[float, float] = (-1.5, 1.0),
+) -> None:
+    """Put a recipe through every law, in synchronous and asynchronous runs, with and without trouble.
+
+    Args:
+        recipe: the recipe.
+        prompts: size of the simulated data set; eight times what the first ask opens, by default.
+        seeds: of the runs; each must be 0 or more.
+        batches: to train in each run, at least 2.
+        allocator: a driver's own subclass, or a broken one.
+        like: the recipe whose promises the decisions must keep, with as many stages; the recipe itself by default.
+        rewards: the lowest and the highest reward that occurs, for rules that do not take every number.
+
+    Raises:
+        ConformanceError: names the law, the seed and the mode.
+    """
+    first = len(Run(recipe, 4096 + recipe.groups, World(0, rewards=rewards)).ask(None).generate)
+    count = prompts or 8 * max(first, recipe.groups)
+    check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first)
+    check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count)
+    paid_a_batch = check.runs()
+    check.back_pressure()
+    check.budgets(paid_a_batch)
+    check.quarantine()
+
+
+def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
+    """Digest of everything a troubled asynchronous run was told to do; equal in every process and under any hash seed."""
+    digest = blake2b(digest_size=16)
+    for actions in Run(recipe, prompts, World(seed), seed=0).asynchronous(batches, trouble=0.05):
+        digest.update(repr(actions).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Check:
+    recipe: Recipe
+    prompts: int
+    seeds: Sequence[int]
+    batches: int
+    allocator: type[Allocator]
+    like: Recipe
+    rewards: tuple[float, float]
+    first: int  # groups that the first ask opens
+
+    def _run(
+        self, seed: int, *, reload: float = 0.0, hard: bool = False, failing: int = 0, prompts: int | None = None,
+        budget: Budget | None = None,
+    ) -> Run:  # fmt: skip
+        return Run(
+            self.recipe if budget is None else replace(self.recipe, budget=budget),
+            prompts or self.prompts,
+            World(seed, hard=hard, failing=failing, rewards=self.rewards),
+            seed=seed,
+            allocator=self.allocator,
+            like=self.like,
+            reload=reload,
+        )
+
+    def runs(self) -> int:
+        """Audit whole runs; returns the rollouts paid for a batch, at most."""
+        paid: list[int] = []
+        for seed in self.seeds:
+            for mode, batches, trouble, reload, slots in (
+                ("synchronous", self.batches, 0.0, 0.0, 0),
+                ("asynchronous", self.batches, 0.0, 0.0, 24),
+                ("asynchronous, one slot", 2, 0.02, 0.0, 1),
+                ("asynchronous, trouble and reloads", self.batches, 0.06, 0.25, 24),
+            ):
+                try:
+                    run = self._run(seed, reload=reload)
+                    steps = run.asynchronous(batches, trouble, slots) if slots else run.synchronous(batches)
+                    made = sum(actions.batch is not None for actions in steps)
+                    expect(4, made > 0 or bool(run.finished), "no batch and no reason")
+                    paid.append(run.allocator.paid // max(1, made))
+                except ConformanceError as error:
+                    raise ConformanceError(f"{error} (seed {seed}, {mode})") from None
+        return max(paid)
+
+    def back_pressure(self) -> None:
+        """Law 3 where every group survives: what is alive stays within a few batches and a few intakes."""
+        run = self._run(self.seeds[0], hard=True)
+        bound = 3 * self.recipe.groups + 2 * self.first
+        for _ in run.synchronous(4 * self.batches):
+            alive = set(run.audit.order_of) - run.audit.released - run.audit.in_batch
+            groups = {run.audit.order_of[rollout].group for rollout in alive}
+            expect(
+                3, len(groups) <= bound, f"{len(groups)} groups held and running, of batches of {self.recipe.groups}"
+            )
+
+    def budgets(self, paid_a_batch: int) -> None:
+        """Law 7, and law 2 to the end of a run: a budget ends it, is never exceeded, and nothing is lost."""
+        for budget in (
+            Budget(run_rollouts=3 * paid_a_batch + 1),
+            Budget(run_tokens=100 * paid_a_batch),
+            Budget(run_rollouts=4 * paid_a_batch, batch_rollouts=paid_a_batch // 2 + 1),
+        ):
+            run = self._run(self.seeds[0], reload=0.1, budget=budget)
+            in_batch = 0
+            for actions in run.asynchronous(10_000, trouble=0.03):
+                in_batch += sum(len(order.rollouts) for order in actions.generate)
+                ordered, tokens = len(run.audit.order_of), run.audit.tokens
+                within = budget.run_rollouts is None or ordered <= budget.run_rollouts
+                expect(7, within, f"{ordered} rollouts ordered under {budget}")
+                within = budget.batch_rollouts is None or in_batch <= budget.batch_rollouts
+                expect(7, within, f"{in_batch} rollouts for one batch under {budget}")
+                within = budget.run_tokens is None or not actions.generate or tokens < budget.run_tokens
+                expect(7, within, f"rollouts ordered after {tokens} tokens under {budget}")
+                in_batch = 0 if actions.batch else in_batch
+            expect(7, run.finished is not None, f"{budget} does not end the run")
+            open_rollouts = run.allocator.accounts()["open"]
+            expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
+
+    def quarantine(self) -> None:
+        """Law 10 where every third prompt always fails: it is drawn as often as the recipe allows, the others go on."""
+        recipe = self.recipe
+        if isinstance(recipe.prompts, OfferedPromptRule):
+            return  # a loader of so few prompts soon offers none but those in flight
+        prompts = 2 * max(self.first, recipe.groups)
+        run = self._run(self.seeds[0], hard=True, failing=3, reload=0.1, prompts=prompts)
+        for _ in run.synchronous(8 * prompts // recipe.groups):
+            pass
+        expect(10, recipe.quarantine_after is None or run.allocator.epoch > recipe.quarantine_after, "too few visits")
+        found = {prompt for prompt in range(prompts) if run.audit.always_failed(prompt)}
+        given_up = set(run.allocator.quarantined())
+        expect(10, found == given_up, f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly not")

@@ -1,0 +1,154 @@
+"""One simulated run under audit: answers an allocator's orders from a world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Updated
+from rollalloc.core.recipe import OfferedPromptRule, Recipe
+from rollalloc.core.table import PromptTable
+from rollalloc.testing.audit import Auditor, expect
+from rollalloc.testing.promises import watched
+from rollalloc.testing.world import World
+
+
+class Run:
+    """One simulated run under audit, every rule of its recipe watched.
+
+    Args:
+        recipe: to run.
+        prompts: the data set, or its size.
+        world: what rollouts come to.
+        seed: of the allocator and of the order in which rollouts end.
+        allocator: the class that decides.
+        like: the recipe whose promises the decisions are held against; None: against none.
+        reload: probability at each ask that a second allocator is saved and loaded; it must answer as the first does,
+            although it is told in lists what the first is told one by one. 0: there is no second.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prompts: int | PromptTable,
+        world: World,
+        *,
+        seed: int = 0,
+        allocator: type[Allocator] = Allocator,
+        like: Recipe | None = None,
+        reload: float = 0.0,
+    ) -> None:
+        self.world = world
+        under_watch, verdicts = watched(recipe, like)
+        self.allocator = allocator(under_watch, prompts, seed)
+        self.audit = Auditor(recipe, verdicts)
+        self.rng = np.random.default_rng([world.seed, 3, seed])
+        self.reload = reload
+        self.twin = self._copy(self.allocator) if reload else None
+        self.running: dict[int, tuple[int, int]] = {}  # rollout -> prompt, version at its first token
+        self.finished: str | None = None
+        self.next_offer = 0
+        # A loader's epochs are shorter than the data set, so that they begin while groups are held.
+        self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
+
+    def synchronous(self, batches: int) -> Iterator[Actions]:
+        """Waves: everything ordered ends before the next ask; no trouble."""
+        while batches and not self.finished:
+            actions = self.ask(None)
+            yield actions
+            batches -= actions.batch is not None
+            events = [self.end(rollout) for rollout in list(self.running)]
+            self.tell(events + [Updated(self.allocator.version + 1)] * (actions.batch is not None))
+
+    def asynchronous(self, batches: int, trouble: float, slots: int = 24) -> Iterator[Actions]:
+        """One or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
+        training = False
+        while batches and not self.finished:
+            room = slots - len(self.running)
+            actions = self.ask(int(self.rng.integers(0, room + 1)) if self.running and room > 0 else max(room, 0))
+            yield actions
+            training |= actions.batch is not None
+            events = [self.terminal(trouble) for _ in range(min(len(self.running), int(self.rng.integers(1, 5))))]
+            if self.running and self.rng.random() < 0.3:
+                events.append(Progress(self.some(), int(self.rng.integers(1, 50))))
+            if training and (self.rng.random() < 0.2 or not events):
+                events.append(Updated(self.allocator.version + 1))
+                training, batches = False, batches - 1
+            elif not training and self.rng.random() < trouble / 4:
+                events.append(Updated(self.allocator.version + 1))  # weights that changed without a batch of ours
+            self.tell(events)
+
+    def ask(self, capacity: int | None) -> Actions:
+        """Ask, and check the answer."""
+        self._offer()
+        reload = self.twin is not None and self.rng.random() < self.reload
+        if self.twin is not None and reload:
+            self.twin = self._copy(self.twin)
+        actions = self.allocator.ask(capacity)
+        if self.twin is not None:
+            expect(6, self.twin.ask(capacity) == actions, "an allocator that was saved and loaded answers otherwise")
+        if reload:
+            self._check_outstanding(actions)
+        self.audit.answered(actions, capacity)
+        self.audit.accounts(self.allocator.accounts())
+        for order in actions.generate:
+            self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version))
+        self.finished = actions.finished if actions.batch is None and not self.audit.in_batch else None
+        return actions
+
+    def _offer(self) -> None:
+        """What a framework's own loader does: hand over as many prompts as are wanted, up to the end of its epoch."""
+        if not isinstance(self.allocator.recipe.prompts, OfferedPromptRule):
+            return
+        while wanted := self.allocator.wanted():
+            epoch, at = divmod(self.next_offer, self.offered_epoch)
+            count = min(wanted, self.offered_epoch - at)
+            prompts = tuple((self.next_offer + more) % len(self.allocator.table) for more in range(count))
+            self.next_offer += count
+            self.tell([Offered(prompts, epoch)])
+
+    def tell(self, events: list[Event]) -> None:
+        """Tell the auditor, then the allocator."""
+        for event in events:
+            self.audit.told(event)
+            self.allocator.tell([event])
+        if self.twin is not None:
+            self.twin.tell(events)
+
+    def terminal(self, trouble: float) -> Event:
+        """The end of some running rollout: mostly its result, sometimes a failure or a cancellation."""
+        rollout = self.some()
+        named = rollout in self.audit.cancelled
+        if self.rng.random() < (0.7 if named else trouble):
+            del self.running[rollout]
+            failed = self.rng.random() < 0.5
+            return Failed(rollout, "simulated", 3) if failed else Cancelled(rollout, 5)
+        return self.end(rollout)
+
+    def end(self, rollout: int) -> Event:
+        """The result of a running rollout."""
+        prompt, version = self.running.pop(rollout)
+        return self.world.end(rollout, prompt, version, self.allocator.version)
+
+    def some(self) -> int:
+        """A running rollout."""
+        return list(self.running)[int(self.rng.integers(len(self.running)))]
+
+    def _copy(self, allocator: Allocator) -> Allocator:
+        """The allocator after a passage through JSON."""
+        copy = type(allocator)(allocator.recipe, allocator.table, allocator.seed)
+        copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
+        return copy
+
+    def _check_outstanding(self, actions: Actions) -> None:
+        """What was handed out and is not over must be repeated after a load."""
+        repeated = self._copy(self.allocator).outstanding()
+        ordered = {rollout for order in repeated.generate for rollout in order.rollouts}
+        now = {rollout for order in actions.generate for rollout in order.rollouts}
+        stopped = (self.audit.cancelled & self.audit.live) | set(actions.cancel)
+        expect(4, ordered == (self.audit.live | now) - stopped, "outstanding() does not repeat the orders in flight")
+        expect(4, set(repeated.cancel) == stopped, "outstanding() does not repeat the cancellations")
+        expect(4, actions.batch in (None, repeated.batch), "outstanding() does not repeat the batch")

@@ -1,0 +1,50 @@
+"""The simulated world: what a rollout comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from random import Random
+
+from rollalloc.core.events import Done, Failed
+
+_RATES = (0.0, 0.05, 0.3, 0.5, 0.7, 0.95, 1.0)
+_STOPPING = 0.01  # probability that a token is a rollout's last
+
+
+@dataclass(frozen=True)
+class World:
+    """What a rollout comes to, as a pure function of (seed, prompt, rollout).
+
+    The reward is shaped, so that it is not the metric: a part of it is the rollout's own, large enough to put a failure
+    above a success. On every third prompt it is not shaped, so that groups of equal rewards occur, too.
+
+    Attributes:
+        seed: of the world.
+        hard: every metric differs within a group as far as it can: prompts of success rate 1/2.
+        limit: length in tokens at which a rollout is truncated.
+        failing: every so-manyth prompt never gets a score; 0: none.
+        rewards: the lowest and the highest reward; metrics lie in [0, 1].
+    """
+
+    seed: int
+    hard: bool = False
+    limit: int = 300
+    failing: int = 0
+    rewards: tuple[float, float] = (-1.5, 1.0)
+
+    def end(self, rollout: int, prompt: int, version: int, last_version: int) -> Done | Failed:
+        """The terminal event of a rollout that began at `version` and ended at `last_version`."""
+        if self.failing and prompt % self.failing == 0:
+            return Failed(rollout, "simulated", 3)
+        rate = 0.5 if self.hard else self._draws(1, prompt).choice(_RATES)
+        draws = self._draws(2, rollout)
+        metric = float(draws.random() < rate)
+        tokens = min(1 + int(log(1 - draws.random()) / log(1 - _STOPPING)), self.limit)
+        own = draws.choice((0.0, 0.25, 0.75, 1.0)) if prompt % 3 else metric
+        low, high = self.rewards
+        reward = low + (high - low) * (0.4 * metric + 0.6 * own)
+        return Done(rollout, reward, metric, tokens, version, last_version, truncated=tokens == self.limit)
+
+    def _draws(self, purpose: int, number: int) -> Random:
+        return Random((self.seed << 96) | (purpose << 64) | number)

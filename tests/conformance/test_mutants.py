@@ -1,0 +1,786 @@
+"""The kit through its mutants: each law, and each rule's promise, broken on purpose.
+
+A kit that passes one of them is broken itself. Every mutant goes through what is public: an allocator that bends what it is
+asked, told or given, or a rule that inherits a promise and breaks it. So a change inside the core makes none of them
+harmless.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from cases import RECIPES
+
+from rollalloc import recipes
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Offered
+from rollalloc.core.recipe import Act, Budget, Verdict
+from rollalloc.core.roster import NOW
+from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.testing import ConformanceError, check_recipe
+
+# --------------------------------------------------------------------------------------------- allocators that break a law
+
+
+def bending(**changes):
+    """An allocator that decides by a recipe with other fields than it was given."""
+
+    class Bends(Allocator):
+        def __init__(self, recipe, table, seed):
+            super().__init__(replace(recipe, **changes), table, seed)
+
+    return Bends
+
+
+class CancelsTwice(Allocator):
+    named = ()
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        again, self.named = self.named, actions.cancel
+        return actions._replace(cancel=(*actions.cancel, *again))
+
+
+class CancelsWhatEnded(Allocator):
+    def tell(self, events):
+        events = list(events)
+        super().tell(events)
+        self.ended = [event.rollout for event in events if hasattr(event, "rollout")][:1]
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions._replace(cancel=(*actions.cancel, *getattr(self, "ended", ())))
+
+
+class TrainsTwice(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        batch = actions.batch
+        return actions if batch is None else actions._replace(batch=replace(batch, rows=(*batch.rows, batch.rows[0])))
+
+
+class LosesAGroup(Allocator):
+    """One group of each batch never reaches the trainer."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        if actions.batch is None:
+            return actions
+        lost = actions.batch.rows[0].group
+        rows = tuple(row for row in actions.batch.rows if row.group != lost)
+        return actions._replace(batch=replace(actions.batch, rows=rows))
+
+
+class SaysFull(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions if actions.batch is None else actions._replace(batch=replace(actions.batch, short_because=None))
+
+
+class YoungRows(Allocator):
+    """Rows carry the version of their batch, whatever they were sampled from."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        if actions.batch is None:
+            return actions
+        rows = tuple(row._replace(version=actions.batch.version) for row in actions.batch.rows)
+        return actions._replace(batch=replace(actions.batch, rows=rows))
+
+
+def forget_in_flight(allocator, groups):
+    """Drop groups, by the way that a data set which lost their prompts takes."""
+    gone = {group["prompt"] for group in groups}
+    if gone:
+        kept = [-1 if prompt in gone else prompt for prompt in range(len(allocator.table))]
+        Allocator.load_state_dict(allocator, allocator.state_dict(), remap=kept)
+
+
+class DropsAtAnOfferedEpoch(Allocator):
+    """Everything held or running is dropped when a loader's epoch begins."""
+
+    def tell(self, events):
+        for event in events:
+            if isinstance(event, Offered) and event.epoch > self.epoch:
+                forget_in_flight(self, self.state_dict()["groups"])
+            super().tell([event])
+
+
+class DropsHeldAtAnEpoch(Allocator):
+    """What waits is dropped when the core's own epoch begins."""
+
+    def ask(self, capacity=None):
+        epoch = self.epoch
+        actions = super().ask(capacity)
+        if self.epoch > epoch:
+            state = self.state_dict()
+            running = {order.group for order in self.outstanding().generate}
+            forget_in_flight(self, [group for group in state["groups"] if group["id"] not in running])
+        return actions
+
+
+class HandsOutTwice(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions._replace(generate=actions.generate * 2)
+
+
+class Deaf(Allocator):
+    def ask(self, capacity=None):
+        return super().ask(None)
+
+
+class ForgetsWhatIsOutstanding(Allocator):
+    def outstanding(self):
+        return super().outstanding()._replace(generate=())
+
+
+class ReleasesTwice(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions._replace(release=actions.release * 2)
+
+
+class ReleasesEarly(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        rows = () if actions.batch is None else tuple(row.rollout for row in actions.batch.rows)
+        return actions._replace(release=actions.release + rows)
+
+
+class ReleasesLess(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions._replace(release=tuple(rollout for rollout in actions.release if rollout % 7))
+
+
+class ForgetsOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        fresh = Allocator(self.recipe, self.table, self.seed).state_dict()
+        super().load_state_dict(state | {"memory": fresh["memory"]}, **how)
+
+
+class LosesHeldOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(state, **how)
+        running = {order.group for order in self.outstanding().generate}
+        forget_in_flight(self, [group for group in state["groups"] if group["id"] not in running])
+
+
+class OrdersAtRandom(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        order = np.random.default_rng().permutation(len(actions.generate))
+        return actions._replace(generate=tuple(actions.generate[at] for at in order))
+
+
+class Unaccounted(Allocator):
+    def accounts(self):
+        return super().accounts() | {"open": 0}
+
+
+class Misbooked(Allocator):
+    """What was not chosen is booked as surplus."""
+
+    def accounts(self):
+        accounts = super().accounts()
+        moved = accounts["unselected"] + accounts["zero_variance"]
+        return accounts | {"unselected": 0, "zero_variance": 0, "surplus": accounts["surplus"] + moved}
+
+
+class CountsEveryPrompt(Allocator):
+    def ask(self, capacity=None):
+        self.ledger.attempts_N.sum()  # in place: nothing is allocated
+        return super().ask(capacity)
+
+
+class ListsEveryPrompt(Allocator):
+    def ask(self, capacity=None):
+        self.all = set(range(len(self.table)))  # no array is looked at
+        return super().ask(capacity)
+
+
+ALLOCATORS = [
+    (1, "darts_sampled", CancelsTwice),
+    (1, "darts_sampled", CancelsWhatEnded),
+    (2, "grpo", TrainsTwice),
+    (2, "grpo", LosesAGroup),
+    (2, "dapo_max_candidates", SaysFull),
+    (2, "pilot_commit", YoungRows),
+    (2, "pilot_commit_one_step_old", bending(max_staleness=9)),
+    (2, "dapo_carry", bending(max_staleness=9)),
+    (2, "offered_pilot_commit", DropsAtAnOfferedEpoch),
+    (2, "offered_dapo_carry", DropsAtAnOfferedEpoch),
+    (8, "dapo_carry", DropsHeldAtAnEpoch),
+    (8, "pilot_commit", DropsHeldAtAnEpoch),
+    (4, "grpo", HandsOutTwice),
+    (4, "grpo", Deaf),
+    (4, "pilot_commit", Deaf),
+    (4, "grpo", ForgetsWhatIsOutstanding),
+    (5, "dapo", ReleasesTwice),
+    (5, "grpo", ReleasesEarly),
+    (5, "grpo", ReleasesLess),
+    (8, "pilot_commit", ReleasesLess),
+    (6, "grpo", ForgetsOnLoad),
+    (6, "posterior_and_pilot_commit", ForgetsOnLoad),
+    (6, "pilot_commit", LosesHeldOnLoad),
+    (6, "grpo", OrdersAtRandom),
+    (7, "grpo", bending(budget=Budget())),
+    (7, "pilot_commit", bending(budget=Budget())),
+    (8, "grpo", Unaccounted),
+    (8, "pods", Misbooked),
+    (8, "dapo", Misbooked),
+    (10, "grpo", bending(quarantine_after=None)),
+    (10, "pilot_commit", bending(quarantine_after=1)),
+    (10, "darts_exact", bending(quarantine_after=2)),
+    (11, "grpo", CountsEveryPrompt),
+    (11, "pilot_commit", ListsEveryPrompt),
+]
+
+
+@pytest.mark.parametrize(
+    ("law", "name", "allocator"),
+    [pytest.param(*mutant, id=f"{mutant[1]}: {mutant[2].__name__}") for mutant in ALLOCATORS],
+)
+def test_a_law_is_broken(law, name, allocator):
+    with pytest.raises(ConformanceError, match=rf"law {law}: "):
+        check_recipe(RECIPES[name], allocator=allocator)
+
+
+# -------------------------------------------------------------------------------------------------- rules that lie
+# Each inherits the promise of the rule it stands for, so that only what it does is other.
+
+
+@dataclass(frozen=True)
+class Impatient(judges.Complete):
+    waits_for_all = False  # it is asked before all is in
+
+    def __call__(self, group, view):
+        return Verdict(Act.TRAIN)
+
+
+@dataclass(frozen=True)
+class Drops(judges.Complete):
+    def __call__(self, group, view):
+        equal = len(set(group.metrics_G.tolist())) == 1
+        return None if group.unfinished else Verdict(Act.DROP, "zero_variance") if equal else Verdict(Act.TRAIN)
+
+
+@dataclass(frozen=True)
+class LetsAllThrough(judges.NonzeroVariance):
+    def __call__(self, group, view):
+        return None if group.unfinished else Verdict(self.act)
+
+
+@dataclass(frozen=True)
+class VarianceOfRewards(judges.NonzeroVariance):
+    def __call__(self, group, view):
+        if group.unfinished:
+            return None
+        differ = len(set(group.rewards_G.tolist())) > 1
+        return Verdict(self.act) if differ else Verdict(Act.DROP, "zero_variance")
+
+
+@dataclass(frozen=True)
+class NeverEarly(judges.NonzeroVariance):
+    def __call__(self, group, view):
+        return None if group.unfinished else super().__call__(group, view)
+
+
+@dataclass(frozen=True)
+class OpenBand(judges.Band):
+    def __call__(self, group, view):
+        return None if group.unfinished else Verdict(Act.NEXT)
+
+
+@dataclass(frozen=True)
+class BandOfRewards(judges.Band):
+    def __call__(self, group, view):
+        if group.unfinished:
+            return None
+        inside = self.p_lower <= group.rewards_G.mean() <= 1 - self.p_upper
+        return Verdict(Act.NEXT) if inside else Verdict(Act.DROP, "out_of_band")
+
+
+@dataclass(frozen=True)
+class NeverEvicts(judges.Band):
+    def __call__(self, group, view):
+        verdict = super().__call__(group, view)
+        return verdict and replace(verdict, until=NOW)
+
+
+@dataclass(frozen=True)
+class ClosedBand(judges.Band):
+    """Its edges do not belong to the window."""
+
+    def __call__(self, group, view):
+        verdict = super().__call__(group, view)
+        if verdict and group.metrics_G.mean() == 1 - self.p_upper:
+            return Verdict(Act.DROP, "out_of_band/too_easy")
+        return verdict
+
+
+@dataclass(frozen=True)
+class Overfull(intake.Fill):
+    def __call__(self, view, memory):
+        return super().__call__(view, memory) + (view.need > 0)
+
+
+@dataclass(frozen=True)
+class Hoards(intake.KeepInFlight):
+    def __call__(self, view, memory):
+        return 0 if view.running_S[0] else self.groups
+
+
+@dataclass(frozen=True)
+class HoardsWithoutAPromise:
+    groups: int
+
+    def __call__(self, view, memory):
+        return 0 if view.running_S[0] else self.groups
+
+
+@dataclass(frozen=True)
+class Dribbles(intake.KeepInFlight):
+    def __call__(self, view, memory):
+        return min(1, super().__call__(view, memory))
+
+
+@dataclass(frozen=True)
+class OneMore(sizes.Fixed):
+    def __call__(self, groups, view, memory):
+        return [self.n + (group.prompt % 2) for group in groups]
+
+
+@dataclass(frozen=True)
+class NoRedundancy(sizes.Redundant):
+    def __call__(self, groups, view, memory):
+        return [self.rows] * len(groups)
+
+
+@dataclass(frozen=True)
+class EvenRedundancy(sizes.Redundant):
+    def __call__(self, groups, view, memory):
+        total = sum(super().__call__(groups, view, memory))
+        return [total // len(groups) + (g < total % len(groups)) for g in range(len(groups))]
+
+
+@dataclass(frozen=True)
+class RedundancyUpsideDown(sizes.Redundant):
+    """Most rollouts where lengths vary least."""
+
+    def __call__(self, groups, view, memory):
+        std = [view.ledger.record(group.prompt).length_std for group in groups]
+        falling = sorted(super().__call__(groups, view, memory), reverse=True)
+        rank = np.argsort(np.argsort(std))
+        return [falling[at] for at in rank]
+
+
+@dataclass(frozen=True)
+class NeverStops(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        return ()
+
+
+@dataclass(frozen=True)
+class StopsAtOnce(stops.SampledTail):
+    least_scored = 0  # it is asked before anything is in
+
+    def __call__(self, group, view, rng):
+        return [] if group.cancelled or not group.scored else sorted(group.running)[self.tail :]
+
+
+@dataclass(frozen=True)
+class StopsAll(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        return sorted(group.running) if super().__call__(group, view, rng) else []
+
+
+@dataclass(frozen=True)
+class CountsTruncated(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        due = group.scored >= self.enough and not group.cancelled
+        return sorted(group.running)[self.tail :] if due else []
+
+
+@dataclass(frozen=True)
+class Newest(promote.Oldest):
+    def __call__(self, held, k, view, rng):
+        return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
+
+
+@dataclass(frozen=True)
+class HalfOfThem(promote.RandomOrder):
+    def __call__(self, held, k, view, rng):
+        return super().__call__(held, max(1, k // 2), view, rng)
+
+
+@dataclass(frozen=True)
+class FavoursHits(promote.RandomOrder):
+    def __call__(self, held, k, view, rng):
+        return sorted(held, key=lambda group: -group.metrics_G.mean())[:k]
+
+
+def by_variance(held, k, sign=-1, of="metrics_G"):
+    return sorted(held, key=lambda group: (sign * np.var(getattr(group, of)), -group.group))[:k]
+
+
+@dataclass(frozen=True)
+class Starves(promote.TopVariance):
+    """Highest variance first, whatever expires meanwhile."""
+
+    def __call__(self, held, k, view, rng):
+        return () if view.running_S[held[0].stage] else by_variance(held, k)
+
+
+@dataclass(frozen=True)
+class LowestVariance(promote.TopVariance):
+    def __call__(self, held, k, view, rng):
+        return () if view.running_S[held[0].stage] else by_variance(held, k, 1)
+
+
+@dataclass(frozen=True)
+class VarianceOfRewardsFirst(promote.TopVariance):
+    def __call__(self, held, k, view, rng):
+        return () if view.running_S[held[0].stage] else by_variance(held, k, of="rewards_G")
+
+
+@dataclass(frozen=True)
+class FirstFinished(promote.TopVariance):
+    """Does not wait for the round's last pilots."""
+
+    def __call__(self, held, k, view, rng):
+        return sorted(held, key=lambda group: self._rank(group, view))[:k]
+
+
+@dataclass(frozen=True)
+class AllButOne(rows.Everything):
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        return chosen[: max(1, len(chosen) - 1)], weights[: max(1, len(chosen) - 1)]
+
+
+@dataclass(frozen=True)
+class HalfWeight(rows.Everything):
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        return chosen, weights / 2
+
+
+@dataclass(frozen=True)
+class FirstM(rows.MaxVariance):
+    def choose(self, group, rng):
+        return np.arange(self.m)
+
+
+@dataclass(frozen=True)
+class MetricVariance(rows.MaxVariance):
+    def choose(self, group, rng):
+        return rows.max_variance_subset(group.metrics_G, self.m)
+
+
+@dataclass(frozen=True)
+class OneTooMany(rows.MaxVariance):
+    def choose(self, group, rng):
+        return rows.max_variance_subset(group.rewards_G, self.m + 1)
+
+
+@dataclass(frozen=True)
+class MinReward(rows.MaxReward):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(group.rewards_G)[: self.m])
+
+
+@dataclass(frozen=True)
+class NotAtRandom(rows.Random):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(-group.rewards_G)[: self.m])
+
+
+@dataclass(frozen=True)
+class Middle(rows.Percentile):
+    def choose(self, group, rng):
+        first = (group.scored - self.m) // 2
+        return np.sort(np.argsort(group.rewards_G)[first : first + self.m])
+
+
+@dataclass(frozen=True)
+class LastToFinish(rows.ShortestAndLongest):
+    def __call__(self, group, view, rng):
+        chosen = np.arange(group.scored)[-(self.shortest + self.longest) :]
+        return chosen, np.ones(chosen.size)
+
+
+@dataclass(frozen=True)
+class KeepsTruncated(rows.ShortestAndLongest):
+    def __call__(self, group, view, rng):
+        order = np.lexsort((group.rollouts_G, group.tokens_G))
+        tail = order[max(self.shortest, order.size - self.longest) :]
+        chosen = np.sort(np.concatenate([order[: self.shortest], tail]))
+        return chosen, np.ones(chosen.size)
+
+
+@dataclass(frozen=True)
+class UnitTail(rows.ShortestAndLongest):
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        return chosen, np.ones(weights.size)
+
+
+@dataclass(frozen=True)
+class WeightOnTheHead(rows.ShortestAndLongest):
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        return chosen, weights[np.argsort(np.argsort(-group.tokens_G[chosen]))]
+
+
+@dataclass(frozen=True, repr=False)
+class Flipped(advantages.OverGroup):
+    def __call__(self, group, chosen_M):
+        return -super().__call__(group, chosen_M)
+
+
+@dataclass(frozen=True, repr=False)
+class OfMetrics(advantages.OverGroup):
+    def __call__(self, group, chosen_M):
+        return self.kernel(group.metrics_G)[chosen_M]
+
+
+@dataclass(frozen=True, repr=False)
+class NotCentred(advantages.OverGroup):
+    def __call__(self, group, chosen_M):
+        return group.rewards_G[chosen_M]
+
+
+@dataclass(frozen=True, repr=False)
+class GroupForChosen(advantages.OverChosen):
+    """Statistics before the choice, where they are promised of what was chosen."""
+
+    def __call__(self, group, chosen_M):
+        return self.kernel(group.rewards_G)[chosen_M]
+
+
+@dataclass(frozen=True, repr=False)
+class ChosenForGroup(advantages.OverGroup):
+    def __call__(self, group, chosen_M):
+        return self.kernel(group.rewards_G[chosen_M])
+
+
+@dataclass(frozen=True)
+class MeanOfAll(advantages.CommitLeaveOneOut):
+    def __call__(self, group, chosen_M):
+        return advantages.dr_grpo(group.rewards_G)[chosen_M]
+
+
+@advantages.promising(advantages.grpo.promises)
+def not_scaled(rewards_G):
+    return advantages.dr_grpo(rewards_G)
+
+
+@advantages.promising(advantages.rloo.promises)
+def positive_only(rewards_G):
+    return np.maximum(0, advantages.rloo(rewards_G))
+
+
+@advantages.promising(advantages.dr_grpo.promises)
+def nothing(rewards_G):
+    return np.zeros(len(rewards_G))
+
+
+def above_zero(rewards_G):
+    """A kernel without a promise of its own: that of its rule says that equal rewards teach nothing."""
+    return np.asarray(rewards_G) * 1.0
+
+
+@dataclass(frozen=True)
+class Stingy(prompts.Shuffled):
+    def pick(self, memory, k, free_N, rng):
+        return super().pick(memory, max(1, k - 1), free_N, rng)
+
+
+_draws = [0]
+
+
+@dataclass(frozen=True)
+class HiddenMemory(prompts.Shuffled):
+    def pick(self, memory, k, free_N, rng):
+        _draws[0] += 1
+        return super().pick(memory, k, free_N, np.random.default_rng(_draws[0]))
+
+
+@dataclass(frozen=True)
+class SearchesAll(prompts.Shuffled):
+    def pick(self, memory, k, free_N, rng):
+        return np.flatnonzero(free_N)[:k].tolist()
+
+
+@dataclass(frozen=True)
+class ChecksAll(prompts.Shuffled):
+    def pick(self, memory, k, free_N, rng):
+        return super().pick(memory, k, free_N, rng) if free_N.any() and np.count_nonzero(free_N) else []
+
+
+@dataclass(frozen=True)
+class OwnOrder(prompts.AsOffered):
+    def pick(self, memory, k, free_N, rng):
+        return sorted(super().pick(memory, k, free_N, rng), reverse=True)
+
+
+@dataclass(frozen=True)
+class DrawsItsOwn(prompts.AsOffered):
+    def pick(self, memory, k, free_N, rng):
+        return np.flatnonzero(free_N)[-len(super().pick(memory, k, free_N, rng)) or free_N.size :].tolist()
+
+
+@dataclass(frozen=True)
+class LearnsFromRewards(prompts.Posterior):
+    def observe(self, memory, group):
+        if group.scored:
+            memory["hits_N"][group.prompt] += max(0.0, group.rewards_G.sum())
+            memory["misses_N"][group.prompt] += max(0.0, (1 - group.rewards_G).sum())
+
+
+@dataclass(frozen=True)
+class DrawsTheFarthest(prompts.Posterior):
+    def pick(self, memory, k, free_N, rng):
+        pool = self._free(free_N, self.pool * k, rng)
+        rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
+        return pool[np.argsort(-np.abs(rate - self.target))[:k]].tolist()
+
+
+@dataclass(frozen=True)
+class LooksAtAll(prompts.Posterior):
+    def pick(self, memory, k, free_N, rng):
+        return super().pick(memory, k, np.array(free_N), rng) if memory["hits_N"].max() > 0 else []
+
+
+def staged(name, stage=-1, **changes):
+    """A recipe with other rules in one of its stages."""
+    recipe = RECIPES[name]
+    stages = list(recipe.stages)
+    stages[stage] = replace(stages[stage], **changes)
+    return replace(recipe, stages=tuple(stages))
+
+
+def other(name, **changes):
+    return replace(RECIPES[name], **changes)
+
+
+GRPO, PODS = advantages.grpo, advantages.OverChosen(advantages.pods)
+WINDOW = (0.125, 0.25, 1.0)
+RULES = [
+    (9, "Complete", staged("grpo", judge=Impatient())),
+    (9, "Complete", staged("grpo", judge=Drops())),
+    (9, "NonzeroVariance", staged("dapo", judge=LetsAllThrough())),
+    (9, "NonzeroVariance", staged("dapo", judge=VarianceOfRewards())),
+    (9, "NonzeroVariance", staged("racing", 0, judge=NeverEarly(Act.NEXT, early=True))),
+    (9, "Band", staged("pilot_commit", 0, judge=OpenBand(*WINDOW))),
+    (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
+    (9, "Band", staged("pilot_commit", 0, judge=NeverEvicts(*WINDOW))),
+    (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
+    (9, "Fill", other("grpo", intake=Overfull())),
+    (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
+    (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=4))),
+    (3, "no promise", other("pilot_commit", intake=HoardsWithoutAPromise(12), max_staleness=9)),
+    (9, "Fixed", staged("grpo", size=OneMore(4))),
+    (9, "Redundant", staged("darts_exact", size=NoRedundancy(4, 1.5, 2.0))),
+    (9, "Redundant", staged("darts_exact", size=EvenRedundancy(4, 1.5, 2.0))),
+    (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(4, 1.5, 2.0))),
+    (9, "SampledTail", staged("darts_sampled", stop=NeverStops(3, 1))),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce(3, 1))),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAll(3, 1))),
+    (9, "SampledTail", staged("darts_sampled", stop=CountsTruncated(3, 1))),
+    (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
+    (9, "Oldest", staged("dapo_carry", promote=Newest())),
+    (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
+    (9, "RandomOrder", staged("pilot_commit_random", 0, promote=FavoursHits())),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=Starves(4))),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance(4))),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=VarianceOfRewardsFirst(4))),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=FirstFinished(4))),
+    (9, "Everything", other("grpo", rows=AllButOne())),
+    (9, "Everything", other("grpo", rows=HalfWeight())),
+    (9, "MaxVariance", other("pods", rows=FirstM(4))),
+    (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
+    (9, "MaxVariance", other("pods", rows=OneTooMany(4))),
+    (9, "MaxReward", other("pods", rows=MinReward(4))),
+    (9, "Random", other("pods", rows=NotAtRandom(4))),
+    (9, "Percentile", other("pods", rows=Middle(4))),
+    (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
+    (9, "ShortestAndLongest", other("darts_exact", rows=KeepsTruncated(3, 1))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1, weigh_tail=True))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheHead(3, 1, weigh_tail=True))),
+    (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
+    (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
+    (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),
+    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(not_scaled))),
+    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(positive_only))),
+    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(nothing))),
+    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(above_zero))),
+    (9, "OverGroup", other("pods", advantage=ChosenForGroup(GRPO))),
+    (9, "OverChosen", other("pods", advantage=GroupForChosen(advantages.pods))),
+    (9, "CommitLeaveOneOut", other("pilot_commit", advantage=MeanOfAll())),
+    (9, "Shuffled", other("grpo", prompts=Stingy())),
+    (6, "Shuffled", other("grpo", prompts=HiddenMemory())),
+    (11, "Shuffled", other("grpo", prompts=SearchesAll())),
+    (11, "Shuffled", other("grpo", prompts=ChecksAll())),
+    (9, "AsOffered", other("offered_pilot_commit", prompts=OwnOrder())),
+    (9, "AsOffered", other("offered", prompts=DrawsItsOwn())),
+    (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
+    (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
+    (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),
+]
+
+
+def liar(recipe):
+    """The rule of a mutated recipe that is defined here."""
+    slots = [*vars(recipe).values(), *(getattr(stage, name) for stage in recipe.stages for name in stage.__slots__)]
+    kernels = [getattr(slot, "kernel", None) for slot in slots]
+    (found,) = {
+        getattr(r, "__name__", type(r).__name__) for r in (*slots, *kernels) if getattr(r, "__module__", "") == __name__
+    }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("law", "recipe"), [pytest.param(law, recipe, id=f"{of}: {liar(recipe)}") for law, of, recipe in RULES]
+)
+def test_a_rule_breaks_its_promise(law, recipe):
+    with pytest.raises(ConformanceError, match=rf"law {law}: "):
+        check_recipe(recipe)
+
+
+def test_grpo_that_calls_itself_dapo():
+    with pytest.raises(ConformanceError, match=r"law 9: .* a group goes on only if its metrics differ"):
+        check_recipe(RECIPES["grpo"], like=staged("grpo", judge=judges.NonzeroVariance()))
+
+
+def test_every_rule_is_among_the_mutated():
+    """A new rule states its promise, and has a mutant here that breaks it."""
+    families = (advantages, intake, judges, promote, prompts, rows, sizes, stops)
+    public = {
+        kind.__name__: kind
+        for family in families
+        for kind in vars(family).values()
+        if isinstance(kind, type) and kind.__module__ == family.__name__ and not kind.__name__.startswith("_")
+    }
+    assert not [name for name, kind in public.items() if not hasattr(kind, "promises")]
+    assert public.keys() == {of for _, of, _ in RULES} - {"no promise"}
+
+
+def test_a_rule_without_a_promise_is_put_through_the_laws_only():
+    """Flipped advantages are nobody's business where nobody promised otherwise."""
+    check_recipe(other("grpo", advantage=Unpromised()), seeds=(0,), batches=2)
+
+
+@dataclass(frozen=True)
+class Unpromised:
+    def __call__(self, group, chosen_M):
+        return -advantages.grpo(group.rewards_G)[chosen_M]
+
+
+def test_rewards_are_of_the_range_that_a_rule_takes():
+    recipe = replace(recipes.grpo(4, 4), advantage=advantages.OverGroup(advantages.maxrl))
+    check_recipe(recipe, rewards=(0.0, 1.0), seeds=(0,), batches=2)
+    with pytest.raises(ValueError, match="maxrl needs rewards of 0 or more"):
+        check_recipe(recipe)
