@@ -22,6 +22,11 @@ from rollalloc.testing import ConformanceError, check_recipe
 # --------------------------------------------------------------------------------------------- allocators that break a law
 
 
+def bent(told, **changes):
+    """What the core told, otherwise."""
+    return type(told)(**{name: getattr(told, name) for name in type(told).__annotations__} | changes)
+
+
 def bending(**changes):
     """An allocator that decides by a recipe with other fields than it was given."""
 
@@ -38,7 +43,7 @@ class CancelsTwice(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         again, self.named = self.named, actions.cancel
-        return actions._replace(cancel=(*actions.cancel, *again))
+        return bent(actions, cancel=(*actions.cancel, *again))
 
 
 class CancelsWhatEnded(Allocator):
@@ -49,14 +54,14 @@ class CancelsWhatEnded(Allocator):
 
     def ask(self, capacity=None):
         actions = super().ask(capacity)
-        return actions._replace(cancel=(*actions.cancel, *getattr(self, "ended", ())))
+        return bent(actions, cancel=(*actions.cancel, *getattr(self, "ended", ())))
 
 
 class TrainsTwice(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         batch = actions.batch
-        return actions if batch is None else actions._replace(batch=replace(batch, rows=(*batch.rows, batch.rows[0])))
+        return actions if batch is None else bent(actions, batch=bent(batch, rows=(*batch.rows, batch.rows[0])))
 
 
 class LosesAGroup(Allocator):
@@ -68,13 +73,13 @@ class LosesAGroup(Allocator):
             return actions
         lost = actions.batch.rows[0].group
         rows = tuple(row for row in actions.batch.rows if row.group != lost)
-        return actions._replace(batch=replace(actions.batch, rows=rows))
+        return bent(actions, batch=bent(actions.batch, rows=rows))
 
 
 class SaysFull(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
-        return actions if actions.batch is None else actions._replace(batch=replace(actions.batch, short_because=None))
+        return actions if actions.batch is None else bent(actions, batch=bent(actions.batch, short_because=None))
 
 
 class YoungRows(Allocator):
@@ -84,8 +89,8 @@ class YoungRows(Allocator):
         actions = super().ask(capacity)
         if actions.batch is None:
             return actions
-        rows = tuple(row._replace(version=actions.batch.version) for row in actions.batch.rows)
-        return actions._replace(batch=replace(actions.batch, rows=rows))
+        rows = tuple(bent(row, version=actions.batch.version) for row in actions.batch.rows)
+        return bent(actions, batch=bent(actions.batch, rows=rows))
 
 
 def forget_in_flight(allocator, groups):
@@ -122,7 +127,7 @@ class DropsHeldAtAnEpoch(Allocator):
 class HandsOutTwice(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
-        return actions._replace(generate=actions.generate * 2)
+        return bent(actions, generate=actions.generate * 2)
 
 
 class Deaf(Allocator):
@@ -132,26 +137,26 @@ class Deaf(Allocator):
 
 class ForgetsWhatIsOutstanding(Allocator):
     def outstanding(self):
-        return super().outstanding()._replace(generate=())
+        return bent(super().outstanding(), generate=())
 
 
 class ReleasesTwice(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
-        return actions._replace(release=actions.release * 2)
+        return bent(actions, release=actions.release * 2)
 
 
 class ReleasesEarly(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         rows = () if actions.batch is None else tuple(row.rollout for row in actions.batch.rows)
-        return actions._replace(release=actions.release + rows)
+        return bent(actions, release=actions.release + rows)
 
 
 class ReleasesLess(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
-        return actions._replace(release=tuple(rollout for rollout in actions.release if rollout % 7))
+        return bent(actions, release=tuple(rollout for rollout in actions.release if rollout % 7))
 
 
 class ForgetsOnLoad(Allocator):
@@ -171,7 +176,7 @@ class OrdersAtRandom(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         order = np.random.default_rng().permutation(len(actions.generate))
-        return actions._replace(generate=tuple(actions.generate[at] for at in order))
+        return bent(actions, generate=tuple(actions.generate[at] for at in order))
 
 
 class Unaccounted(Allocator):
@@ -207,7 +212,7 @@ ALLOCATORS = [
     (2, "grpo", LosesAGroup),
     (2, "dapo_max_candidates", SaysFull),
     (2, "pilot_commit", YoungRows),
-    (2, "pilot_commit_one_step_old", bending(max_staleness=9)),
+    (8, "pilot_commit_one_step_old", bending(max_staleness=9)),
     (2, "dapo_carry", bending(max_staleness=9)),
     (2, "offered_pilot_commit", DropsAtAnOfferedEpoch),
     (2, "offered_dapo_carry", DropsAtAnOfferedEpoch),
