@@ -415,6 +415,18 @@ class Newest(promote.Oldest):
 
 
 @dataclass(frozen=True)
+class OldestAfterAll(promote.MostRecent):
+    def __call__(self, held, k, view, rng):
+        return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
+
+
+@dataclass(frozen=True)
+class OtherDeviation(advantages.GRPO):
+    def __call__(self, rewards_G):
+        return advantages.grpo(rewards_G, eps=self.eps, ddof=1 - self.ddof)
+
+
+@dataclass(frozen=True)
 class HalfOfThem(promote.RandomOrder):
     def __call__(self, held, k, view, rng):
         return super().__call__(held, max(1, k // 2), view, rng)
@@ -703,6 +715,8 @@ RULES = [
     (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance(4))),
     (9, "TopVariance", staged("pilot_commit", 0, promote=VarianceOfRewardsFirst(4))),
     (9, "TopVariance", staged("pilot_commit", 0, promote=FirstFinished(4))),
+    (9, "MostRecent", staged("pilot_commit_most_recent", 0, promote=OldestAfterAll())),
+    (9, "GRPO", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
     (9, "Everything", other("grpo", rows=AllButOne())),
     (9, "Everything", other("grpo", rows=HalfWeight())),
     (9, "MaxVariance", other("pods", rows=FirstM(4))),
