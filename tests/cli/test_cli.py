@@ -17,9 +17,9 @@ from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import Settings
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.settings import Settings
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

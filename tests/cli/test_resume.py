@@ -11,8 +11,8 @@ from rollalloc.bench import verify
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.settings import Settings
 
 # Sends SIGTERM to its own process once, where the file "stop" is there.
 REWARD = """

@@ -23,8 +23,8 @@ from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import Stopped
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.stopping import Stopped
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -483,7 +483,7 @@ sys.path.insert(0, {here!r})
 from conftest import *
 from rollalloc import recipes
 from rollalloc.engines import checkpoint
-from rollalloc.engines.native import HeldOut
+from rollalloc.engines.evaluation import HeldOut
 torch.set_num_threads(1)
 
 def trainer(folder):

@@ -20,7 +20,7 @@ import torch
 from rollalloc import recipes
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.native import Stopped
+from rollalloc.engines.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
 RECIPES = {

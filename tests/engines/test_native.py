@@ -16,9 +16,9 @@ from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.settings import Settings
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 
@@ -432,7 +432,7 @@ def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
         now[0] += 5
         return Evaluation(0.5, 0.0)
 
-    trainer._measure = slow
+    trainer.grid.measure = slow
     trainer.run()
     assert {line["seconds"] for line in lines} == {0}
     assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
@@ -602,7 +602,7 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer._measure = lambda _: Evaluation(next(left), 0.0)
+    trainer.grid.measure = lambda _: Evaluation(next(left), 0.0)
     return trainer
 
 
@@ -695,7 +695,7 @@ def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, poli
             eval_samples=samples,
             sampling=Sampling(3, temperature=temperature),
         )
-        trainer._evaluate()
+        trainer._write_evaluations(trainer.grid.last(0))
         [found[name]] = lines
     p = found["exact"]["accuracy"]
     assert 0.005 < p < 0.9
@@ -734,7 +734,7 @@ def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts
         return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
 
     trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
-    trainer._evaluate()
+    trainer._write_evaluations(trainer.grid.last(0))
     assert lines[0]["accuracy"] == 0.5
     assert lines[0]["eval_unscored"] == 8
 

@@ -20,8 +20,9 @@ from rollalloc.core.packing import differences
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
+from rollalloc.engines.native import Listener, Trainer
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.settings import SAVING, Settings
 from rollalloc.engines.trackers import tracked
 from rollalloc.named import make_recipe
 from rollalloc.rewards.function import load_reward

@@ -71,7 +71,7 @@ def train(
     """Train one model under one recipe."""
     from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import run_of
-    from rollalloc.engines.native import Stopped
+    from rollalloc.engines.stopping import Stopped
 
     console = Console(stderr=True)
     with console.status("preparing"):
