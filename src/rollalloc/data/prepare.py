@@ -19,6 +19,7 @@ from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
 
 MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written; another one is prepared again
+_UNDER_WAY = ""  # the digest of a file that is being written
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 
 Progress = Callable[[str, int], None]
@@ -71,6 +72,7 @@ def prepare(
     Raises:
         ValueError: an unknown set, or a row without the set's columns.
         FileNotFoundError: a set that is not in the local folder.
+        FileExistsError: a file of a set's name that was not written here, or was changed since and `force` is not given.
         ImportError: `datasets` is missing.
     """
     parts = [part for name in dict.fromkeys(names) for part in _parts(name)]
@@ -82,7 +84,10 @@ def prepare(
         entry = manifest.get(part.name)
         reused = not force and entry is not None and entry["from"] == origin and _as_written(path, entry)
         if entry is None or not reused:
+            _refuse_foreign(path, entry, force)
             rows, dropped = _verl_rows(part, _source(part, local), progress)
+            manifest[part.name] = {"from": origin, "hub": part.hub, "rows": 0, "dropped": {}, "sha256": _UNDER_WAY}
+            _write_manifest(out, manifest)  # before the file: a call that is cut short leaves none that nobody claims
             _write_whole(path, rows)
             entry = {"from": origin, "hub": part.hub, "rows": len(rows), "dropped": dropped, "sha256": _sha256(path)}
             manifest[part.name] = entry
@@ -200,6 +205,16 @@ def _questions(path: Path) -> list[str]:
     return [row["prompt"][-1]["content"].removesuffix(INSTRUCTION) for _, row in read_rows(path)]
 
 
+def _refuse_foreign(path: Path, entry: Mapping[str, Any] | None, force: bool) -> None:
+    """Refuse to write over a file that is not as it was written here."""
+    if not os.path.lexists(path) or (entry is not None and (entry["sha256"] == _UNDER_WAY or force)):
+        return
+    if entry is None:
+        raise FileExistsError(f"{path} is there, and {MANIFEST} does not name it; give another --out, or move it away")
+    if not _as_written(path, entry):
+        raise FileExistsError(f"{path} was changed since it was written; --force makes it again, or give another --out")
+
+
 def _as_written(path: Path, entry: Mapping[str, Any]) -> bool:
     return path.is_file() and _sha256(path) == entry["sha256"]
 
@@ -213,8 +228,15 @@ def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def _read_manifest(out: Path) -> dict[str, Any]:
     path = out / MANIFEST
-    saved = json.loads(path.read_text()) if path.exists() else {}
-    return saved["files"] if saved.get("schema") == _SCHEMA else {}
+    if not path.exists():
+        return {}
+    try:
+        saved = json.loads(path.read_text())
+        return saved["files"] if saved["schema"] == _SCHEMA else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileExistsError(
+            f"{path} is no manifest of this command ({type(error).__name__}: {error}); give another --out, or move it away"
+        ) from None
 
 
 def _write_manifest(out: Path, files: Mapping[str, Any]) -> None:

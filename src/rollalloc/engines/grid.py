@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from math import isfinite
 from typing import Any
 
+from rollalloc.core.allocator import MetricError
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.policy import Policy
@@ -20,6 +21,7 @@ from rollalloc.rewards.function import Outcome
 log = logging.getLogger(__name__)
 
 Submit = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], Future[list[Outcome]]]
+_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _POLITE_S = 0.1  # how often an evaluation looks whether it is to be given up, while it waits for scores
 
 
@@ -69,6 +71,7 @@ class Grid:
         Raises:
             Interrupted: it was given up.
             FloatingPointError: the weights diverged.
+            MetricError: there is a target, but what is measured is no accuracy.
         """
         started = time.perf_counter()
         if self._latest is None or self._latest[0] != version:
@@ -106,6 +109,11 @@ class Grid:
             raise FloatingPointError(
                 f"the held-out accuracy is {found.accuracy} after {self.counters.made['optimizer_steps']} optimizer steps: "
                 "the weights diverged; try a smaller learning rate"
+            )
+        elif settings.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
+            raise MetricError(
+                f"the target {settings.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
+                'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
             )
         return found
 

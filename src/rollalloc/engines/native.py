@@ -10,9 +10,8 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.folder import ALLOCATOR, RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.rollouts import Roller
@@ -31,13 +31,17 @@ from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 
-__all__ = ["HeldOut", "Listener", "Settings", "Stopped", "Trainer"]
+__all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 _NAMED = 20  # quarantined prompts that the last line of the metrics names
+
+
+class ScoringFailed(RuntimeError):
+    """The run learned nothing (more), since the reward function gave no scores."""
 
 
 class Trainer:
@@ -51,7 +55,7 @@ class Trainer:
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
         folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
-            None: nothing is written.
+            None: nothing is written. One that holds a run is refused, unless it is resumed.
         listener: called with each line of the metrics, for progress.
     """
 
@@ -64,21 +68,24 @@ class Trainer:
         settings: Settings,
         *,
         heldout: HeldOut | None = None,
-        folder: Path | None = None,
+        folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
         self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
-        self.folder, self.listener = folder, listener
+        self.place = RunFolder(folder) if isinstance(folder, Path) else folder
+        self.folder = None if self.place is None else self.place.path
+        self.listener = listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        logged = folder / checkpoint.ROLLOUTS if folder is not None and settings.log_rollouts else None
+        logged = self.folder / checkpoint.ROLLOUTS if self.folder is not None and settings.log_rollouts else None
         self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
         self.counters = self.state.counters
         self.counters.made = self._spent()
-        self._stop = StopRequest()
-        self.grid = Grid(policy, heldout, settings, self.counters, self.roller.submit, lambda: self._stop.came)
+        self._stop = stop = StopRequest()
+        self.grid = Grid(policy, heldout, settings, self.counters, self.roller.submit, lambda: stop.by is not None)
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
+        self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -86,13 +93,21 @@ class Trainer:
         """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
 
         Raises:
-            Stopped: SIGTERM came, and a checkpoint was written after the batch that was at work, or in the evaluation that
-                was. Only a run with a folder, in the main thread, is stopped so.
+            FileExistsError: the folder holds a run already, or files that are not ours.
+            InUse: another trainer is at work in it.
+            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
+                or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
+            KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
+            ScoringFailed: no rollout got a score, or none any more.
+            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
-        if self._saved_at is None and self.folder is not None:
-            checkpoint.start_afresh(self.folder)
-        with self._stop.heard() if self.folder is not None else nullcontext():
+        if self.place is None:
+            return self._run()
+        if self._saved_at is None:
+            self.place.begin()
+        self._saved_s = time.monotonic()
+        with self.place, self._stop.heard():
             try:
                 return self._run()
             except Interrupted:
@@ -121,9 +136,21 @@ class Trainer:
         actions = self.allocator.ask()
         self.roller.carry_out(actions, self.allocator)
         self.counters.seconds += time.perf_counter() - started
-        if actions.finished is None or 2 * self.allocator.accounts()["failed"] <= self.allocator.paid:
+        paid, accounts = self.allocator.paid, self.allocator.accounts()
+        if actions.finished is None or 2 * accounts["failed"] <= paid:
             return actions.finished
-        return f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.commonest_failure()}"
+        why = f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.commonest_failure()}"
+        without_score = sum(accounts[cause] for cause in ("failed", "cancelled", "open"))
+        if without_score == paid or actions.finished.startswith("failed:"):
+            self._give_up(why)
+        return why
+
+    def _give_up(self, why: str) -> NoReturn:
+        """End a run whose rewards fail, without a checkpoint of it: the one before goes on once they are repaired."""
+        if self.folder is not None:
+            self._report()
+        self._write({"kind": "failed", "why": why, **self._spent(), **self.allocator.away()})
+        raise ScoringFailed(f"{why}. No model is saved; repair the reward, then resume (--resume)")
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
@@ -185,9 +212,9 @@ class Trainer:
         self._save()
         self._evaluate_until(self.allocator.paid)
         self._write_evaluations(self.grid.last(self.allocator.version))
-        if self.folder is not None:
-            self.policy.save(self.folder / "model")
-            (self.folder / "allocator.json").write_text(json.dumps(self.allocator.state_dict()))
+        if self.place is not None:
+            self.place.save_model(self.policy)
+            checkpoint.write_whole(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
         named = self._quarantined()[:_NAMED]
         self._write({"kind": "end", "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
@@ -210,16 +237,24 @@ class Trainer:
 
         Raises:
             FileNotFoundError: no checkpoint.
+            InUse: another trainer is at work in the folder.
             ValueError: no folder, no checkpoint that is whole, or one of another recipe, data set, model or other settings
                 than when to end and when to save; names the difference. Nothing was changed.
         """
-        if self.folder is None:
+        if self.place is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
-        saved = checkpoint.load_newest(self.folder)
-        changed = self.state.refuse_another(saved, self.folder, accept_data=accept_data)
-        checkpoint.check_written(self.folder, saved.state["written"])
-        self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
-        checkpoint.cut_written(self.folder, saved.state["written"])
+        folder = self.place.path
+        try:
+            self.place.lock()
+            saved = checkpoint.load_newest(folder)
+            changed = self.state.refuse_another(saved, folder, accept_data=accept_data)
+            checkpoint.check_written(folder, saved.state["written"])
+            self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
+        except BaseException:
+            self.place.release()
+            raise
+        self.place.go_on()
+        checkpoint.cut_written(folder, saved.state["written"])
         self._saved_at = saved.batches
         if changed is not None:
             self.counters.barren_groups = 0  # counted groups of the old ones
@@ -228,16 +263,21 @@ class Trainer:
         return saved.batches
 
     def _save_if_due(self) -> None:
-        every = self.settings.checkpoint_every
-        if self._stop.came or (every is not None and self.counters.batches % every == 0):
+        batches, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        is_due = batches is not None and self.counters.batches % batches == 0
+        is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
+        if is_due or is_late or self._stop.by is not None:
             self._save()
-        if self._stop.came:
+        if self._stop.by is not None:
             raise self._stopped("after")
 
     def _stopped(self, when: str) -> Stopped:
+        by = self._stop.by
+        assert by is not None
         return Stopped(
-            f"stopped by SIGTERM {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
-            "from it"
+            f"stopped by {by.name} {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
+            "from it",
+            by,
         )
 
     def _save(self) -> None:
@@ -247,7 +287,7 @@ class Trainer:
             return
         state, tensors = self.state.packed(checkpoint.bytes_written(self.folder))
         checkpoint.save(self.folder, batches, state, tensors, keep=self.settings.keep_checkpoints)
-        self._saved_at = batches
+        self._saved_at, self._saved_s = batches, time.monotonic()
         self._report()
 
     # --------------------------------------------------------------------------------------------------------- figures

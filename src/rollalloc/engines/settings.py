@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, get_args
 
 from rollalloc.core.packing import describe
+from rollalloc.core.recipe import at_least
 from rollalloc.engines.loss import Loss
 from rollalloc.engines.policy import Precision
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule
 
-SAVING = ("checkpoint_every", "keep_checkpoints", "log_rollouts")  # settings that change nothing but what is saved
+SAVING = (
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "log_rollouts",
+)  # settings that change nothing but what is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
 
@@ -39,7 +46,9 @@ class Settings:
         max_batches: batches after which the run ends; None: no limit.
         stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
         target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: none.
-        checkpoint_every: batches between two checkpoints; None: only at the end, and on SIGTERM.
+        checkpoint_every: batches between two checkpoints; None: no number of them.
+        checkpoint_minutes: minutes between two checkpoints; None: no time. One is written at the end, and where the run is
+            asked to stop, in any case. No checkpoint changes what is trained.
         keep_checkpoints: newest checkpoints to keep, at least 1.
         log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
 
@@ -64,6 +73,7 @@ class Settings:
     stop_when_barren: bool = True
     target: float | None = None
     checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = 10.0
     keep_checkpoints: int = 2
     log_rollouts: bool = False
 
@@ -73,6 +83,7 @@ class Settings:
                 "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
                 f"policy's; got {self.sampling}"
             )
+        at_least("seed", self.seed, 0)
         for name in (
             "optimizer_steps_per_batch",
             "tokens_per_forward",
@@ -80,18 +91,21 @@ class Settings:
             "eval_samples",
             "keep_checkpoints",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            at_least(name, getattr(self, name), 1)
         for name in ("max_batches", "checkpoint_every"):
-            given = getattr(self, name)
-            if given is not None and given < 1:
-                raise ValueError(f"{name} must be at least 1, or None, got {given}")
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not (0 <= self.weight_decay < inf and all(0 <= beta < 1 for beta in self.betas)):
+            raise ValueError(
+                f"weight_decay must be 0 or more and betas in [0, 1), got {self.weight_decay} and {self.betas}"
+            )
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
-        if not (self.learning_rate > 0 and self.max_grad_norm > 0):
-            raise ValueError(f"learning_rate and max_grad_norm must be above 0, got {self}")
 
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 import rollalloc
 from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries
+from rollalloc.claims import Claims
 from rollalloc.report import figures, style
 from rollalloc.report.recorded import RecordedRun, by_label, comparisons, read_run, remaining, state
 from rollalloc.report.samples import Example, examples
@@ -99,10 +100,12 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: no run in the folder.
+        FileExistsError: a file of the page's name, or of a figure's, that no report wrote.
     """
     out = folder / "report.html" if out is None else out
     made = sections(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    figures_of = [f"{chart.name}.png" for section in made for chart in section.charts]
+    Claims(out.parent, "report").add([out.name, *figures_of], "give another page (--out), or move it away")
     out.write_text(render("report.html.j2", title=title_of(made), sections=made), encoding="utf-8", errors="replace")
     for section in made:
         for chart in section.charts:
