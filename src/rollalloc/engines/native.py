@@ -89,11 +89,14 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
-    def run(self) -> str:
+    def run(self, *, overwrite: bool = False) -> str:
         """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
 
+        Args:
+            overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
+
         Raises:
-            FileExistsError: the folder holds a run already, or files that are not ours.
+            FileExistsError: the folder holds a run that is not to be overwritten, or files that are not ours.
             InUse: another trainer is at work in it.
             Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
                 or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
@@ -105,7 +108,7 @@ class Trainer:
         if self.place is None:
             return self._run()
         if self._saved_at is None:
-            self.place.begin()
+            self.place.begin(overwrite=overwrite)
         self._saved_s = time.monotonic()
         with self.place, self._stop.heard():
             try:
@@ -149,7 +152,7 @@ class Trainer:
         """End a run whose rewards fail, without a checkpoint of it: the one before goes on once they are repaired."""
         if self.folder is not None:
             self._report()
-        self._write({"kind": "failed", "why": why, **self._spent(), **self.allocator.away()})
+        self._write_last("failed", why)
         raise ScoringFailed(f"{why}. No model is saved; repair the reward, then resume (--resume)")
 
     def _train_on(self, batch: Batch) -> None:
@@ -216,8 +219,11 @@ class Trainer:
             self.place.save_model(self.policy)
             checkpoint.write_whole(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
+        self._write_last("end", why)
+
+    def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
-        self._write({"kind": "end", "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
+        self._write({"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
