@@ -19,13 +19,13 @@ def _option(help: str, panel: str, **others: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **others)
 
 
-def folder(text: str) -> Path:
+def folder(text: str | Path) -> Path:
     """A folder to write into, as an option gives it.
 
     Raises:
         typer.BadParameter: it is empty, or a file.
     """
-    if not text.strip():
+    if not str(text).strip():
         raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
     if Path(text).exists() and not Path(text).is_dir():
         raise typer.BadParameter(f"{text} is a file; give a folder")

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 
-def page(text: str) -> Path:
+def page(text: str | Path) -> Path:
     """A page to write, as an option gives it.
 
     Raises:
         typer.BadParameter: it is empty, or a folder.
     """
-    if not text.strip() or Path(text).is_dir():
+    if not str(text).strip() or Path(text).is_dir():
         raise typer.BadParameter(f"expected the name of a page, e.g. report.html, got {text!r}")
     return Path(text)
 
