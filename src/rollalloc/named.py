@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
@@ -102,28 +101,25 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    hints = get_type_hints(made) if callable(made) else {}
-    given = {key: _typed(name, key, parameters[key], hints.get(key, Any)) for key in known if key in parameters}
+    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # those of a user's own function are the user's
+    given = {key: _typed(name, key, parameters[key], kinds.get(key)) for key in known if key in parameters}
     recipe = made(**given)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
     return recipe
 
 
-def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
-    """A parameter's value as its annotation wants it, a list as a tuple; what is no annotation of ours is not looked at.
+def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
+    """A parameter's value as its annotation wants it; whole numbers and words are looked at by the recipe itself.
 
     Raises:
-        ValueError: it is of another kind; a number is left to the recipe, which knows its range.
+        ValueError: it is of another kind.
     """
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if value is None or any(kind not in (int, float) and get_origin(kind) not in (tuple, Literal) for kind in kinds):
-        return value
-    if kinds == (tuple[int, ...],):
+    if kind == tuple[int, ...]:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
             return tuple(value)
         raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
-    if float in kinds and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise ValueError(f"{name}: {key} must be a number, got {value!r}")
     return value
 
