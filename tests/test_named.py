@@ -43,3 +43,29 @@ def test_a_part_that_lacks_something_or_is_unknown_is_named():
         make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12})
     with pytest.raises(ValueError, match=r"unknown recipe 'podz' .did you mean 'pods'"):
         make_recipe("dapo+podz", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("racing", {"sizes_S": 4}, r"racing: sizes_S must be a list of whole numbers, e.g. sizes_S=\[4,8\], got 4"),
+        ("racing", {"sizes_S": None}, "sizes_S must be a list of whole numbers"),
+        ("racing", {"sizes_S": [2, "4"]}, "sizes_S must be a list of whole numbers"),
+        ("racing", {"sizes_S": [2, 4.5]}, "sizes_S must be a list of whole numbers"),
+        ("racing", {"sizes_S": []}, "sizes_S must be growing"),
+        ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_lower": "low"}, "p_lower must be a number, got 'low'"),
+        ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_solve": None}, "p_solve must be a number, got None"),
+        ("pilot_commit", {"n_pilot": [2], "n_commit": 2}, "n_pilot must be a whole number"),
+        ("dapo", {"n": 2, "surplus": 3}, "surplus must be one of discard, carry, got 3"),
+        ("darts", {"shortest": 2, "longest": 1, "max_redundancy": True}, "max_redundancy must be a number"),
+    ],
+)
+def test_a_parameter_of_the_wrong_kind_is_said_by_name(name, parameters, message):
+    takes = parameters_of(name)
+    with pytest.raises(ValueError, match=message):
+        make_recipe(name, {key: 4 for key in ("groups", "gen_groups") if key in takes} | parameters)
+
+
+def test_a_list_of_sizes_is_the_tuple():
+    given = {"groups": 2, "gen_groups": 4}
+    assert make_recipe("racing", given | {"sizes_S": [2, 4]}) == make_recipe("racing", given | {"sizes_S": (2, 4)})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
@@ -113,10 +113,27 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    recipe = made(**{key: parameters[key] for key in known if key in parameters})
+    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # those of a user's own function are the user's
+    given = {key: _typed(name, key, parameters[key], kinds.get(key)) for key in known if key in parameters}
+    recipe = made(**given)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
     return recipe
+
+
+def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
+    """A parameter's value as its annotation wants it; whole numbers and words are looked at by the recipe itself.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    if kind == tuple[int, ...]:
+        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
+            return tuple(value)
+        raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
+    if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ValueError(f"{name}: {key} must be a number, got {value!r}")
+    return value
 
 
 def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

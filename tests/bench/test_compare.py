@@ -17,6 +17,9 @@ import pytest
 from rollalloc.bench.compare import Standing, _Worker, compare, is_finished, latest, result_of, standing
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Source, digests_of, execute
+from rollalloc.claims import InUse, Lock
+from rollalloc.engines.checkpoint import newest
+from rollalloc.engines.stopping import Stopped
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -175,15 +178,50 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
     assert untimed(tmp_path / "unbroken") == untimed(place)
 
 
-def test_what_was_begun_as_another_run_is_started_afresh(run_of, tmp_path):
+def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_path):
     run = run_of(seed=3)
     run = replace(run, settings=replace(run.settings, checkpoint_every=1))
     other = replace(run, max_rollouts=32)
     execute(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended
     assert standing(run, tmp_path / "grpo-3") == Standing()
-    [result] = compare([run], tmp_path)
+    with pytest.raises(FileExistsError, match=r"grpo-3 holds a run that has ended; .*--overwrite"):
+        compare([run, run_of(seed=4)], tmp_path)
+    assert standing(other, tmp_path / "grpo-3").ended
+    assert not (tmp_path / "grpo-4").exists()  # it is said before any run begins
+    [result] = compare([run], tmp_path, overwrite=True)
     assert result["rollouts_paid"] == 96
+
+
+def test_results_that_no_comparison_wrote_are_not_overwritten(run_of, tmp_path):
+    (tmp_path / "results.json").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds results\.json, which"):
+        compare([run_of()], tmp_path)
+    assert (tmp_path / "results.json").read_text() == "mine"
+    assert not (tmp_path / "grpo-0").exists()
+
+
+def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    with Lock(tmp_path, "comparison"), pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
+        compare([run_of()], tmp_path)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_comparison_that_is_asked_to_stop_saves_its_runs(run_of, tmp_path, by):
+    """Then the same call goes on with what was begun, and the metrics are those of runs that were never stopped."""
+    run = run_of(max_rollouts=2000, target=None)
+    asked = []
+
+    def watch(standings):
+        if not asked and standings[0][1].rollouts:
+            asked.append(os.kill(os.getpid(), by))
+
+    with pytest.raises(Stopped, match=f"stopped by {by.name} with 2 of 2 runs to go") as caught:
+        compare([run, replace(run, label="later")], tmp_path, processes=1, watcher=watch)
+    assert caught.value.by == by
+    assert newest(tmp_path / "grpo-0") is not None
+    assert not (tmp_path / "later-0").exists()
 
 
 @pytest.mark.parametrize("processes", [0, -1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -146,7 +147,7 @@ def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, 
     run = run_of()
     execute(run, tmp_path)
     with pytest.raises(ValueError, match="unknown tracker mlflow"):
-        execute(run_of(seed=1, track=("mlflow",)), tmp_path)
+        execute(run_of(seed=1, track=("mlflow",)), tmp_path, overwrite=True)
     assert is_finished(run, tmp_path)
 
 
@@ -155,15 +156,75 @@ def test_a_runs_name_is_its_label_or_its_recipe(run_of, tmp_path):
     assert folder_of(run_of(label="wide", seed=3), tmp_path) == tmp_path / "wide-3"
 
 
-def test_a_run_that_fails_leaves_no_others_metrics_behind(run_of, tmp_path):
-    """Else the folder would hold this run's description beside the metrics of the one before, and pass for finished."""
-    first, second = run_of(), run_of(reward="no_such_module:score")
+def test_another_runs_folder_is_refused_and_a_run_that_cannot_be_removes_nothing(run_of, tmp_path):
+    first, second, third = run_of(), run_of(seed=1), run_of(reward="no_such_module:score")
     execute(first, tmp_path)
-    assert is_finished(first, tmp_path)
-    with pytest.raises(ImportError, match="no_such_module"):
+    with pytest.raises(FileExistsError, match="holds a run that has ended"):
         execute(second, tmp_path)
+    with pytest.raises(ImportError, match="no_such_module"):
+        execute(third, tmp_path, overwrite=True)
+    assert is_finished(first, tmp_path)
+    execute(second, tmp_path, overwrite=True)
+    assert is_finished(second, tmp_path)
     assert not is_finished(first, tmp_path)
-    assert not is_finished(second, tmp_path)
+
+
+def test_a_run_that_came_to_no_checkpoint_begins_again_and_no_other_does(run_of, tmp_path):
+    def killed(line):
+        if line["kind"] == "batch":
+            raise KeyboardInterrupt
+
+    run = run_of()
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path, killed)
+    with pytest.raises(FileExistsError, match="a run that has not ended, without a checkpoint"):
+        execute(run_of(seed=1), tmp_path, resume=True)
+    assert execute(run, tmp_path, resume=True).startswith("budget")
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again(run_of, tmp_path):
+    run = run_of()
+    execute(run, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(FileExistsError, match="holds a run that has ended"):
+        execute(run, tmp_path, resume=True)
+    assert is_finished(run, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3"])
+def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match="does not describe a run"):
+        Run.described_in(tmp_path)
+
+
+@pytest.mark.parametrize("body", ["def score(:", "raise KeyError(3)", "import sys; sys.exit(0)", "1 / 0"])
+def test_a_reward_whose_module_raises_is_one_error(run_of, tmp_path, body):
+    (tmp_path / "broken.py").write_text(body + "\n")
+    with pytest.raises(ImportError, match=r"broken\.py:score cannot be loaded, since its module raises"):
+        execute(run_of(reward=f"{tmp_path / 'broken.py'}:score"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward": "no_such_module:score"},
+        {"prompts": ("none.parquet",)},
+        {"heldout": "none.parquet"},
+        {"device": "cuda:99"},
+        {"device": "nonsense"},
+        {"device": "meta"},
+        {"parameters": {"groups": 2000, "n": 4}},
+    ],
+)
+def test_what_can_be_known_is_said_before_the_model_is_loaded(run_of, tmp_path, monkeypatch, changes):
+    def loaded(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(Policy, "load", loaded)
+    with pytest.raises((ValueError, OSError, ImportError)):
+        execute(run_of(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # What a run refuses

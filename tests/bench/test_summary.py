@@ -11,8 +11,8 @@ from rollalloc.bench import summary
 from rollalloc.bench.compare import compare
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.summary import Interval, interquartile_mean, interval, summaries, summarise
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.settings import Settings
 
 
 def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", target=0.5, ends=True, **waste):

@@ -17,9 +17,9 @@ from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import Settings
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.settings import Settings
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")
@@ -97,8 +97,11 @@ def test_reasons_are_shown_as_they_are(call, own, tmp_path):
         0,
     )
     code, output = call("train", *arguments, *SHORT, *GRPO, "--out", tmp_path)
-    assert code == 0, output
+    assert code == 2, output
     assert "unscored: ValueError: no [/INST] in [bold]" in output
+    assert "mostly because: ValueError: no [/INST] in [bold]. No model is saved" in said(output)
+    assert "Traceback" not in output
+    assert not (tmp_path / "model").exists()
 
 
 def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
@@ -144,19 +147,19 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN[:-1], "my_reward.py"), "reward must be 'package.module:function' or 'file.py:function'"),
         ((*OWN[:-1], "not_callable.py:score"), "must be a function"),
         ((*OWN, "--max-new-tokens", "0"), "max_new_tokens must be at least 1, got 0"),
-        ((*OWN, "--learning-rate", "0"), "learning_rate and max_grad_norm must be above 0"),
+        ((*OWN, "--learning-rate", "0"), "learning_rate must be above 0 and finite, got 0.0"),
         ((*OWN, "--temperature", "0"), "temperature must be above 0"),
-        ((*OWN, "--optimizer-steps", "0"), "optimizer_steps_per_batch must be at least 1, got 0"),
-        ((*OWN, "--seed", "-1"), "seed must be 0 or more"),
+        ((*OWN, "--optimizer-steps", "0"), "optimizer_steps_per_batch must be a whole number of at least 1, got 0"),
+        ((*OWN, "--seed", "-1"), "seed must be a whole number of at least 0, got -1"),
         ((*OWN, "--aggregation", "mean"), "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
         ((*OWN, "--dual-clip", "1"), "expected dual above 1"),
         ((*OWN, "--kl", "-1"), "kl must be 0 or more"),
         ((*OWN, "--schedule", "linear"), "a constant rate has no steps and a falling one needs them"),
-        ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be at least 1, got 0"),
+        ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be a whole number of at least 1, got 0"),
         ((*OWN, "--precision", "fp16"), "precision must be one of auto, fp32, bf16, got 'fp16'"),
         ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
         (("--model", "./none", *OWN[2:]), "there is no such folder; give that of a model"),
-        ((*OWN, "--max-rollouts", "0"), "run_rollouts"),
+        ((*OWN, "--max-rollouts", "0"), "max_rollouts must be a whole number of at least 1, got 0"),
         ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups a batch but there are only 24 prompts"),
         ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
     ],

@@ -11,8 +11,8 @@ from rollalloc.bench import verify
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.settings import Settings
 
 # Sends SIGTERM to its own process once, where the file "stop" is there.
 REWARD = """
@@ -76,12 +76,21 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
 def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):
     code, output = call(*TRAIN, "--out", stopped)
     assert code == 2
-    assert "holds a run that has not ended, with a checkpoint after batch 1; go on with --resume" in said(output)
+    assert "holds a run that has not ended, with a checkpoint after batch 1; go on with it (--resume)" in said(output)
 
 
-def test_a_finished_run_may_be_repeated(call, tmp_path):
-    for _ in range(2):
-        assert call(*TRAIN, "--out", tmp_path)[0] == 0
+def test_a_finished_run_may_be_repeated_where_that_is_wished(call, tmp_path):
+    assert call(*TRAIN, "--out", tmp_path)[0] == 0
+    before = (tmp_path / "metrics.jsonl").read_text()
+    for other in (TRAIN, (*TRAIN, "--set", "groups=3")):
+        code, output = call(*other, "--out", tmp_path)
+        assert code == 2
+        assert "holds a run that has ended; go on with it (--resume), replace what it wrote (--overwrite)" in said(
+            output
+        )
+        assert (tmp_path / "metrics.jsonl").read_text() == before
+    code, output = call(*TRAIN, "--out", tmp_path, "--overwrite")
+    assert code == 0, output
 
 
 def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):

@@ -13,9 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.engines.native import Settings, Trainer
+from rollalloc.engines.native import Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.settings import Settings
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]

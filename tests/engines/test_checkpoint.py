@@ -23,8 +23,8 @@ from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import Stopped
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.stopping import ASKING, Stopped
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -223,8 +223,14 @@ def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path
     assert untimed(tmp_path)[-1]["rollouts_paid"] == 96
 
 
-def test_a_run_that_is_not_resumed_starts_afresh(run_of, broken, tmp_path):
-    run_of(broken, max_batches=3, checkpoint_every=None).run()
+def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
+    before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    with pytest.raises(
+        FileExistsError, match="a run that has not ended, with a checkpoint after batch 4; go on with it"
+    ):
+        run_of(broken, max_batches=3, checkpoint_every=None).run()
+    assert {path: path.read_bytes() for path in before} == before
+    run_of(broken, max_batches=3, checkpoint_every=None).run(overwrite=True)
     assert numbers(broken) == [3]
     assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
 
@@ -394,18 +400,20 @@ def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
     assert checkpoint.load_newest(tmp_path).state == state
 
 
-# SIGTERM
+# Asked to stop
 
 
-def test_sigterm_saves_and_leaves(run_of, tmp_path):
+@pytest.mark.parametrize("by", ASKING)
+def test_a_run_that_is_asked_to_stop_saves_and_leaves(run_of, tmp_path, by):
     def listen(line):
         if line["kind"] == "batch" and line["batch"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), by)
 
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="stopped by SIGTERM after batch 3; a checkpoint is in"):
+    before = {each: signal.getsignal(each) for each in ASKING}
+    with pytest.raises(Stopped, match=f"stopped by {by.name} after batch 3; a checkpoint is in") as caught:
         run_of(tmp_path / "b", checkpoint_every=None, listener=listen).run()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert caught.value.by == by
+    assert {each: signal.getsignal(each) for each in ASKING} == before
     assert numbers(tmp_path / "b") == [3]
     assert "end" not in {line["kind"] for line in untimed(tmp_path / "b")}
     resumed = run_of(tmp_path / "b")
@@ -413,6 +421,66 @@ def test_sigterm_saves_and_leaves(run_of, tmp_path):
     resumed.run()
     run_of(tmp_path / "a").run()
     assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_a_second_ctrl_c_leaves_at_once(run_of, tmp_path):
+    """What was saved before is still there, and the handlers are put back."""
+
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, listener=listen).run()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert numbers(tmp_path) == [2]
+    assert run_of(tmp_path).resume() == 2
+
+
+def test_a_second_sigterm_does_not_kill_the_save(run_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="stopped by SIGINT after batch 1"):
+        run_of(tmp_path, listener=listen).run()
+
+
+def test_what_was_ignored_stays_ignored(run_of, tmp_path):
+    """Under `nohup` a terminal that goes away is no reason to stop."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        lines = []
+        trainer = run_of(
+            tmp_path, max_batches=2, listener=lambda line: (lines.append(line), os.kill(os.getpid(), signal.SIGHUP))
+        )
+        assert trainer.run().startswith("max_batches")
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
+    """A clock that goes two minutes a batch; the other run has no checkpoint before its end."""
+    now = [0.0]
+    monkeypatch.setattr("rollalloc.engines.native.time.monotonic", lambda: now[0])
+    saved = []
+
+    def listen(line):
+        now[0] += 120 * (line["kind"] == "batch")
+        saved.append(checkpoint.newest(tmp_path / "often"))
+
+    often = run_of(tmp_path / "often", checkpoint_every=None, checkpoint_minutes=4.0, listener=listen)
+    often.run()
+    assert list(dict.fromkeys(saved)) == [None, 2, 4, 6]
+    never = run_of(tmp_path / "never", checkpoint_every=None, checkpoint_minutes=None)
+    never.run()
+    assert numbers(tmp_path / "never") == [6]
+    assert untimed(tmp_path / "often") == untimed(tmp_path / "never")
+    assert torch.equal(weights(often), weights(never))
 
 
 def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
@@ -456,7 +524,8 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
             tear(tmp_path / "run/checkpoints/3/state.json", "short")
         left = [steps]
         with monkeypatch.context() as patched:
-            for owner, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree"), (checkpoint, "save_file")):
+            steps_of = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (Path, "rmdir"), (checkpoint, "save_file"))
+            for owner, name in steps_of:
                 patched.setattr(owner, name, dying(getattr(owner, name), left))
             try:
                 write(3)
@@ -483,7 +552,7 @@ sys.path.insert(0, {here!r})
 from conftest import *
 from rollalloc import recipes
 from rollalloc.engines import checkpoint
-from rollalloc.engines.native import HeldOut
+from rollalloc.engines.evaluation import HeldOut
 torch.set_num_threads(1)
 
 def trainer(folder):
@@ -498,7 +567,7 @@ for line in sys.stdin:  # a folder and seconds; each run in a process of its own
         made = trainer(folder)
         if checkpoint.newest(folder) is not None:
             made.resume()
-        made.run()
+        made.run(overwrite=True)  # of a run that was killed before its first checkpoint
         os._exit(0)
     if seconds != "never":
         time.sleep(float(seconds))

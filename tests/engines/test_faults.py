@@ -20,7 +20,8 @@ import torch
 from rollalloc import recipes
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.native import Stopped
+from rollalloc.engines.native import ScoringFailed
+from rollalloc.engines.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
 RECIPES = {
@@ -248,15 +249,44 @@ def test_a_reward_that_never_scores_ends_the_run_early_and_says_why(run_of, tmp_
         raise ModuleNotFoundError("No module named 'sympy'")
 
     trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=broken, prompts=1000, max_batches=None, heldout=None)
-    why = trainer.run()
-    assert why.startswith("failed: the last 64 prompts tried gave no score")
-    assert why.endswith("mostly because: ModuleNotFoundError: No module named 'sympy'")
-    assert untimed(tmp_path)[-1]["rollouts_paid"] == 128
+    with pytest.raises(ScoringFailed, match=r"^failed: the last 64 prompts tried gave no score") as caught:
+        trainer.run()
+    assert "mostly because: ModuleNotFoundError: No module named 'sympy'. No model is saved" in str(caught.value)
+    last = untimed(tmp_path)[-1]
+    assert (last["kind"], last["rollouts_paid"]) == ("failed", 128)
+    assert not (tmp_path / "model").exists()
+    assert numbers(tmp_path) == []
+
+
+def numbers(folder):
+    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*"))
+
+
+def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it_is_repaired(run_of, tmp_path):
+    """Else hours of training would have to be repeated, or an end that nobody wanted would be gone on from."""
+    calls, given = (
+        [],
+        {"prompts": 1000, "checkpoint_every": 2, "max_batches": None, "max_rollouts": 512, "heldout": None},
+    )
+
+    def outage(**sample):
+        calls.append(None)
+        return starts_with_an_image(**sample) if len(calls) <= 40 else None
+
+    with pytest.raises(ScoringFailed, match=r"^failed: the last 64 prompts"):
+        run_of(tmp_path / "b", recipes.grpo(4, 2), reward=outage, **given).run()
+    assert numbers(tmp_path / "b")[-1] == 4
+    resumed = run_of(tmp_path / "b", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
+    assert resumed.resume() == 4
+    resumed.run()
+    unbroken = run_of(tmp_path / "a", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
+    unbroken.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    assert torch.equal(weights(resumed), weights(unbroken))
 
 
 def test_a_reward_that_never_scores_a_small_data_set_quarantines_it(run_of, tmp_path):
     trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=lambda **_: None, prompts=12, max_batches=None, heldout=None)
-    why = trainer.run()
-    assert why.startswith("prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined")
-    assert why.endswith("mostly because: reward function returned None")
+    with pytest.raises(ScoringFailed, match=r"^prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined"):
+        trainer.run()
     assert sorted(untimed(tmp_path)[-1]["quarantined_keys"]) == sorted(f"test/{prompt}" for prompt in range(12))

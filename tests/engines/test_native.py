@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc import recipes
+from rollalloc import MetricError, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import Settings
+from rollalloc.engines.native import ScoringFailed
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule
+from rollalloc.engines.settings import Settings
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 
@@ -432,7 +433,7 @@ def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
         now[0] += 5
         return Evaluation(0.5, 0.0)
 
-    trainer._measure = slow
+    trainer.grid.measure = slow
     trainer.run()
     assert {line["seconds"] for line in lines} == {0}
     assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
@@ -473,12 +474,16 @@ def test_the_same_seed_twice_is_the_same_run(trainer_of, prompts_of, tmp_path):
     assert not torch.equal(ended[0], ended[2])
 
 
-def test_a_second_run_in_a_folder_replaces_the_first(trainer_of, tmp_path):
+def test_a_second_run_in_a_folder_replaces_the_first_where_that_is_wished(trainer_of, tmp_path):
     trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
     once = without_seconds(lines_of(tmp_path))
-    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
+    with pytest.raises(FileExistsError, match="holds a run that has ended; go on with it"):
+        trainer_of(RECIPES["dapo"], 64, folder=tmp_path).run()
+    assert without_seconds(lines_of(tmp_path)) == once
+    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run(overwrite=True)
     assert without_seconds(lines_of(tmp_path)) == once
     assert {path.name for path in tmp_path.iterdir()} == {
+        ".rollalloc",
         "metrics.jsonl",
         "rewards.json",
         "model",
@@ -524,11 +529,80 @@ def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, n
     lines = []
     trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
     before = weights(trainer)
-    why = trainer.run()
-    assert why.startswith("failed: the last")
-    assert "mostly because: reward function returned" in why
+    with pytest.raises(ScoringFailed, match=r"^failed: the last .* mostly because: reward function returned"):
+        trainer.run()
+    assert lines[-1]["kind"] == "failed"
     assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] <= 8 * (64 + 12)
     assert torch.equal(weights(trainer), before)
+
+
+def test_a_run_whose_last_rollouts_fail_ends_as_any_other_where_the_budget_says_so(trainer_of):
+    """It learned something, and its end says what failed; it did not fail."""
+    calls = []
+
+    def reward(*, solution_str, **_):
+        calls.append(None)
+        return float(solution_str.startswith("a")) if len(calls) <= 32 else None
+
+    why = trainer_of(RECIPES["grpo"], 96, reward=reward).run()
+    assert why.startswith("budget")
+    assert why.endswith("mostly because: reward function returned None")
+
+
+# Metrics that are no success rate
+
+
+def format_and_accuracy(solution_str):
+    return float(solution_str.startswith("a")) + float(len(solution_str.split()) == 1)
+
+
+SHAPED = {
+    "format and accuracy": format_and_accuracy,
+    "plus or minus one": lambda solution_str: 2.0 * solution_str.startswith("a") - 1.0,
+    "negative": lambda solution_str: -10.0 + solution_str.startswith("a"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPED)
+def test_a_metric_that_is_no_success_rate_is_refused_where_rules_read_one(trainer_of, tmp_path, shape):
+    trainer = trainer_of(
+        RECIPES["pilot_commit"], 300, reward=lambda solution_str, **_: SHAPED[shape](solution_str), folder=tmp_path
+    )
+    with pytest.raises(MetricError, match=r'Band.* success rate.*return \{"score": reward, "acc": 1.0 if right'):
+        trainer.run()
+    again = trainer_of(RECIPES["pilot_commit"], 96, folder=tmp_path)  # once the reward is repaired
+    assert again.run(overwrite=True).startswith("budget")
+
+
+@every_recipe
+@pytest.mark.parametrize("shape", SHAPED)
+def test_every_recipe_takes_shaped_rewards_beside_a_success_rate(trainer_of, name, shape):
+    lines = []
+
+    def reward(*, solution_str, **_):
+        return {"score": SHAPED[shape](solution_str), "acc": solution_str.startswith("a")}
+
+    trainer = trainer_of(RECIPES[name], 150, reward=reward, listener=lines.append)
+    before = weights(trainer)
+    assert trainer.run().startswith("budget")
+    assert lines[-1]["accounts"]["trained"] > 0
+    assert lines[-1]["unscored"] == {}
+    assert not torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if not RECIPES[name].rate_readers])
+@pytest.mark.parametrize("shape", SHAPED)
+def test_recipes_that_read_no_success_rate_take_any_metric(trainer_of, name, shape):
+    trainer = trainer_of(RECIPES[name], 150, reward=lambda solution_str, **_: SHAPED[shape](solution_str))
+    assert trainer.run().startswith("budget")
+
+
+def test_a_target_needs_an_accuracy(trainer_of, prompts_of):
+    trainer = trainer_of(
+        RECIPES["grpo"], 64, reward=lambda **_: 2.0, heldout=HeldOut(prompts_of(4)), target=0.8, listener=None
+    )
+    with pytest.raises(MetricError, match=r"the target 0.8 is an accuracy, but the mean held-out metric is 2"):
+        trainer.run()
 
 
 def test_reasons_that_quote_the_completion_do_not_fill_the_metrics(trainer_of):
@@ -538,7 +612,8 @@ def test_reasons_that_quote_the_completion_do_not_fill_the_metrics(trainer_of):
         calls.append(None)
         raise ValueError(f"cannot parse {len(calls)}")
 
-    trainer_of(RECIPES["grpo"], 200, reward=reward, listener=lines.append).run()
+    with pytest.raises(ScoringFailed, match="cannot parse"):
+        trainer_of(RECIPES["grpo"], 200, reward=reward, listener=lines.append).run()
     assert len(lines[-1]["unscored"]) <= 30
     assert sum(lines[-1]["unscored"].values()) == 200
 
@@ -602,7 +677,7 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer._measure = lambda _: Evaluation(next(left), 0.0)
+    trainer.grid.measure = lambda _: Evaluation(next(left), 0.0)
     return trainer
 
 
@@ -695,7 +770,7 @@ def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, poli
             eval_samples=samples,
             sampling=Sampling(3, temperature=temperature),
         )
-        trainer._evaluate()
+        trainer._write_evaluations(trainer.grid.last(0))
         [found[name]] = lines
     p = found["exact"]["accuracy"]
     assert 0.005 < p < 0.9
@@ -734,7 +809,7 @@ def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts
         return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
 
     trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
-    trainer._evaluate()
+    trainer._write_evaluations(trainer.grid.last(0))
     assert lines[0]["accuracy"] == 0.5
     assert lines[0]["eval_unscored"] == 8
 
@@ -769,6 +844,13 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
         ("eval_samples", 0),
         ("learning_rate", 0.0),
         ("learning_rate", math.nan),
+        ("learning_rate", math.inf),
+        ("weight_decay", -0.1),
+        ("seed", -1),
+        ("checkpoint_minutes", 0.0),
+        ("checkpoint_minutes", math.nan),
+        ("keep_checkpoints", 0),
+        ("max_batches", 0),
         ("max_grad_norm", 0.0),
         ("precision", "fp16"),
         ("sampling", Sampling(3, top_p=0.9)),

@@ -12,8 +12,8 @@ from rollalloc.bench.tasks.tiny import PAD_ID
 from rollalloc.core.events import Batch, Row
 from rollalloc.engines.likelihood import padded
 from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Updater
 
 trl = pytest.importorskip("trl")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.engines.loss import Loss
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Example, Updater, passes
 
 SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, learning_rate=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from typing import Any
 
 from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
 from rollalloc.bench.runs import Run, execute, folder_of, one_thread
-
-_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
+from rollalloc.claims import Claims, Lock, refuse
+from rollalloc.engines.checkpoint import METRICS
+from rollalloc.engines.folder import RunFolder, latest
+from rollalloc.engines.stopping import Stopped, StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,17 @@ class Standing:
     ended: bool = False
 
 
+RESULTS = "results.json"
 Watcher = Callable[[Sequence[tuple[Run, Standing]]], None]
 
 
 def compare(
-    runs: Sequence[Run], folder: Path, *, processes: int | None = None, watcher: Watcher | None = None
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    processes: int | None = None,
+    watcher: Watcher | None = None,
+    overwrite: bool = False,
 ) -> list[dict[str, Any]]:
     """Carry out runs, a process each, and write `results.json`.
 
@@ -54,41 +63,83 @@ def compare(
         folder: gets a folder for each run and `results.json`.
         processes: at a time, at least 1; one a core by default.
         watcher: called about twice a second with each run and where it stands.
+        overwrite: remove what other runs wrote in the folders of these, as their manifests say.
 
     Returns:
         What `results.json` holds: a result for each run, in order.
 
     Raises:
         ValueError: two runs of the same task, name and seed, or no process.
+        FileExistsError: the folder holds other runs that are not to be overwritten, or files that are not ours.
+        InUse: another comparison is at work in the folder.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
         RuntimeError: a run failed, or its process died; the others were finished first, and their results are written.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
-    places = [folder_of(run, folder) for run in runs]
-    if len(set(places)) < len(places):
-        raise ValueError(f"each run needs a name and seed of its own, got {[place.name for place in places]}")
-    todo = deque((run, place) for run, place in zip(runs, places, strict=True) if not is_finished(run, place))
+    places = {folder_of(run, folder): run for run in runs}
+    if len(places) < len(runs):
+        names = [folder_of(run, folder).name for run in runs]
+        raise ValueError(f"each run needs a name and seed of its own, got {names}")
+    todo = {place: run for place, run in places.items() if not is_finished(run, place)}
+    for place, run in todo.items():
+        if not run.is_in(place):
+            RunFolder(place).check(overwrite=overwrite)
+    claims, stop = Claims(folder, "comparison"), StopRequest()
+    refuse(folder, claims.foreign([RESULTS]), "give another folder (--out), or move it away")
     failures: list[str] = []
-    workers = [_Worker() for _ in range(min(processes or os.cpu_count() or 1, len(todo)))]
-    try:
-        while todo or any(worker.run is not None for worker in workers):
-            for worker in workers:
-                if worker.run is None and todo:
-                    worker.give(*todo.popleft())
-            wait([worker.connection for worker in workers if worker.run is not None], timeout=0.5)
-            failures += [failure for worker in workers if (failure := worker.hear())]
-            if watcher is not None:
-                watcher([(run, standing(run, place)) for run, place in zip(runs, places, strict=True)])
-    finally:
-        for worker in workers:
-            worker.process.kill()
-    finished = [(run, place) for run, place in zip(runs, places, strict=True) if is_finished(run, place)]
-    results = [result_of(run, read_metrics(place / "metrics.jsonl")) for run, place in finished]
+    if todo:
+        with Lock(folder, "comparison"), stop.heard():
+            failures = _carry_out(todo, places, processes or os.cpu_count() or 1, watcher, overwrite, stop)
+    finished = [(run, place) for place, run in places.items() if is_finished(run, place)]
+    results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
     if finished:
-        (folder / "results.json").write_text(json.dumps(results, indent=2))
+        claims.add([RESULTS])
+        (folder / RESULTS).write_text(json.dumps(results, indent=2))
+    if stop.by is not None:
+        left = len(runs) - len(finished)
+        raise Stopped(
+            f"stopped by {stop.by.name} with {left} of {len(runs)} runs to go; what was begun is saved in {folder}, and the "
+            "same command goes on",
+            stop.by,
+        )
     if failures:
         raise RuntimeError("; ".join(failures))
     return results
+
+
+def _carry_out(
+    todo: Mapping[Path, Run],
+    places: Mapping[Path, Run],
+    processes: int,
+    watcher: Watcher | None,
+    overwrite: bool,
+    stop: StopRequest,
+) -> list[str]:
+    """Have the runs carried out until they are done or it is asked to stop; returns what failed."""
+    waiting = deque((run, place) for place, run in todo.items())
+    failures: list[str] = []
+    workers = [_Worker(overwrite) for _ in range(min(processes, len(todo)))]
+    asked = False
+    try:
+        while waiting or any(worker.run is not None for worker in workers):
+            for worker in workers:
+                if worker.run is None and waiting:
+                    worker.give(*waiting.popleft())
+            wait([worker.connection for worker in workers if worker.run is not None], timeout=0.5)
+            heard = [failure for worker in workers if (failure := worker.hear(replace=not asked))]
+            failures += [] if asked else heard
+            if stop.by is not None and not asked:
+                asked = True
+                waiting.clear()
+                for worker in workers:
+                    worker.ask_to_stop()
+            if watcher is not None:
+                watcher([(run, standing(run, place)) for place, run in places.items()])
+    finally:
+        for worker in workers:
+            worker.process.kill()
+    return failures
 
 
 def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -123,20 +174,6 @@ def is_finished(run: Run, folder: Path) -> bool:
     return last is not None and last["kind"] == "end" and run.is_in(folder)
 
 
-def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
-    """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        whole, _, _ = file.read().rpartition(b"\n")
-    for line in reversed(whole.split(b"\n")):
-        if line.startswith(b'{"kind": "' + (kind or "").encode()):
-            return json.loads(line)
-    return None
-
-
 def standing(run: Run, folder: Path) -> Standing:
     """Where a run stands; what another run left in its folder is not its own."""
     line, evaluation = latest(folder), latest(folder, "eval")
@@ -155,14 +192,15 @@ def standing(run: Run, folder: Path) -> Standing:
 class _Worker:
     """A process that carries out one run after the other; one that dies costs the run it was at."""
 
-    def __init__(self) -> None:
+    def __init__(self, overwrite: bool = False) -> None:
+        self.overwrite = overwrite
         self.run: Run | None = None  # that it is at
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=False)
+        self.process = context.Process(target=_work, args=(theirs, self.overwrite), daemon=False)
         self.process.start()
         theirs.close()
 
@@ -173,8 +211,16 @@ class _Worker:
         self.run = run
         self.connection.send((run, place))
 
-    def hear(self) -> str | None:
-        """What went wrong with the run it was at, once that has ended; None otherwise."""
+    def ask_to_stop(self) -> None:
+        """Let it finish its batch, save and leave the run."""
+        self.process.terminate()
+
+    def hear(self, *, replace: bool = True) -> str | None:
+        """What went wrong with the run it was at, once that has ended; None otherwise.
+
+        Args:
+            replace: start another process where it died.
+        """
         if self.run is None or not self.connection.poll():
             return None
         run, self.run = self.run, None
@@ -183,11 +229,14 @@ class _Worker:
         except EOFError:
             self.process.join()
             error = f"its process died with exit code {self.process.exitcode}"
-            self._start()
+            if replace:
+                self._start()
         return None if error is None else f"{run.name} with seed {run.settings.seed} failed: {error}"
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, overwrite: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     while True:
@@ -196,7 +245,8 @@ def _work(connection: Connection) -> None:
         except EOFError:  # the comparison is over
             return
         try:
-            execute(run, place, resume=run.is_in(place))  # what is begun goes on, what was another run is removed
+            is_begun = run.is_in(place)
+            execute(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
             connection.send(None)
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")

@@ -19,8 +19,8 @@ from typing import Any
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import gym, skills, sort
 from rollalloc.bench.tasks.files import TaskFiles
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.settings import Settings
 
 TUNING_SEEDS = (1000, 1001, 1002)
 

@@ -16,15 +16,19 @@ from typing import Any, get_type_hints
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
-from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.native import SAVING, Listener, Settings, Trainer
-from rollalloc.engines.policy import Policy
+from rollalloc.engines.folder import DESCRIPTION, RunFolder
+from rollalloc.engines.native import Listener, Trainer
+from rollalloc.engines.policy import Policy, usable_device
+from rollalloc.engines.settings import SAVING, Settings
 from rollalloc.engines.trackers import tracked
 from rollalloc.named import make_recipe
-from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
@@ -52,6 +56,9 @@ class Source:
         reward_cache: scores to remember; 0 for a reward that is not deterministic.
         overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
         device: e.g. "cpu"; None: a GPU where there is one.
+
+    Raises:
+        ValueError: a number out of its range.
     """
 
     model: str
@@ -65,6 +72,14 @@ class Source:
     reward_cache: int = 10_000
     overlong_buffer: int | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
+        at_least("reward_cache", self.reward_cache, 0, "0 remembers nothing")
+        if not 0 < self.reward_limit_s < 1e6:
+            raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
+        if self.overlong_buffer is not None:
+            at_least("overlong_buffer", self.overlong_buffer, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +95,9 @@ class Run:
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
         track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
+
+    Raises:
+        ValueError: a number out of its range.
     """
 
     source: Source
@@ -90,6 +108,21 @@ class Run:
     label: str = ""
     task: str = ""
     track: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_rollouts is not None:
+            at_least("max_rollouts", self.max_rollouts, 1)
+
+    def made_recipe(self) -> Recipe:
+        """The recipe, with the run's budget.
+
+        Raises:
+            ValueError: it cannot be made.
+        """
+        recipe = make_recipe(self.recipe, self.parameters)
+        if self.max_rollouts is None:
+            return recipe
+        return replace(recipe, budget=replace(recipe.budget, run_rollouts=self.max_rollouts))
 
     @property
     def name(self) -> str:
@@ -120,9 +153,12 @@ class Run:
     @staticmethod
     def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """The description in a folder, and the digests beside it; empty where there is none."""
-        path = folder / "run.json"
-        saved = json.loads(path.read_text()) if path.exists() else {}
-        return saved, saved.pop("digests", {})  # of the files, which are not the run's
+        path = folder / DESCRIPTION
+        try:
+            saved = json.loads(path.read_text()) if path.exists() else {}
+            return saved, saved.pop("digests", {})  # of the files, which are not the run's
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
 
     @staticmethod
     def described_in(folder: Path) -> Run:
@@ -132,7 +168,7 @@ class Run:
             FileNotFoundError: there is none.
             ValueError: it is of another version.
         """
-        path = folder / "run.json"
+        path = folder / DESCRIPTION
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
         try:
@@ -168,43 +204,55 @@ def execute(
     resume: bool = False,
     accept_recipe: bool = False,
     accept_data: bool = False,
+    overwrite: bool = False,
 ) -> str:
     """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
 
+    What can be wrong is checked in the order of what it costs: the folder, the reward, the prompts, and then the model.
+
     Args:
-        folder: of the run; what another run left in it is removed.
+        folder: of the run; made new, or resumed, or refused.
         listener: called with each line of the metrics.
-        resume: go on from the newest checkpoint in the folder; without one the run starts afresh.
+        resume: go on from the newest checkpoint in the folder; this very run begins again where it came to none.
         accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
         accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
+        overwrite: remove what another run wrote there, as its manifest says, when this one begins.
 
     Raises:
+        InUse: another trainer is at work in the folder.
+        FileExistsError: the folder holds a run that is not to be resumed or overwritten, or files that are not ours.
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
-        ImportError: a tracker's library is not installed.
+        ImportError: a tracker's library is not installed, or the reward function cannot be imported.
     """
-    resume = resume and checkpoint.newest(folder) is not None
-    if resume:
-        _refuse_another_source(run, folder)
-    recipe = make_recipe(run.recipe, run.parameters)
-    if run.max_rollouts is not None:
-        recipe = replace(recipe, budget=replace(recipe.budget, run_rollouts=run.max_rollouts))
     source = run.source
-    with tracked(run.track, folder, run.description(), listener) as listen:
-        policy = Policy.load(source.model, device=source.device)
-        train = _encoded(source, policy, run.settings, *source.prompts)
-        heldout = None if source.heldout is None else _held_out(source, policy, run.settings)
-        if not resume:
-            # Metrics of another run in this folder must not pass for this one's, should it fail before it writes its own.
-            checkpoint.start_afresh(folder)
-        with _scorer(source, run.settings.sampling.max_new_tokens) as scorer:
+    with RunFolder(folder) as place:
+        goes_on = resume and checkpoint.newest(folder) is not None
+        if goes_on:
+            place.lock()
+            _refuse_another_source(run, folder)
+        else:
+            overwrite = overwrite or (resume and place.is_broken() and run.is_described_in(folder))
+            place.check(overwrite=overwrite)
+        usable_device(source.device)
+        recipe = run.made_recipe()
+        with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
+            prompts = load_prompts(*source.prompts)
+            held = None if source.heldout is None else load_prompts(source.heldout)
+            Allocator(
+                recipe, len(prompts.keys), run.settings.seed
+            )  # too few prompts are said before the model is loaded
+            policy = Policy.load(source.model, device=source.device)
+            train = _encoded(source, policy, run.settings, prompts)
+            heldout = None if held is None else _held_out(source, policy, run.settings, held)
             trainer = Trainer(
-                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=folder, listener=listen
+                policy, recipe, train, scorer, run.settings, heldout=heldout, folder=place, listener=listen
             )
-            if resume:
+            if goes_on:
                 trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
-            checkpoint.write_whole(
-                folder / "run.json", json.dumps(run.description() | {"digests": digests_of(source)}, indent=2)
-            )
+            else:
+                place.begin(overwrite=overwrite)
+            described = run.description() | {"digests": digests_of(source)}
+            checkpoint.write_whole(folder / DESCRIPTION, json.dumps(described, indent=2))
             return trainer.run()
 
 
@@ -255,18 +303,36 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def _scorer(source: Source, max_tokens: int) -> Scorer:
-    function = load_reward(source.reward)  # a wrong path fails now, not with the first rollouts
-    scorer: Scorer = InlineScorer(function)
+def _scorer(run: Run) -> Scorer:
+    source = run.source
+    scorer: Scorer = InlineScorer(_loaded(source.reward))  # a wrong path fails now, not with the first rollouts
     if source.reward_workers > 0:
         workers, limit_s = source.reward_workers, source.reward_limit_s
         scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
-    return scorer if source.overlong_buffer is None else OverlongScorer(scorer, max_tokens, source.overlong_buffer)
+    if source.overlong_buffer is None:
+        return scorer
+    return OverlongScorer(scorer, run.settings.sampling.max_new_tokens, source.overlong_buffer)
 
 
-def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) -> EncodedPrompts:
+def _loaded(reward: str) -> RewardFunction:
+    """A reward function by its path.
+
+    Raises:
+        ImportError: its module raises when it is imported, or leaves.
+    """
+    try:
+        return load_reward(reward)
+    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do
+        raise
+    except (Exception, SystemExit) as error:
+        raise ImportError(
+            f"{reward} cannot be loaded, since its module raises {type(error).__name__} when it is imported: {error}"
+        ) from error
+
+
+def _encoded(source: Source, policy: Policy, settings: Settings, prompts: PromptSet) -> EncodedPrompts:
     encoded = encode_prompts(
-        load_prompts(*files),
+        prompts,
         policy.tokenizer,
         context=policy.context,
         max_new_tokens=settings.sampling.max_new_tokens,
@@ -281,9 +347,8 @@ def _encoded(source: Source, policy: Policy, settings: Settings, *files: str) ->
     return encoded
 
 
-def _held_out(source: Source, policy: Policy, settings: Settings) -> HeldOut:
-    assert source.heldout is not None
-    prompts = _encoded(source, policy, settings, source.heldout)
+def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptSet) -> HeldOut:
+    prompts = _encoded(source, policy, settings, given)
     if not source.single_answer:
         return HeldOut(prompts)
     answers = tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)

@@ -21,6 +21,7 @@ from typing import Any
 from rollalloc.bench.compare import compare
 from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run
+from rollalloc.claims import Claims
 
 LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
 
@@ -82,11 +83,19 @@ def candidates(plan: Plan, recipe: str, folder: Path) -> Iterator[tuple[Tuned, l
 
 
 def sweep(
-    plan: Plan, recipes: Sequence[str], folder: Path, processes: int | None = None
+    plan: Plan, recipes: Sequence[str], folder: Path, processes: int | None = None, *, overwrite: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Run the grid of each recipe; its settings with their costs, best median first. A censored run costs its budget.
 
+    Args:
+        plan: what each recipe gets.
+        recipes: keys of `GRID`.
+        folder: gets a folder for each recipe; what is finished in it is used again.
+        processes: runs at a time, at least 1; one a core by default.
+        overwrite: replace runs of another plan that are there.
+
     Raises:
+        FileExistsError: such runs are there and not to be replaced, or files that are not ours.
         ValueError: a task without a target, where no setting has a cost.
         RuntimeError: a run failed.
     """
@@ -95,7 +104,8 @@ def sweep(
     tables: dict[str, list[dict[str, Any]]] = {}
     for recipe in recipes:
         grid = list(candidates(plan, recipe, folder))
-        results = iter(compare([run for _, runs in grid for run in runs], folder / recipe, processes=processes))
+        runs = [run for _, runs in grid for run in runs]
+        results = iter(compare(runs, folder / recipe, processes=processes, overwrite=overwrite))
         rows: list[dict[str, Any]] = []
         for tuned, runs in grid:
             paid = [next(results)["rollouts_to_target"] for _ in runs]
@@ -125,14 +135,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(TUNING_SEEDS))
     parser.add_argument("--budget", type=int, help="rollouts of a run; the task's by default")
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--overwrite", action="store_true", help="replace runs of another plan in the folder")
     parser.add_argument("--out", type=Path, default=Path("runs/sweep"))
     given = parser.parse_args()
     task, preset = preset_of(given.task)
     budget = given.budget or preset.max_rollouts
     plan = Plan(task, tuple(given.learning_rates), given.shapes, tuple(given.seeds), budget)
-    tables = sweep(plan, given.recipes, given.out, given.processes)
-    (given.out / "sweep.json").write_text(json.dumps(tables, indent=2))
-    (given.out / f"{task.replace('/', '-')}.json").write_text(json.dumps(tuned_file(plan, tables), indent=2))
+    made, tuned = "sweep.json", f"{task.replace('/', '-')}.json"
+    Claims(given.out, "sweep").add([made, tuned])
+    tables = sweep(plan, given.recipes, given.out, given.processes, overwrite=given.overwrite)
+    (given.out / made).write_text(json.dumps(tables, indent=2))
+    (given.out / tuned).write_text(json.dumps(tuned_file(plan, tables), indent=2))
 
 
 if __name__ == "__main__":

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from rollalloc.cli.options import Given, parameters_of, with_given
+from rollalloc.cli.options import Given, folder, parameters_of, with_given
+from rollalloc.cli.progress import leave
+from rollalloc.cli.standings import Standings, uses
 
 if TYPE_CHECKING:
-    from rollalloc.bench.compare import Standing
     from rollalloc.bench.runs import Run
     from rollalloc.bench.summary import Interval, Summary
 
@@ -55,18 +54,29 @@ def compare(
         Path,
         typer.Option(
             help="Folder of the comparison; what is finished in it is used again, what is begun goes on.",
+            parser=folder,
             rich_help_panel="Output",
         ),
     ] = Path("runs/compare"),
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Remove what other runs wrote in the folders of these, and nothing else.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
     processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
     checkpoint_every: Annotated[
         int, typer.Option(help="Batches between two checkpoints of a run.", rich_help_panel="Output")
     ] = 100,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(help="Minutes between two checkpoints of a run; 0: no time.", rich_help_panel="Output")
+    ] = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
     from rollalloc.bench.compare import compare as carry_out  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.summary import summaries
-    from rollalloc.report.page import write_page
+    from rollalloc.engines.stopping import Stopped
 
     console = Console(stderr=True)
     named = _named(recipes.split(","))
@@ -77,15 +87,30 @@ def compare(
         runs = [
             run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, _seeds(seeds))
         ]
-    runs = [replace(run, settings=replace(run.settings, checkpoint_every=checkpoint_every)) for run in runs]
+    saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
+    runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
     try:
-        with _Board(console) as board:
-            carry_out(runs, out, processes=processes, watcher=board.show)
-    finally:  # what is finished is shown, although a run failed
-        if any(out.glob("**/run.json")):
-            for summary in summaries(out):
-                console.print(cost_table(summary, wide=console.width >= _WIDE))
-            console.print(f"results are in {out}, the report in {write_page(out)}", markup=False)
+        with Standings(console) as standings:
+            carry_out(runs, out, processes=processes, watcher=standings.show, overwrite=overwrite)
+    except Stopped as stopped:
+        leave(console, str(stopped), stopped.by)
+    except KeyboardInterrupt:
+        leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
+    except RuntimeError:  # what is finished is shown, although a run failed
+        _show(console, out)
+        raise
+    _show(console, out)
+
+
+def _show(console: Console, out: Path) -> None:
+    from rollalloc.bench.compare import RESULTS
+    from rollalloc.bench.summary import summaries
+    from rollalloc.report.page import write_page
+
+    if (out / RESULTS).exists():
+        for summary in summaries(out):
+            console.print(cost_table(summary, wide=console.width >= _WIDE))
+        console.print(f"results are in {out}, the report in {write_page(out)}", markup=False)
 
 
 def _runs(
@@ -118,6 +143,10 @@ def _named(recipes: Sequence[str]) -> dict[str, str]:
         label, equals, name = recipe.strip().partition("=")
         if not equals:
             label, name = label.replace(":", "."), label
+        if not label:
+            raise ValueError(
+                f"--recipes: expected NAME or LABEL=NAME between commas, got {recipe!r} in {','.join(recipes)!r}"
+            )
         if "/" in label:
             raise ValueError(f"--recipes: {label!r} names a folder, which cannot hold a '/'; give another LABEL={name}")
         if label in named:
@@ -157,69 +186,6 @@ def _matched(text: str | None, named: Mapping[str, str]) -> dict[str, dict[str, 
     if set(shape) != {"groups", "n"} or not all(type(value) is int for value in shape.values()):
         raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
     return {label: matched(name, **shape) for label, name in named.items()}
-
-
-class _Board:
-    """A live table with a row for each task and recipe."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=2)
-        self._began: dict[tuple[str, str], tuple[float, float]] = {}  # row -> when first seen, and its share then
-
-    def __enter__(self) -> _Board:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.stop()
-
-    def show(self, standings: Sequence[tuple[Run, Standing]]) -> None:
-        """Take where each run stands."""
-        rows: dict[tuple[str, str], list[Standing]] = {}
-        for run, standing in standings:
-            rows.setdefault((run.task, run.name), []).append(standing)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for heading in ("task", "recipe", "done", "accuracy", "rollouts", "left, at most", "taught", "wasted on"):
-            prose = heading in ("task", "recipe", "wasted on")
-            table.add_column(heading, justify="left" if prose else "right", no_wrap=True)
-        for (task, label), runs in rows.items():
-            known = [standing.accuracy for standing in runs if standing.accuracy is not None]
-            taught, waste = _uses([standing.accounts for standing in runs])
-            table.add_row(
-                escape(task),
-                escape(label),
-                f"{sum(standing.ended for standing in runs)}/{len(runs)}",
-                f"{fmean(known):.3f}" if known else "",
-                f"{sum(standing.rollouts for standing in runs):,}",
-                self._left((task, label), [standing.share for standing in runs]),
-                taught,
-                waste,
-            )
-        self._live.update(table)
-
-    def _left(self, row: tuple[str, str], shares: Sequence[float | None]) -> str:
-        """Time until the budgets of a row's runs are spent, at its pace so far."""
-        known = [share for share in shares if share is not None]
-        if len(known) < len(shares):
-            return "no budget"
-        now, share = time.monotonic(), fmean(known)
-        if share == 0 or row not in self._began:
-            self._began[row] = now, share
-        since, before = self._began[row]
-        if share in (before, 1.0):
-            return "" if share == 1 else "–"
-        minutes, seconds = divmod(round((1 - share) / (share - before) * (now - since)), 60)
-        return f"{minutes}:{seconds:02d}"
-
-
-def _uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:
-    """The share of rollouts that taught, and the two largest causes of waste."""
-    total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
-    paid = sum(total.values())
-    if not paid:
-        return "", ""
-    waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
-    return f"{total['trained'] / paid:.0%}", ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
@@ -263,7 +229,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
             said(recipe.costs["rollouts"], ",.0f"),
             said(recipe.ratios["rollouts"], ".2f"),
             *(said(recipe.ratios[name], ".2f", point_only=True) for name in others),
-            *_uses([recipe.accounts]),
+            *uses([recipe.accounts]),
         )
     return table
 

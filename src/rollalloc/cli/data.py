@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rollalloc.cli.options import folder
+
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
 
@@ -28,7 +30,7 @@ def prepare(
             help="deepmath, polaris, dapo17k, gsm8k, math500, aime24, aime25, amc23, minerva, olympiadbench."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("data"),
+    out: Annotated[Path, typer.Option(help="Folder of the files.", parser=folder)] = Path("data"),
     from_local: Annotated[
         Path | None, typer.Option(help="Folder with the sets' own files, where there is no hub.")
     ] = None,

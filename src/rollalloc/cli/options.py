@@ -15,8 +15,21 @@ import typer
 _WHAT, _HOW, _WHERE = "What to train on", "Training", "Output"
 
 
-def _option(help: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+def _option(help: str, panel: str, **others: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **others)
+
+
+def folder(text: str | Path) -> Path:
+    """A folder to write into, as an option gives it.
+
+    Raises:
+        typer.BadParameter: it is empty, or a file.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
+    if Path(text).exists() and not Path(text).is_dir():
+        raise typer.BadParameter(f"{text} is a file; give a folder")
+    return Path(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +85,9 @@ class Given:
     ] = None
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
     track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
-    tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE)] = Path("runs/tasks")
+    tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE, parser=folder)] = Path(
+        "runs/tasks"
+    )
 
 
 def with_given(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,9 +11,20 @@ from rich.console import Console
 _EXIT_ON_DAMAGE = 1
 
 
+def page(text: str | Path) -> Path:
+    """A page to write, as an option gives it.
+
+    Raises:
+        typer.BadParameter: it is empty, or a folder.
+    """
+    if not str(text).strip() or Path(text).is_dir():
+        raise typer.BadParameter(f"expected the name of a page, e.g. report.html, got {text!r}")
+    return Path(text)
+
+
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
 ) -> None:
     """Write one HTML page that needs nothing else, and its figures as PNG.
 

@@ -11,9 +11,9 @@ from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_o
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
 from rollalloc.engines.loss import Aggregation, Clip, Loss
-from rollalloc.engines.native import Settings
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
+from rollalloc.engines.settings import Settings
 from rollalloc.named import RECIPES, make_recipe
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.

@@ -10,8 +10,8 @@ import errno
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 2  # of the folder
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
+CHECKPOINTS = "checkpoints"
 _GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
-_FOLDER, _MANIFEST, _STATE = "checkpoints", "manifest.json", "state.json"
+_MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
@@ -57,21 +58,25 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
 
 
-# ----------------------------------------------------------------------------------------------------- a run's folder
+# ------------------------------------------------------------------------------------------------------------- folders
 
 
-def start_afresh(folder: Path) -> None:
-    """Make the folder of a run, without the metrics and checkpoints of one that was there before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
-    for name in (ROLLOUTS, REWARDS):
-        (folder / name).unlink(missing_ok=True)
-    (folder / METRICS).write_text("")
+def foreign(folder: Path) -> list[str]:
+    """What somebody else put among a run's checkpoints: paths in the run's folder."""
+    places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
+    return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
+
+
+def remove_all(folder: Path) -> None:
+    """Remove every checkpoint of a run, whole or not."""
+    for place in _places(folder / CHECKPOINTS):
+        _remove(place)
+    _clear_away(folder / CHECKPOINTS)
 
 
 def newest(folder: Path) -> int | None:
     """The number of the newest checkpoint in a run's folder, whole or not; None where there is none."""
-    return max(_numbers(folder / _FOLDER), default=None)
+    return max(_numbers(folder / CHECKPOINTS), default=None)
 
 
 def save(
@@ -89,12 +94,11 @@ def save(
     Raises:
         OSError: it could not be written, e.g. to a full disk; those before it are still there.
     """
-    parent = folder / _FOLDER
+    parent = folder / CHECKPOINTS
     partial, final = parent / f"{_HIDDEN}{batches}", parent / str(batches)
     try:
         parent.mkdir(exist_ok=True)
-        for left_over in parent.glob(f"{_HIDDEN}*"):  # by a run that was killed
-            shutil.rmtree(left_over)
+        _clear_away(parent)
         partial.mkdir()
         for name, of_file in tensors.items():
             save_file(
@@ -107,11 +111,14 @@ def save(
             _sync(file)
         _sync(partial)
         if final.exists():  # torn, or the run would not have come here again
+            if foreign := _foreign(final):
+                raise FileExistsError(f"{', '.join(foreign)} in it is not of a checkpoint, move it away")
             _remove(final)
         partial.rename(final)
         _sync(parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            _unlink(partial)
         kept = newest(folder)
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
@@ -122,7 +129,7 @@ def save(
         ) from error
     kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
     for number in _numbers(parent):
-        if number not in kept:
+        if number not in kept and not _foreign(parent / str(number)):
             _remove(parent / str(number))
 
 
@@ -134,7 +141,7 @@ def load_newest(folder: Path) -> Checkpoint:
         Torn: there are some, but none is whole.
         ValueError: a checkpoint of another schema.
     """
-    parent = folder / _FOLDER
+    parent = folder / CHECKPOINTS
     numbers = sorted(_numbers(parent), reverse=True)
     if not numbers:
         raise FileNotFoundError(
@@ -154,7 +161,7 @@ def check_trainer(saved: Checkpoint, folder: Path) -> None:
     Raises:
         ValueError: names the file, and the place in it.
     """
-    place = folder / _FOLDER / str(saved.batches)
+    place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
     for name in _PAYLOADS:
         if name not in saved.tensors:
@@ -225,8 +232,29 @@ def _checked_files(place: Path) -> list[str]:
     return list(files)
 
 
+def _places(parent: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not."""
+    named = [path for path in parent.iterdir() if path.name.isdecimal()] if parent.is_dir() else []
+    return [place for place in named if place.is_dir() and _ours(place)]
+
+
 def _numbers(parent: Path) -> list[int]:
-    return [int(path.name) for path in parent.iterdir() if path.name.isdecimal()] if parent.exists() else []
+    return [int(place.name) for place in _places(parent)]
+
+
+def _ours(place: Path) -> set[str]:
+    """The names in a checkpoint's folder that it wrote, as its manifest says; one that is torn may have none."""
+    try:
+        named = set(json.loads((place / _MANIFEST).read_text())["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        named = {file.name for file in place.glob("*.safetensors")}
+    return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}
+
+
+def _foreign(place: Path) -> list[str]:
+    """What somebody else put into a checkpoint's folder."""
+    ours = _ours(place)
+    return sorted(path.name for path in place.iterdir() if path.name not in ours)
 
 
 def _tensor_file(place: Path, name: str) -> Path:
@@ -239,9 +267,22 @@ def _stamp(file: Path) -> dict[str, Any]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint; half removed it does not pass for a torn one."""
-    hidden = place.rename(place.with_name(f"{_HIDDEN}{place.name}-removed"))
-    shutil.rmtree(hidden)
+    """Remove a checkpoint with nothing else in it; half removed it does not pass for a torn one."""
+    _unlink(place.rename(place.with_name(f"{_HIDDEN}{place.name}-removed")))
+
+
+def _clear_away(parent: Path) -> None:
+    """Remove what a run that was killed left half written, or half removed."""
+    for left_over in parent.glob(f"{_HIDDEN}*"):
+        _unlink(left_over)
+
+
+def _unlink(place: Path) -> None:
+    for name in sorted(_ours(place) - {_MANIFEST}):
+        (place / name).unlink()
+    (place / _MANIFEST).unlink(missing_ok=True)  # last: it says what is ours
+    if not any(place.iterdir()):
+        place.rmdir()
 
 
 def _sync(path: Path) -> None:

@@ -50,11 +50,10 @@ class Policy:
         Raises:
             FileNotFoundError: the name is a path, and there is no folder.
             OSError: no such model, or no safetensors in it.
-            ValueError: a folder without a model, a tokenizer without an end-of-sequence token, or a model that does not say
-                how long its context is, or that the sampler cannot generate with.
+            ValueError: a device that cannot be used, a folder without a model, a tokenizer without an end-of-sequence token,
+                or a model that does not say how long its context is, or that the sampler cannot generate with.
         """
-        name = _found(name)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name, device = _found(name), usable_device(device)
         # The model first: where there is none, its error is the one that says so.
         model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(str(name))
@@ -90,6 +89,22 @@ class Policy:
     def answer(self, text: str) -> tuple[int, ...]:
         """A right answer as the token ids of a completion, end of sequence included."""
         return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+
+
+def usable_device(name: str | None) -> str:
+    """The name of a device, tried; None: a GPU where there is one.
+
+    Raises:
+        ValueError: it cannot be used here; says why, and what can.
+    """
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name).cpu()
+    except Exception as error:  # which it is depends on the device
+        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(there)}") from None
+    return name
 
 
 def computing(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator
+from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.data.prompts import EncodedPrompts
@@ -24,6 +24,10 @@ from rollalloc.rewards.scorers import Scorer
 
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
+_HOW_TO_SET_IT = (
+    'The reward function sets it beside the reward: return {"score": reward, "acc": 1.0 if right else 0.0}. Once it does, '
+    "the run can be resumed (--resume)"
+)
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -203,7 +207,10 @@ class Roller:
             else:
                 self._count_unscored(outcome.reason)
                 events.append(Failed(made.rollout, outcome.reason, tokens))
-        allocator.tell(events)
+        try:
+            allocator.tell(events)
+        except MetricError as error:
+            raise MetricError(f"{error}. {_HOW_TO_SET_IT}") from None
 
     def _count_unscored(self, reason: str) -> None:
         if reason not in self.unscored and len(self.unscored) >= _REASONS:

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,7 @@ from rollalloc.engines.likelihood import Tokens, completion_logprobs
 from rollalloc.engines.loss import divergences, shares, token_losses
 from rollalloc.engines.policy import Policy, computing, in_bf16
 from rollalloc.engines.sampler import Generation
-
-if TYPE_CHECKING:
-    from rollalloc.engines.native import Settings
+from rollalloc.engines.settings import Settings
 
 log = logging.getLogger(__name__)
 

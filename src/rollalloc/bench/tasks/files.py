@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from rollalloc.claims import refuse
 from rollalloc.data.prompts import write_prompts
+
+SETTINGS = "settings.json"  # of a task's folder: how it was made
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,35 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
         ValueError: the folder is there, but was made with other settings.
     """
     wanted = json.dumps(asdict(settings), indent=2)
-    if not target.exists():
+    if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # A lock dies with its process, so what lies in `partial` under the lock is from a run that was killed.
-        with open(target.with_name(f".{target.name}.lock"), "w") as lock:
+        with open(target.with_name(f".{target.name}.lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
-                partial = target.with_name(f".{target.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
+            if not os.path.lexists(target):
+                partial = _emptied(target.with_name(f".{target.name}.partial"))
+                (partial / SETTINGS).write_text(wanted)  # first: it says whose the folder is
                 make(partial)
-                (partial / "settings.json").write_text(wanted)
                 partial.rename(target)
-    found = (target / "settings.json").read_text()
+    if not (target / SETTINGS).is_file():
+        raise ValueError(
+            f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder (--tasks)"
+        )
+    found = (target / SETTINGS).read_text()
     if found != wanted:
         raise ValueError(f"expected {target} made with {wanted}, found {found}; delete it or choose another folder")
     return target
+
+
+def _emptied(partial: Path) -> Path:
+    """An empty folder in which a target is made, without what a call that was killed left.
+
+    Raises:
+        FileExistsError: somebody else has a folder of that name.
+    """
+    if os.path.lexists(partial):
+        if not (partial / SETTINGS).is_file() and any(partial.iterdir()):
+            refuse(partial.parent, [partial.name], "move it away, or choose another folder (--tasks)")
+        shutil.rmtree(partial)
+    partial.mkdir()
+    return partial

@@ -1,0 +1,125 @@
+"""What a run shows while it trains: a bar in a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import suppress
+from typing import Any, NoReturn, Self
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_WIDE = 110  # columns that a bar beside the figures needs
+_EVERY_S = 1.0  # between two lines, where there is no terminal
+
+
+class TimeLeft:
+    """How long until something is done, at the pace since it was first looked at."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, float] | None = None  # when, and the share that was done then
+
+    def __call__(self, share: float) -> str:
+        """In minutes and seconds, for the share that is done; empty where it is not known yet, or done."""
+        now = time.monotonic()
+        since, before = self._began = self._began or (now, share)
+        if share <= before or share >= 1:
+            return ""
+        minutes, seconds = divmod(round((1 - share) / (share - before) * (now - since)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Lines:
+    """Text where there is no terminal, as it comes. A reader that is gone ends nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._last, self._gone = console, float("-inf"), False
+
+    def say(self, text: str, *, every_s: float = 0.0) -> None:
+        """Write a line, unless the one before is younger than that."""
+        now = time.monotonic()
+        if self._gone or now - self._last < every_s:
+            return
+        self._last = now
+        try:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        except (OSError, SystemExit):  # rich leaves where a pipe is broken
+            self._gone = True
+
+
+class RunProgress:
+    """Rollouts paid of those allowed, with the latest figures and the time left.
+
+    Args:
+        console: where to.
+        max_rollouts: that the run may pay; None: no limit, so that no end is known.
+    """
+
+    def __init__(self, console: Console, max_rollouts: int | None) -> None:
+        self._max = max_rollouts
+        self._figures: dict[str, str] = {}
+        self._last: dict[str, Any] = {}
+        self._left = TimeLeft()
+        self._lines = None if console.is_terminal else Lines(console)
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if console.width >= _WIDE:
+            columns = [BarColumn(), *columns, TimeElapsedColumn()]
+        elif max_rollouts is not None:
+            columns = [TaskProgressColumn(), *columns]
+        self._bar = Progress(*columns, console=console, disable=self._lines is not None)
+        self._task = self._bar.add_task("starting", total=max_rollouts)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with suppress(OSError):  # the terminal may be gone
+            self._bar.stop()
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Take a line of the metrics."""
+        self._last = line
+        if line["kind"] == "eval" and line["accuracy"] is not None:
+            self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
+        if line["kind"] == "batch" and line["reward_mean"] is not None:
+            self._figures["reward"] = f"reward {line['reward_mean']:.3f}"
+        paid, taught = line["rollouts_paid"], line["accounts"]["trained"]
+        figures = [f"{paid:,} rollouts", f"{taught:,} taught", *self._figures.values()]
+        if self._max is not None and (left := self._left(paid / self._max)):
+            figures.append(f"{left} left")
+        said = " · ".join(figures)
+        if self._lines is None:
+            self._bar.update(self._task, completed=paid, description=said)
+        elif line["kind"] != "end":
+            self._lines.say(said, every_s=_EVERY_S)
+
+    def summary(self) -> Table:
+        """Where the rollouts went."""
+        table = Table()
+        table.add_column("rollouts paid")
+        table.add_column("", justify="right")
+        table.add_column("share", justify="right")
+        paid = max(1, self._last["rollouts_paid"])
+        for cause, count in self._last["accounts"].items():
+            if count:
+                table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
+        table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
+        for reason, count in self._last["unscored"].items():
+            table.add_row(escape(f"unscored: {reason}"), f"{count:,}", f"{count / paid:.0%}", style="yellow")
+        return table
+
+
+def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
+    """Say why, and end as a process that the signal ended.
+
+    Raises:
+        typer.Exit: always.
+    """
+    Lines(console).say(message)
+    raise typer.Exit(128 + by)

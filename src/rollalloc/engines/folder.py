@@ -1,0 +1,179 @@
+"""The folder of a run: made new, resumed or refused, with one trainer at a time in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Self
+
+from rollalloc.claims import Claims, Lock, refuse
+from rollalloc.engines import checkpoint
+from rollalloc.engines.checkpoint import CHECKPOINTS, METRICS, REWARDS, ROLLOUTS
+from rollalloc.engines.policy import Policy
+
+DESCRIPTION, MODEL, ALLOCATOR = "run.json", "model", "allocator.json"
+_PARTIAL = ".unfinished-model"
+# All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, MODEL, _PARTIAL, CHECKPOINTS)
+_PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
+_REMEDY = (
+    "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
+)
+_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
+
+
+class RunFolder:
+    """The folder of a run, and its lock, which is held from `check`, `begin` or `go_on` until `release`.
+
+    Nothing is overwritten or removed but what the run's own manifest claims (see `rollalloc.claims`).
+
+    Args:
+        path: need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._claims, self._lock = Claims(path, "run"), Lock(path, "run")
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def lock(self) -> None:
+        """Be the only trainer in it, until `release`.
+
+        Raises:
+            InUse: another trainer is at work in it.
+        """
+        self._lock.take()
+
+    def release(self) -> None:
+        """Let others write there."""
+        self._lock.release()
+        self._begun = False
+
+    def held(self) -> str | None:
+        """The run of ours that the folder holds, in words; None where there is none, or nothing of it would be lost."""
+        if METRICS not in self._claims.names():
+            return None
+        last, saved = latest(self.path), checkpoint.newest(self.path)
+        if last is not None and last["kind"] == "end":
+            return "a run that has ended"
+        if saved is not None:
+            return f"a run that has not ended, with a checkpoint after batch {saved}"
+        if last is not None:
+            return "a run that has not ended, without a checkpoint"
+        left = [name for name in _PRODUCTS if (self.path / name).exists()]
+        return f"{', '.join(left)} of a run" if left else None
+
+    def is_broken(self) -> bool:
+        """Whether it holds a run that neither ended nor came to a checkpoint, so that it can only begin again."""
+        return (
+            checkpoint.newest(self.path) is None
+            and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
+            and METRICS in self._claims.names()
+        )
+
+    def check(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder in which no new run may begin; changes nothing.
+
+        Args:
+            overwrite: what a run of ours wrote there may be removed.
+
+        Raises:
+            InUse: another trainer is at work in it.
+            FileExistsError: it holds a run that is not to be overwritten, or what rollalloc did not write.
+        """
+        if self.path.exists():
+            self.lock()
+        held = self.held()
+        if held is not None and not overwrite:
+            raise FileExistsError(
+                f"{self.path} holds {held}; go on with it (--resume), replace what it wrote (--overwrite), or give another "
+                "folder (--out)"
+            )
+        inside = [*self._claims.foreign(self._inside(MODEL)), *checkpoint.foreign(self.path)]
+        refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
+
+    def begin(self, *, overwrite: bool = False) -> None:
+        """Make it the folder of a new run, unless that was done since the lock was taken.
+
+        Args:
+            overwrite: remove what a run of ours that it holds wrote.
+
+        Raises:
+            InUse: as `check`.
+            FileExistsError: as `check`.
+        """
+        if self._begun:
+            return
+        self.lock()
+        self.check(overwrite=overwrite)
+        ours = self._claims.names()
+        if ours:
+            self._claims.remove([METRICS])
+            checkpoint.remove_all(self.path)
+            shutil.rmtree(self.path / _PARTIAL, ignore_errors=True)
+            self._claims.remove(ours)
+        self._claims.keep(_NAMES)
+        (self.path / METRICS).write_text("")
+        self._begun = True
+
+    def go_on(self) -> None:
+        """Go on with the run that it holds, whose checkpoint was found to be this run's.
+
+        One that a version of rollalloc without manifests began has none: what it wrote is claimed now.
+        """
+        self.lock()
+        names = self._claims.names()
+        if METRICS not in names:
+            names = names.union(_NAMES, self._inside(MODEL))
+        self._claims.keep(names)
+        self._begun = True
+
+    def save_model(self, policy: Policy) -> None:
+        """Write the model, whole or not at all, in place of one that was written before.
+
+        Raises:
+            FileExistsError: somebody else put a file of the same name there.
+        """
+        partial, final = self.path / _PARTIAL, self.path / MODEL
+        if partial.exists():  # of a run that was killed
+            shutil.rmtree(partial)
+        policy.save(partial)
+        files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
+        before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
+        names = {f"{MODEL}/{file}" for file in files}
+        self._claims.add(names)
+        self._claims.remove(before - names)
+        for file in files:
+            (final / file).parent.mkdir(parents=True, exist_ok=True)
+            (partial / file).replace(final / file)
+        shutil.rmtree(partial)
+        self._claims.keep(self._claims.names() - (before - names))
+
+    def _inside(self, folder: str) -> list[str]:
+        """The files in a folder of the run."""
+        return [
+            file.relative_to(self.path).as_posix()
+            for file in (self.path / folder).rglob("*")
+            if file.is_symlink() or not file.is_dir()
+        ]
+
+
+def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
+    """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
+    path = folder / METRICS
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        whole, _, _ = file.read().rpartition(b"\n")
+    for line in reversed(whole.split(b"\n")):
+        if line.startswith(b'{"kind": "' + (kind or "").encode()):
+            return json.loads(line)
+    return None

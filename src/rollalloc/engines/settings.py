@@ -1,0 +1,113 @@
+"""Settings of the native trainer: what is the same for every recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, get_args
+
+from rollalloc.core.packing import describe
+from rollalloc.core.recipe import at_least
+from rollalloc.engines.loss import Loss
+from rollalloc.engines.policy import Precision
+from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.schedule import Schedule
+
+SAVING = (
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "log_rollouts",
+)  # settings that change nothing but what is saved
+_ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
+_MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is the same for every recipe.
+
+    Attributes:
+        seed: of prompts, sampling, mini-batches.
+        sampling: of rollouts; top-k and top-p must be off, since the update needs the distribution that was sampled from.
+        learning_rate: AdamW's.
+        weight_decay: AdamW's.
+        betas: AdamW's.
+        schedule: of the learning rate, over optimizer steps.
+        optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
+        loss: its clipping, its aggregation over tokens, its KL term.
+        max_grad_norm: gradients are clipped to this norm.
+        tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
+            of its own. Bounds memory, changes nothing else.
+        precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
+            gradients, optimizer and log-probabilities are in fp32 whatever it is.
+        eval_every: rollouts paid between two points of the grid of evaluations.
+        eval_samples: rollouts a held-out prompt, where it has not one single right answer.
+        max_batches: batches after which the run ends; None: no limit.
+        stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
+        target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: none.
+        checkpoint_every: batches between two checkpoints; None: no number of them.
+        checkpoint_minutes: minutes between two checkpoints; None: no time. One is written at the end, and where the run is
+            asked to stop, in any case. No checkpoint changes what is trained.
+        keep_checkpoints: newest checkpoints to keep, at least 1.
+        log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    seed: int = 0
+    sampling: Sampling
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer_steps_per_batch: int = 1
+    loss: Loss = field(default_factory=Loss)
+    max_grad_norm: float = 1.0
+    tokens_per_forward: int = 8192
+    precision: Precision = "auto"
+    eval_every: int = 2000
+    eval_samples: int = 4
+    max_batches: int | None = None
+    stop_when_barren: bool = True
+    target: float | None = None
+    checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = 10.0
+    keep_checkpoints: int = 2
+    log_rollouts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            raise ValueError(
+                "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
+                f"policy's; got {self.sampling}"
+            )
+        at_least("seed", self.seed, 0)
+        for name in (
+            "optimizer_steps_per_batch",
+            "tokens_per_forward",
+            "eval_every",
+            "eval_samples",
+            "keep_checkpoints",
+        ):
+            at_least(name, getattr(self, name), 1)
+        for name in ("max_batches", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not (0 <= self.weight_decay < inf and all(0 <= beta < 1 for beta in self.betas)):
+            raise ValueError(
+                f"weight_decay must be 0 or more and betas in [0, 1), got {self.weight_decay} and {self.betas}"
+            )
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
+        may_differ = (*SAVING, *_ENDING, *_MEMORY)
+        return {name: value for name, value in describe(self).items() if name not in may_differ}

@@ -1,0 +1,248 @@
+"""A run's folder: what is not ours is never overwritten or removed, and one trainer at a time writes there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rollalloc import recipes
+from rollalloc.claims import InUse, Lock
+
+GRPO = recipes.grpo(4, 4)
+
+
+def contents(folder):
+    """Path → bytes of every file, those of rollalloc's own bookkeeping aside."""
+    files = (path for path in folder.rglob("*") if path.is_file() and ".rollalloc" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def finished(trainer_of, tmp_path):
+    """The folder of a run that has ended."""
+    trainer_of(GRPO, 64, folder=tmp_path / "run").run()
+    return tmp_path / "run"
+
+
+# What somebody else wrote
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "metrics.jsonl",
+        "rollouts.jsonl",
+        "rewards.json",
+        "run.json",
+        "allocator.json",
+        "model/model.safetensors",
+        "model/thesis.txt",
+        "checkpoints/last.pt",
+        "checkpoints/3/state.json",
+        "checkpoints/.unfinished-1/notes.txt",
+        ".unfinished-model/notes.txt",
+    ],
+)
+def test_a_folder_with_files_of_the_users_own_is_refused_and_left_as_it_is(trainer_of, tmp_path, theirs, overwrite):
+    (tmp_path / theirs).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / theirs).write_text("months of work")
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=f"holds {theirs.partition('/')[0]}, which .* rollalloc did not write"):
+        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=overwrite)
+    assert contents(tmp_path) == before
+
+
+def test_a_link_that_leads_nowhere_yet_is_not_written_through(trainer_of, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(FileExistsError, match=r"metrics\.jsonl"):
+        trainer_of(GRPO, 32, folder=tmp_path / "run").run()
+    assert not (tmp_path / "elsewhere.jsonl").exists()
+
+
+def test_other_files_beside_a_run_stay(trainer_of, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for _ in range(2):
+        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("theirs", ["model/README.md", "model/sub/card.md", "checkpoints/{newest}/notes.txt"])
+def test_what_the_user_put_into_a_runs_folders_is_not_removed_with_them(trainer_of, finished, theirs):
+    [newest] = [path.name for path in (finished / "checkpoints").iterdir()]
+    theirs = theirs.format(newest=newest)
+    (finished / theirs).parent.mkdir(exist_ok=True)
+    (finished / theirs).write_text("mine")
+    before = contents(finished)
+    with pytest.raises(FileExistsError, match=theirs.rpartition("/")[2]):
+        trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert contents(finished) == before
+    shutil.move(finished / theirs, finished / "moved")
+    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert (finished / "moved").read_text() == "mine"
+
+
+def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 2:
+            (tmp_path / "checkpoints/1/notes.txt").write_text("mine")
+
+    trainer_of(GRPO, max_batches=5, checkpoint_every=1, keep_checkpoints=1, folder=tmp_path, listener=listen).run()
+    assert (tmp_path / "checkpoints/1/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "5"]
+
+
+def test_a_model_that_the_user_puts_there_meanwhile_is_not_overwritten(trainer_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 1:
+            (tmp_path / "model").mkdir()
+            (tmp_path / "model/config.json").write_text("mine")
+
+    with pytest.raises(FileExistsError, match=r"model/config\.json"):
+        trainer_of(GRPO, max_batches=2, folder=tmp_path, listener=listen).run()
+    assert contents(tmp_path / "model") == {"config.json": b"mine"}
+    (tmp_path / "model/config.json").unlink()
+    again = trainer_of(GRPO, max_batches=2, folder=tmp_path)
+    assert again.resume() == 2  # nothing was lost
+    again.run()
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{}", "[]", '{"schema": 1, "claims": ["../precious"]}', '{"schema": 9, "claims": []}']
+)
+def test_a_manifest_that_is_damaged_claims_nothing(trainer_of, finished, damage):
+    (finished.parent / "precious").write_text("mine")
+    (finished / ".rollalloc/run-manifest.json").write_text(damage)
+    before = contents(finished)
+    with pytest.raises(ValueError, match="is not a manifest of rollalloc"):
+        trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert contents(finished) == before
+    assert (finished.parent / "precious").read_text() == "mine"
+
+
+# Ours
+
+
+def test_overwriting_removes_what_the_run_before_wrote(trainer_of, finished, tmp_path):
+    trainer_of(recipes.dapo(4, 4, 8), 48, folder=finished).run(overwrite=True)
+    trainer_of(recipes.dapo(4, 4, 8), 48, folder=tmp_path / "new").run()
+    timed = ("metrics.jsonl", "rewards.json")
+    old, new = ({name: held for name, held in contents(each).items() if name not in timed and "state.json" not in name
+                 and "manifest" not in name} for each in (finished, tmp_path / "new"))  # fmt: skip
+    assert old == new
+
+
+def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finished, monkeypatch):
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rollalloc.engines.checkpoint.remove_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert not (finished / "metrics.jsonl").exists()
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        trainer_of(GRPO, 32, folder=finished).run()
+    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+
+
+def test_a_run_of_a_version_without_manifests_is_resumed_but_not_overwritten(trainer_of, finished):
+    shutil.rmtree(finished / ".rollalloc")
+    with pytest.raises(FileExistsError, match="an older version of rollalloc began goes on with --resume"):
+        trainer_of(GRPO, 64, folder=finished).run(overwrite=True)
+    resumed = trainer_of(GRPO, 64, folder=finished)
+    resumed.resume()
+    resumed.run()
+    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+
+
+def test_a_model_without_its_metrics_is_still_a_run(trainer_of, finished):
+    """To save room its checkpoints and metrics were removed."""
+    shutil.rmtree(finished / "checkpoints")
+    (finished / "metrics.jsonl").unlink()
+    with pytest.raises(FileExistsError, match=r"holds model, allocator\.json of a run"):
+        trainer_of(GRPO, 32, folder=finished).run()
+
+
+# The lock
+
+
+HOLDER = """
+import sys, time, os
+from pathlib import Path
+from rollalloc.claims import Lock
+with Lock(Path(sys.argv[1]), "run"):
+    if sys.argv[2] == "fork" and os.fork() == 0:
+        os.close(1)
+        time.sleep(30)
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "fork"])
+def test_a_second_trainer_is_refused_and_a_stale_lock_is_none(trainer_of, tmp_path, monkeypatch, how):
+    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path, how], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        for act in ("run", "resume"):
+            with pytest.raises(InUse, match=f"is in use by process {holder.pid} on "):
+                getattr(trainer_of(GRPO, 32, folder=tmp_path), act)()
+        assert contents(tmp_path) == {}
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    trainer_of(GRPO, 32, folder=tmp_path).run()  # whatever the file says, and although a child of the killed one lives
+
+
+def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    refused = []
+
+    def second():
+        try:
+            trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
+        except InUse as error:
+            refused.append(str(error))
+
+    def listen(line):
+        if line["kind"] == "batch" and not refused:
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+
+    assert trainer_of(GRPO, 64, folder=tmp_path, listener=listen).run().startswith("budget")
+    assert len(refused) == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["batch"] for line in lines if line["kind"] == "batch"] == [1, 2, 3, 4]
+
+
+def test_a_lock_is_free_once_its_run_is_over_however_it_ended(trainer_of, tmp_path):
+    def fails(line):
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer_of(GRPO, 32, folder=tmp_path, listener=fails).run()
+    with pytest.raises(FileNotFoundError):
+        trainer_of(GRPO, 32, folder=tmp_path).resume()
+    with Lock(tmp_path, "run"):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_used(trainer_of, tmp_path, monkeypatch, caplog):
+    def none(*_):
+        raise OSError(38, os.strerror(38))
+
+    monkeypatch.setattr("rollalloc.claims.fcntl.flock", none)
+    trainer_of(GRPO, 32, folder=tmp_path).run()
+    assert "has no locks" in caplog.text
