@@ -94,7 +94,7 @@ def _counts(groups: Groups) -> NDArray[np.float64]:
     begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
     scored_X = np.bincount(begin_V + _fate(groups), groups.scored_V, cells)
     unscored_X = np.bincount(begin_V + CAUSES.index("unscored"), groups.size_V - groups.scored_V, cells)
-    return (scored_X + unscored_X).reshape(-1, len(CAUSES))
+    return (scored_X + unscored_X).astype(np.float64).reshape(-1, len(CAUSES))
 
 
 def _fate(groups: Groups) -> NDArray[np.int64]:
