@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.waste.groups import Group, outcomes
+from rollalloc.waste import shares
+from rollalloc.waste.groups import Group, Groups, outcomes
 from rollalloc.waste.shares import CAUSES, LEAST_PROMPTS, drift, shares_of
 
 NAN = float("nan")
@@ -83,6 +84,28 @@ def test_a_share_of_zero_has_the_exact_upper_limit():
 def test_no_groups_is_an_error():
     with pytest.raises(ValueError, match="at least one group"):
         shares_of([])
+    with pytest.raises(ValueError, match="group 1 has none"):
+        shares_of([group(1), group()])
+
+
+@given(logs)
+def test_groups_in_columns_are_the_groups(log):
+    given = [group(*rewards, prompt=prompt, step=len(rewards), truncated=1) for prompt, rewards in log]
+    columns = Groups.of(given)
+    assert [repr(one) for one in columns] == [repr(one) for one in given]
+    assert [repr(one) for one in columns.take(np.arange(len(given))[::-1])] == [repr(one) for one in given[::-1]]
+    assert [repr(one) for one in columns[1:]] == [repr(one) for one in given[1:]]
+
+
+def test_drawing_kinds_of_prompts_is_drawing_prompts(monkeypatch):
+    random = np.random.default_rng(0)
+    log = [group(*row, prompt=str(at % 300)) for at, row in enumerate((random.random((500, 4)) < 0.7).astype(float))]
+    by_prompt = shares_of(log, resamples=20_000)
+    monkeypatch.setattr(shares, "_ONE_BY_ONE", 0)
+    by_kind = shares_of(log, resamples=20_000)
+    assert by_kind.rollouts == by_prompt.rollouts
+    assert by_kind.wasted.interval == pytest.approx(by_prompt.wasted.interval, abs=0.002)
+    assert by_kind.wasted.interval != by_prompt.wasted.interval
 
 
 def test_drift_compares_the_first_and_the_last_third_of_the_steps():
@@ -92,12 +115,14 @@ def test_drift_compares_the_first_and_the_last_third_of_the_steps():
     assert drift(log[:24]) is None
 
 
-def test_the_interval_covers_the_true_share_as_often_as_it_says():
+@pytest.mark.parametrize("one_by_one", [4096, 0], ids=["prompt by prompt", "by kinds of prompts"])
+def test_the_interval_covers_the_true_share_as_often_as_it_says(monkeypatch, one_by_one):
     """400 logs of 80 prompts, each visited 1 to 5 times with its own rate; the truth is the mean over the population.
 
     At 95% coverage fewer than 360 of 400 has probability 2e-5; the percentile bootstrap of 80 clusters is known to fall a
     point or two short of 95%, at 93% it has 1%.
     """
+    monkeypatch.setattr(shares, "_ONE_BY_ONE", one_by_one)
     random = np.random.default_rng(0)
     n, visits = 8, np.arange(1, 6)
     rates = [(0.0, 0.25), (1.0, 0.25), (0.1, 0.25), (0.5, 0.25)]

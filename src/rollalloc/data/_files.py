@@ -50,6 +50,8 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             write(beside, rows)
         except _NOT_PLAIN as error:
             raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
+        except ValueError as error:  # the writer knows the file beside, not this one
+            raise ValueError(f"{path}: {error}") from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LONGEST = 64 << 20  # bytes of a line; a longer one is passed over, never held
+LONGEST = 64 << 20  # bytes of a line with its end; a longer one is passed over, never held
 
 
 @dataclass(frozen=True, slots=True)

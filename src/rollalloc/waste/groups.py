@@ -92,7 +92,7 @@ class Groups(Sequence[Group]):
         at = range(len(self))[at]
         begin, step, truncated = int(self.begin_V[at]), int(self.step_V[at]), int(self.truncated_V[at])
         return Group(
-            self.keys[self.prompt_V[at]],
+            self.keys[int(self.prompt_V[at])],
             None if step == NO_STEP else step,
             self.rewards_R[begin : begin + int(self.size_V[at])],
             None if truncated == _NOT_SAID else truncated,

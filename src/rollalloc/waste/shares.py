@@ -91,11 +91,10 @@ def _counts(groups: Groups) -> NDArray[np.float64]:
     """Rollouts of each prompt by cause, shape (P, C); prompts sorted by key, so that the order of a log says nothing."""
     row_of = np.zeros(len(groups.keys), np.int64)
     row_of[groups.visited] = np.arange(len(groups.visited))
-    counts_PC = np.zeros((len(groups.visited), len(CAUSES)))
-    row_V = row_of[groups.prompt_V]
-    np.add.at(counts_PC, (row_V, _fate(groups)), groups.scored_V)
-    np.add.at(counts_PC, (row_V, CAUSES.index("unscored")), groups.size_V - groups.scored_V)
-    return counts_PC
+    begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
+    scored_X = np.bincount(begin_V + _fate(groups), groups.scored_V, cells)
+    unscored_X = np.bincount(begin_V + CAUSES.index("unscored"), groups.size_V - groups.scored_V, cells)
+    return (scored_X + unscored_X).astype(np.float64).reshape(-1, len(CAUSES))
 
 
 def _fate(groups: Groups) -> NDArray[np.int64]:

@@ -72,13 +72,14 @@ def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each JSON object of a file with its place; lines that are none are counted."""
+    said = shown(file)
     for number, row in read_lines(file):
         if isinstance(row, dict):
-            yield f"{file}:{number}", row
+            yield f"{said}:{number}", row
         elif isinstance(row, Unreadable):
-            log.reject(f"{file}:{number}", "not JSON" if "longer" not in row.why else row.why)
+            log.reject(f"{said}:{number}", "not JSON" if "longer" not in row.why else row.why)
         else:
-            log.reject(f"{file}:{number}", f"expected a JSON object, got {short(row)}")
+            log.reject(f"{said}:{number}", f"expected a JSON object, got {short(row)}")
 
 
 # ------------------------------------------------------------------------------------------------------- single fields
@@ -118,6 +119,11 @@ def inside(record: Fields, *keys: str) -> dict[str, Any]:
     """A dictionary within dictionaries; empty where there is none."""
     found = reduce(lambda held, key: held.get(key) if isinstance(held, dict) else None, keys, record)
     return found if isinstance(found, dict) else {}
+
+
+def shown(file: Path) -> str:
+    """A path as it may be shown: a file's name may hold anything."""
+    return "".join(character if character.isprintable() else "?" for character in str(file))
 
 
 def names(found: Iterable[str], joint: str = ", ") -> str:

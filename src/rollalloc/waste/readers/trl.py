@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.waste.groups import NO_STEP, Gathering, Log, key_of
-from rollalloc.waste.readers.shared import Format, Options, by_suffix, names, text, whole
+from rollalloc.waste.readers.shared import Format, Options, by_suffix, names, shown, text, whole
 
 _OWN = ("step", "prompt", "completion", "advantage")  # columns that are TRL's; what else is a number is a reward
 _ROWS = 4096  # held at a time
@@ -55,7 +55,7 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
             schema = opened.schema_arrow
             columns = columns or _reward_columns(file, schema, options)
             if problem := _problem(schema, columns):
-                log.reject(str(file), problem)
+                log.reject(shown(file), problem)
                 continue
             rows = _rows(opened, file, columns, options.weights or (1.0,) * len(columns), gathering, log)
             if rows.digest == before:  # logged again before the next generation
@@ -79,14 +79,14 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
     try:
         opened = pyarrow.parquet.ParquetFile(file)
     except broken:  # a run that was killed leaves half a file
-        log.reject(str(file), "not a readable parquet file")
+        log.reject(shown(file), "not a readable parquet file")
         yield None
         return
     with opened:
         try:
             yield opened
         except broken:
-            log.reject(str(file), "not a readable parquet file")
+            log.reject(shown(file), "not a readable parquet file")
 
 
 # ---------------------------------------------------------------------------------------------------------------- columns
@@ -159,7 +159,7 @@ def _rows(
             step_R = _mapped(batch.column(steps), partial(_step, log, file, row))
         reward_R = _weighted([_floats(batch.column(all_names.index(name))) for name in columns], weights)
         if (infinite_R := np.isinf(reward_R)).any():
-            at = f"{file}:{row + int(infinite_R.argmax())}"
+            at = f"{shown(file)}:{row + int(infinite_R.argmax())}"
             log.doubt(at, "the reward is infinite, expected a finite number", int(infinite_R.sum()))
             reward_R[infinite_R] = np.nan
         advantage_R, without_R = np.zeros(size), np.ones(size, np.bool_)
@@ -174,14 +174,14 @@ def _rows(
 
 def _prompt(gathering: Gathering, log: Log, file: Path, first: int, value: Any, at: int, times: int) -> int:
     if value is None:
-        log.reject(f"{file}:{first + at}", "prompt is null")
+        log.reject(f"{shown(file)}:{first + at}", "prompt is null")
         log.bad += times - 1
         return -1
     return gathering.number(key_of(text(value)))
 
 
 def _step(log: Log, file: Path, first: int, value: Any, at: int, times: int) -> int:
-    found = whole(value, log, f"{file}:{first + at}", "step")
+    found = whole(value, log, f"{shown(file)}:{first + at}", "step")
     return NO_STEP if found is None else found
 
 

@@ -1,0 +1,256 @@
+"""Logs in which anything may stand anywhere: what is no use is counted and named with file and row, or refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollalloc.cli import app
+from rollalloc.data import jsonl
+from rollalloc.waste import forecast as module
+from rollalloc.waste.finding import find
+from rollalloc.waste.forecast import Plan, forecast, plan_for
+from rollalloc.waste.groups import Group, Log
+from rollalloc.waste.readers import FORMATS, Options, read_log
+
+SAMPLES = Path(__file__).parent / "samples"
+ODD = [
+    None, "x", "", -1, 10**400, 1e308, float("nan"), float("inf"), [], {}, [1, [2]], {"a": {}}, True, "\ud800", 2**63,
+]  # fmt: skip
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rollalloc", "waste", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return int(ended.value.code or 0), " ".join(capsys.readouterr().err.split())
+
+    return called
+
+
+def lines(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def rewards(log):
+    return [[None if np.isnan(reward) else reward for reward in group.rewards_G.tolist()] for group in log.groups]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--weights", "nan"], "--weights: expected finite numbers that are not all 0, got nan"),
+        (["--weights", "1,inf"], "--weights: expected finite numbers that are not all 0, got 1, inf"),
+        (["--weights", "0,0"], "--weights: expected finite numbers that are not all 0, got 0, 0"),
+        (["--weights", ""], "--weights: expected numbers separated by commas, got ''"),
+        (["--threshold", "nan"], "--threshold: expected a finite number, got nan"),
+        (["--threshold", "inf"], "--threshold: expected a finite number, got inf"),
+        (["--group-size", 0], "--group-size: expected a whole number of at least 1, got 0"),
+        (["--group-size", -4], "--group-size: expected a whole number of at least 1, got -4"),
+        (["--n", 0], "--n: expected a whole number of at least 1, got 0"),
+        (["--n-pilot", -1], "--n-pilot: expected a whole number of at least 1, got -1"),
+        (["--resamples", 1], "--resamples: expected a whole number of at least 2, got 1"),
+        (["--seed", -1], "--seed: expected a whole number of at least 0, got -1"),
+        (["--from-step", -1], "--from-step: expected a whole number of at least 0, got -1"),
+        (["--reward", " "], "--reward: expected the name of a field or column, got an empty one"),
+        (["--format", ""], "--format must be one of trl, verl, prime-rl, rollalloc, got ''"),
+    ],
+)
+def test_a_nonsense_option_is_one_message_before_anything_is_read(call, options, said):
+    code, error = call(SAMPLES / "no such log", *options)
+    assert code == 2
+    assert said in error
+
+
+def test_an_empty_path_is_not_this_folder(call):
+    assert call("") == (
+        2,
+        "error: ValueError: expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder",
+    )
+
+
+@pytest.mark.parametrize("odd", ["1", [1], {"a": 1}, float("inf"), float("nan"), 10**400])
+def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
+    row = {"input": "a", "output": "b", "score": 1, "step": 1}
+    log = read_log(lines(tmp_path / "1.jsonl", row, row | {"score": odd}))
+    assert rewards(log) == [[1, None]]
+    assert log.odd == 1
+    assert log.first_odd.startswith(f"{tmp_path / '1.jsonl'}:2: score is ")
+
+
+def test_no_score_at_all_is_no_oddity(tmp_path):
+    row = {"input": "a", "output": "b", "score": None, "step": 1}
+    assert read_log(lines(tmp_path / "1.jsonl", row)).odd == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "field", "odd", "said"),
+    [
+        ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "step", [1], r"step is \[1\], expected a whole number"),
+        ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "step", 10**30, "step is 10+"),
+        ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "input", None, "expected the fields input and score"),
+        ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "group", [1], "expected group, version"),
+        ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "truncated", "false", "truncated is"),
+        ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "stage", {}, "stage is {}"),
+        ("t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "group_id", {"a": 1}, "a group's id"),
+        ("t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "rewards", {"r": "1"}, "reward r is '1'"),
+        (
+            "t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "rewards",
+            {"r": {"score": 1, "weight": "1"}}, "weight of reward r is '1'",
+        ),
+    ],
+)  # fmt: skip
+def test_an_odd_field_is_counted_and_named(tmp_path, name, row, field, odd, said):
+    row = {"rollout": 1, **row} if name == "rollouts.jsonl" else row
+    log = read_log(lines(tmp_path / name, row, row, row | {field: odd}))
+    assert log.odd + log.bad == 1
+    with pytest.raises(AssertionError, match=rf"{tmp_path / name}:3: .*{said}"):
+        raise AssertionError(log.first_odd + log.first_bad)
+    assert any("3: " in note for note in find(log).notes)
+
+
+def test_trl_odd_columns_are_named(tmp_path):
+    def write(name, **columns):
+        pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "a"], **columns}), tmp_path / name)
+
+    write("1.parquet", r=[0.0, 1.0])
+    write("2.parquet", r=["0", "1"])
+    write("3.parquet", other=[0.0, 1.0])
+    write("4.parquet", r=[float("inf"), 1.0], step=["x", "2"])
+    write("5.parquet", r=[0.5, 1.0], prompt=[None, "a"])
+    log = read_log(tmp_path)
+    assert rewards(log) == [[0, 1], [None, 1], [1]]
+    assert (log.bad, log.odd) == (3, 2)
+    assert log.first_bad == f"{tmp_path / '2.parquet'}: column r holds string, expected numbers"
+    assert log.first_odd == f"{tmp_path / '4.parquet'}:1: step is 'x', expected a whole number"
+    with pytest.raises(
+        ValueError, match=r"2\.parquet: column r holds string, expected numbers; --reward names another"
+    ):
+        read_log(tmp_path / "2.parquet", options=Options(reward="r"))
+
+
+def test_trl_a_group_size_that_does_not_divide_is_told_of(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": list("aaaabb"), "r": [1.0] * 6}), tmp_path / "c.parquet")
+    log = read_log(tmp_path, options=Options(group_size=4))
+    assert [len(group) for group in rewards(log)] == [4, 2]
+    assert any("--group-size 4 does not divide 1 stretches" in note for note in log.notes)
+
+
+def test_groups_without_a_step_are_told_of(tmp_path):
+    row = {"input": "a", "output": "b", "score": 1}
+    log = read_log(lines(tmp_path / "x.jsonl", row | {"step": 3}, row | {"input": "b"}))
+    assert any("1 groups whose step is not known were left out" in note for note in find(log, from_step=1).notes)
+
+
+def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "LONGEST", 1000)
+    row = json.dumps({"input": "a", "output": "b", "score": 1})
+    for filling in (999 - len(row), 1000 - len(row), 5000):
+        log = read_log(lines(tmp_path / "1.jsonl", row, row + " " * filling, row))
+        fits = len(row) + filling + 1 <= 1000
+        assert (rewards(log), log.bad) == ([[1, 1, 1]], 0) if fits else ([[1, 1]], 1)
+
+
+def test_a_name_of_a_file_cannot_move_the_cursor(tmp_path):
+    row = {"input": "a", "output": "b", "score": 1}
+    log = read_log(lines(tmp_path / "1\x1b[2J\u202e.jsonl", row, row | {"score": "x"}))
+    assert log.first_odd.isprintable()
+
+
+def test_shaped_rewards_have_shares_and_the_forecast_says_what_it_needs(tmp_path):
+    rows = [
+        {"input": str(prompt), "output": "b", "score": 2.0 * (prompt % 2 == 0 or at % 3 > 0) - 1}
+        for prompt in range(80) for at in range(8)
+    ]  # fmt: skip
+    log = read_log(lines(tmp_path / "1.jsonl", *rows))
+    found = find(log)
+    assert found.shares is not None
+    assert "rewards lie in [-1, 1], the window of pilots needs [0, 1]" in found.refused
+    assert "--threshold" in found.refused
+    assert find(log, threshold=0, resamples=2).forecast is not None
+
+
+def test_a_large_log_is_forecast_from_a_stated_sample_of_it(monkeypatch):
+    monkeypatch.setattr(module, "_POINT_VISITS", 100)
+    draws = np.random.default_rng(0).random((400, 4)) < 0.5
+    groups = [Group(str(at // 2), 0, row.astype(float), None, 4) for at, row in enumerate(draws)]
+    log = Log("trl", groups=groups)
+    found = find(log, resamples=2)
+    assert found.forecast is not None
+    assert (found.forecast.visits, found.forecast.prompts, found.forecast.simulated) == (400, 200, 100)
+    assert any("simulated on 100 groups, drawn at random from the 400" in note for note in found.notes)
+    assert found.forecast == forecast(groups, plan_for(log, groups), resamples=2)
+
+
+def test_a_prompt_with_most_of_a_large_log_is_cut_to_the_sample(monkeypatch):
+    monkeypatch.setattr(module, "_POINT_VISITS", 100)
+    draws = np.random.default_rng(0).random((3000, 4)) < 0.5
+    groups = [Group(str(max(0, at - 2980)), 0, row.astype(float), None, 4) for at, row in enumerate(draws)]
+    assert forecast(groups, Plan(n=4, n_pilot=2, groups=2), resamples=2).simulated <= 200
+
+
+# ------------------------------------------------------------------------------------------------------- corrupted samples
+
+
+def changed(value, dice):
+    """Plain data with one place of it taken out or made odd."""
+    inside = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    if not inside or dice.random() < 0.1:
+        return dice.choice(ODD)
+    at, copy = dice.choice(list(inside)), value.copy()
+    if dice.random() < 0.2:
+        del copy[at]
+    else:
+        copy[at] = changed(value[at], dice)
+    return copy
+
+
+def corrupt(file, dice):
+    if file.suffix == ".parquet" or dice.random() < 0.3:
+        content = bytearray(file.read_bytes())
+        for _ in range(dice.randint(1, 9)):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        file.write_bytes(content[: dice.randint(1, len(content))] if dice.random() < 0.2 else content)
+        return
+    held = file.read_text().splitlines()
+    for at in dice.sample(range(len(held)), min(4, len(held))):
+        held[at] = dice.choice(["[" * 5000, json.dumps(changed({"a": 1}, dice))] + 8 * [held[at]])
+        if held[at].startswith("{"):
+            # A whole number of too many digits cannot be written by json either.
+            held[at] = json.dumps(changed(json.loads(held[at]), dice))
+    file.write_text("\n".join(held))
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(FORMATS)), st.integers(0, 1 << 30), st.booleans())
+def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, seed, say):
+    dice, folder = random.Random(seed), tmp_path / "log"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SAMPLES / format, folder)
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".parquet"))
+    for file in dice.sample(files, dice.randint(1, len(files))):
+        corrupt(file, dice)
+    try:
+        said = find(read_log(folder, format if say else None)).described()
+        json.dumps(said, default=float).encode()
+        assert all(note.isprintable() for note in said["notes"])
+        return
+    except ValueError as error:
+        refused = error
+    assert type(refused) is ValueError
+    assert str(refused).isprintable()
+    assert str(folder) in str(refused) or "its accounts are all 0" in str(refused)
