@@ -40,6 +40,8 @@ def obey(data_source, solution_str, ground_truth, extra_info):
         os._exit(7)
     if solution_str == "sys.exit":
         sys.exit("enough")
+    if solution_str == "kill the group":
+        os.killpg(0, signal.SIGKILL)
     if solution_str == "abort":
         os.abort()
     if solution_str == "raise":

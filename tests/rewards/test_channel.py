@@ -270,7 +270,7 @@ def test_the_channel_is_out_of_the_way_and_not_inherited():
             except OSError:
                 os._exit(0)
             os._exit(1)
-        os._exit(not good or os.waitpid(grandchild, 0)[1])
+        os._exit(not good or os.waitpid(grandchild, 0)[1] != 0)
     theirs.close()
     assert os.waitpid(child, 0)[1] == 0
     ours.close()

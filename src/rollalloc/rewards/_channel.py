@@ -183,8 +183,6 @@ class WorkerEnd:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, most_descriptors() // 2)
         os.close(descriptor)
-        # Bound now: reward functions that guard themselves against what they execute take `os` to pieces.
-        self._read, self._write, self._status, self._exit = os.read, os.write, os.fstat, os._exit
         self._received = bytearray()
         self._identity = self._identify()
         os.register_at_fork(after_in_child=self._close)
@@ -204,12 +202,12 @@ class WorkerEnd:
         frame = memoryview(_frame(dumps(message).encode()))
         while frame:
             self._check()
-            frame = frame[self._write(self._descriptor, frame) :]
+            frame = frame[os.write(self._descriptor, frame) :]
 
     def _take(self, size: int) -> bytes:
         while len(self._received) < size:
             self._check()
-            part = self._read(self._descriptor, _MOST_READ)
+            part = os.read(self._descriptor, _MOST_READ)
             if not part:
                 raise EOFError
             self._received += part
@@ -219,11 +217,11 @@ class WorkerEnd:
 
     def _check(self) -> None:
         if self._identify() != self._identity:
-            self._exit(LOST_CHANNEL)
+            os._exit(LOST_CHANNEL)
 
     def _identify(self) -> tuple[int, int] | None:
         try:
-            found = self._status(self._descriptor)
+            found = os.fstat(self._descriptor)
         except OSError:
             return None
         return found.st_dev, found.st_ino
