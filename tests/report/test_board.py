@@ -92,7 +92,10 @@ def test_a_run_that_cannot_be_drawn_costs_no_other_its_place(write_run, tmp_path
     write_run("good")
     bad = write_run("bad")
     monkeypatch.setattr(
-        RecordedRun, "budget", property(lambda run: {}["no such"] if run.folder == bad else 6000), raising=True
+        RecordedRun,
+        "budget",
+        property(lambda run: {}["no such"] if run.folder == bad and run.metrics else 6000),
+        raising=True,
     )
     page = Board(tmp_path).page("/")
     assert "6,000" in page
