@@ -74,7 +74,8 @@ def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
         assert len(apart) <= 1  # evenly
 
 
-def test_a_page_worth_of_bytes_is_read_at_a_time(path):
+def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
+    monkeypatch.setattr(follow, "_AT_LEAST", 0)
     (path.parent / "run.json").write_text("{}")
     path.write_text("".join(map(line, range(1000))))
     reader = Reader(allowance=10_000)
@@ -89,6 +90,17 @@ def test_a_page_worth_of_bytes_is_read_at_a_time(path):
         looks += 1
     assert batches(run) == list(range(1000))
     assert 10 < looks < 25
+
+
+def test_a_large_run_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_AT_LEAST", 1000)
+    for name, count in (("large", 1000), ("small", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(map(line, range(count))))
+    reader = Reader(allowance=10_000)
+    assert reader(tmp_path / "large").unread
+    assert reader.allowance == 0
+    assert not reader(tmp_path / "small").unread
 
 
 def test_a_torn_line_is_waited_for_and_a_whole_one_needs_no_end(path):

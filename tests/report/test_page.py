@@ -134,7 +134,7 @@ def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
         (folder / "run.json").write_text(json.dumps(described))
     write_page(tmp_path / "compare")
     drawn = sorted(path.name for path in (tmp_path / "compare").glob("*where.png"))
-    assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3---{'x' * 57}-where.png"]
+    assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3--{'x' * 57}-where.png"]
 
 
 def test_more_methods_than_an_image_holds_are_said(run_into, tmp_path):

@@ -19,6 +19,7 @@ from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
+from rollalloc.report.text import visible
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -46,7 +47,7 @@ def main() -> None:
         app()
     except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
         console.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(visible(str(error)), markup=False, highlight=False)  # it may quote what others wrote
         sys.exit(2)
 
 

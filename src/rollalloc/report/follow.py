@@ -13,6 +13,7 @@ from rollalloc.report.files import LONGEST, Growing, open_regular, stamp_of, why
 from rollalloc.report.recorded import Line, RecordedRun
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
+_AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads
 _KINDS = ("batch", "eval", "end", "resume")  # others, of a newer version, share one place
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _LATEST = 253_402_300_799  # seconds since the epoch: the end of the year 9999
@@ -22,7 +23,8 @@ class Reader:
     """Runs by their folders; a look at one reads only what its files have gained since the look before.
 
     Attributes:
-        allowance: bytes of metrics that may still be read; what is left over is read by later looks. None: no limit.
+        allowance: bytes of metrics that may still be read, beside a little of each run, so that a large one does not keep
+            the others waiting; what is left over is read by later looks. None: no limit.
     """
 
     def __init__(self, allowance: int | None = None) -> None:
@@ -39,7 +41,7 @@ class Reader:
         followed = self._known.setdefault(folder, _Followed(folder))
         before = followed.metrics.file.bytes_read
         try:
-            return followed.look(self.allowance)
+            return followed.look(None if self.allowance is None else max(_AT_LEAST, self.allowance))
         except Exception as error:  # whatever a folder holds: the other runs are shown
             return RecordedRun(folder, problem=f"{type(error).__name__}: {error}")
         finally:

@@ -100,7 +100,7 @@ class RecordedRun:
 def remaining(run: RecordedRun) -> timedelta | None:
     """How long until the budget is spent at the pace so far; None where either is not known."""
     budget, last = run.budget, run.last
-    if run.why or budget is None or last is None or not last["rollouts_paid"]:
+    if run.why or run.unread or budget is None or last is None or not last["rollouts_paid"]:
         return None
     left = last["seconds"] * max(0, budget - run.paid) / run.paid
     return timedelta(seconds=round(left)) if left < _LONGEST else None
