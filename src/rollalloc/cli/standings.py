@@ -115,10 +115,11 @@ class Rows:
         self._title = next(iter(tasks)) if len(tasks) == 1 else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for count in range(len(_OPTIONAL) + 1):
-            table = self._table((*self._left_out, *_OPTIONAL[:count]))
+        table = self._table(self._left_out)
+        for count in range(1, len(_OPTIONAL) + 1):
             if Measurement.get(console, options.update(width=1000), table).maximum <= options.max_width:
                 break
+            table = self._table((*self._left_out, *_OPTIONAL[:count]))
         yield table
 
     def _table(self, left_out: Collection[str]) -> Table:

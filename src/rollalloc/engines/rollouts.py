@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,5 +247,5 @@ def _joined(orders: Sequence[Order]) -> Iterator[Order]:
     by_group: dict[int, Order] = {}
     for order in orders:
         before = by_group.get(order.group)
-        by_group[order.group] = order if before is None else replace(before, rollouts=before.rollouts + order.rollouts)
+        by_group[order.group] = order if before is None else before._replace(rollouts=before.rollouts + order.rollouts)
     yield from by_group.values()

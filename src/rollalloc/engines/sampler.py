@@ -237,7 +237,8 @@ def why_not(model: PreTrainedModel) -> str | None:
         select(rows_B)
         if any(len(state) != len(rows_B) for state in _states(layer)):
             return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
-    if max((layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")), default=0) != 2:
+    held = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]  # pyright: ignore
+    if max(held, default=0) != 2:
         return "a cache that holds other tokens than the model was given"
     return None
 
