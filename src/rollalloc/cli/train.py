@@ -101,7 +101,8 @@ def train(
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
-    if resume and (at := newest(out)) is None:
+    at = newest(out) if resume else None
+    if resume and at is None:
         console.print(f"no checkpoint in {out}: the run starts afresh", style="yellow", markup=False)
     elif resume:
         console.print(f"resuming; the newest checkpoint is that after batch {at}", highlight=False)
