@@ -156,7 +156,14 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
             )
         return RECIPES[name]
     module, _, attribute = name.partition(":")
-    made = getattr(import_module(module), attribute)
+    try:
+        made = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError):  # these say what is wrong
+        raise
+    except (Exception, SystemExit) as error:
+        raise ImportError(
+            f"recipe {name}: its module raises {type(error).__name__} when it is imported: {error}"
+        ) from error
     if not isinstance(made, Recipe) and not callable(made):
         raise ValueError(f"{name} must be a Recipe or a function that returns one, got {made!r}")
     return made

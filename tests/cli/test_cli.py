@@ -161,11 +161,28 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         (("--model", "./none", *OWN[2:]), "there is no such folder; give that of a model"),
         ((*OWN, "--max-rollouts", "0"), "max_rollouts must be a whole number of at least 1, got 0"),
         ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups a batch but there are only 24 prompts"),
+        ((*OWN, "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
+        ((*OWN, "--device", "meta"), "device 'meta' cannot be used here"),
+        ((*OWN, "--reward-workers", "-1"), "reward_workers must be a whole number of at least 0"),
+        ((*OWN, "--reward-limit", "nan"), "reward_limit must be a positive number of seconds, got nan"),
+        ((*OWN, "--reward-cache", "-1"), "reward_cache must be a whole number of at least 0"),
+        ((*OWN, "--overlong-buffer", "-3"), "overlong_buffer must be a whole number of at least 1"),
+        ((*OWN, "--learning-rate", "inf"), "learning_rate must be above 0 and finite, got inf"),
+        ((*OWN, "--kl", "inf"), "kl must be 0 or more, and finite, got inf"),
+        ((*OWN, "--dual-clip", "inf"), "expected dual above 1 and finite"),
+        ((*OWN, "--checkpoint-minutes", "-1"), "checkpoint_minutes must be above 0 and finite"),
+        ((*OWN, "--checkpoint-every", "0"), "checkpoint_every must be a whole number of at least 1"),
+        ((*OWN, "--resume", "--overwrite"), "a run either goes on or is replaced"),
+        ((*OWN, "--recipe", "racing", "--set", "sizes_S=4"), "racing: sizes_S must be a list of whole numbers, e.g."),
+        ((*OWN[:-1], "broken.py:score"), "cannot be loaded, since its module raises SyntaxError"),
+        ((*OWN, "--recipe", "broken:recipe"), "its module raises SyntaxError when it is imported"),
+        (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
         ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):
     (own / "not_callable.py").write_text("score = 3\n")
+    (own / "broken.py").write_text("def score(:\n")
     given = arguments if "--max-new-tokens" in arguments or "--task" in arguments else (*arguments, *SHORT[:2])
     code, output = call("train", *given, "--out", tmp_path / "out", "--tasks", tmp_path / "tasks")
     assert code == 2, output
@@ -173,6 +190,35 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments
     assert output.count("error:") == 1
     assert "Traceback" not in output
     assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "data"])
+@pytest.mark.parametrize("out", ["", " ", "my_reward.py", "my_reward.py/run"])
+def test_an_empty_name_or_a_file_is_no_folder(call, own, command, out):
+    arguments = ("data", "prepare", "gsm8k") if command == "data" else (command, *OWN, *SHORT)
+    before = sorted(own.iterdir())
+    code, output = call(*arguments, "--out", out)
+    assert code == 2
+    assert "Invalid value for '--out'" in said(output)
+    assert sorted(own.iterdir()) == before
+
+
+def test_a_report_overwrites_no_page_or_figure_of_others(call, own, tmp_path):
+    run = tmp_path / "run"
+    assert call("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--out", run)[0] == 0
+    assert call("report", run)[0] == 0
+    [figure, *_] = [path.name for path in run.glob("*.png")]
+    assert call("report", run)[0] == 0  # its own may be drawn again
+    for theirs in ("page.html", figure):
+        folder = tmp_path / theirs.replace(".", "-")
+        folder.mkdir()
+        (folder / theirs).write_text("mine")
+        code, output = call("report", run, "--out", folder / "page.html")
+        assert code == 2
+        assert f"holds {theirs}, which" in said(output)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {theirs: "mine"}
+    for wrong in ("", tmp_path):
+        assert call("report", run, "--out", wrong)[0] == 2
 
 
 def test_a_parquet_without_the_columns_is_one_message(call, tmp_path):

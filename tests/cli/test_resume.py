@@ -14,14 +14,17 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.sampler import Sampling
 from rollalloc.engines.settings import Settings
 
-# Sends SIGTERM to its own process once, where the file "stop" is there.
+# Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """
 import os, signal
 
 def score(data_source, solution_str, ground_truth, extra_info):
     if os.path.exists("stop"):
+        with open("stop") as file:
+            names = file.read().split() or ["SIGTERM"]
         os.remove("stop")
-        os.kill(os.getpid(), signal.SIGTERM)
+        for name in names:
+            os.kill(os.getpid(), getattr(signal, name))
     return float(solution_str.startswith('s'))
 
 calls = 0
@@ -71,6 +74,26 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
     assert code == 0, output
     assert "resuming; the newest checkpoint is that after batch 1" in output
     assert untimed(stopped) == untimed(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    ("signals", "code", "message"),
+    [
+        ("SIGINT", 130, "stopped by SIGINT after batch 1; a checkpoint is in"),
+        ("SIGHUP", 129, "stopped by SIGHUP after batch 1; a checkpoint is in"),
+        ("SIGINT SIGINT", 130, "left at once; --resume goes on from the newest checkpoint"),
+    ],
+)
+def test_ctrl_c_and_a_terminal_that_goes_away_leave_a_run_to_resume(script, own, tmp_path, signals, code, message):
+    (own / "stop").write_text(signals)
+    done = script(*TRAIN, "--out", tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in said(done.stderr)
+    assert "Traceback" not in done.stderr
+    again = script(*TRAIN, "--out", tmp_path, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "rollouts ·" in again.stderr  # there is no terminal, and lines came
+    assert untimed(tmp_path)[-1]["kind"] == "end"
 
 
 def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):

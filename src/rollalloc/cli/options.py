@@ -27,8 +27,9 @@ def folder(text: str | Path) -> Path:
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
-    if Path(text).exists() and not Path(text).is_dir():
-        raise typer.BadParameter(f"{text} is a file; give a folder")
+    there = next(place for place in (Path(text), *Path(text).parents) if place.exists())
+    if not there.is_dir():
+        raise typer.BadParameter(f"{there} is a file; give a folder")
     return Path(text)
 
 

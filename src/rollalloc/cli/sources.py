@@ -62,6 +62,8 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+    if not given.model:
+        raise ValueError("--model: expected a model's name or folder, got an empty one")
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")

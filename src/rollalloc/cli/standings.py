@@ -115,12 +115,10 @@ class Rows:
         self._title = next(iter(tasks)) if len(tasks) == 1 else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self._table(self._left_out)
-        for count in range(1, len(_OPTIONAL) + 1):
-            if Measurement.get(console, options.update(width=1000), table).maximum <= options.max_width:
-                break
-            table = self._table((*self._left_out, *_OPTIONAL[:count]))
-        yield table
+        tables = [self._table((*self._left_out, *_OPTIONAL[:count])) for count in range(len(_OPTIONAL) + 1)]
+        unbounded = options.update(width=1000)
+        fitting = (each for each in tables if Measurement.get(console, unbounded, each).maximum <= options.max_width)
+        yield next(fitting, tables[-1])
 
     def _table(self, left_out: Collection[str]) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(self._title) or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, get_args
 
 import torch
@@ -34,8 +35,8 @@ class Clip:
     def __post_init__(self) -> None:
         if not (0 < self.low <= 1 and self.high > 0 and self.stale >= 1):
             raise ValueError(f"expected low in (0, 1], high above 0 and stale of at least 1, got {self}")
-        if self.dual is not None and not self.dual > 1:
-            raise ValueError(f"expected dual above 1, or None for no bound, got {self.dual}")
+        if self.dual is not None and not 1 < self.dual < inf:
+            raise ValueError(f"expected dual above 1 and finite, or None for no bound, got {self.dual}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class Loss:
     def __post_init__(self) -> None:
         if self.aggregation not in get_args(Aggregation):
             raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}")
-        if not self.kl >= 0:
-            raise ValueError(f"kl must be 0 or more, got {self.kl}")
+        if not 0 <= self.kl < inf:
+            raise ValueError(f"kl must be 0 or more, and finite, got {self.kl}")
 
 
 def token_losses(

@@ -97,7 +97,8 @@ def usable_device(name: str | None) -> str:
     Raises:
         ValueError: it cannot be used here; says why, and what can.
     """
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=name).cpu()
     except Exception as error:  # which it is depends on the device

@@ -84,6 +84,8 @@ class Settings:
                 f"policy's; got {self.sampling}"
             )
         at_least("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be less than 2**63, got {self.seed}")
         for name in (
             "optimizer_steps_per_batch",
             "tokens_per_forward",

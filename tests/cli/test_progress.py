@@ -1,0 +1,92 @@
+"""What is shown while runs go on: readable where the terminal is narrow, and as it happens where there is none."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rollalloc.cli.progress import Lines, RunProgress, TimeLeft
+from rollalloc.cli.standings import Rows
+
+LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
+
+
+def row(task, label):
+    return {
+        "task": task,
+        "recipe": label,
+        "done": "12/15",
+        "accuracy": "0.850",
+        "rollouts": "1,234,567",
+        "left, at most": "12:34:56",
+        "taught": "32%",
+        "wasted on": "zero variance 54%, out of band 15%",
+    }
+
+
+def console(width, **options):
+    return Console(width=width, file=io.StringIO(), color_system=None, **options)
+
+
+@pytest.mark.parametrize("tasks", [["skills/late"], ["skills/late", "rg/number_filtering"]])
+def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tasks):
+    shown = console(80)
+    shown.print(Rows([row(task, label) for task in tasks for label in LABELS]))
+    text = shown.file.getvalue()
+    assert "…" not in text
+    for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_wide_terminal_shows_all():
+    shown = console(160)
+    shown.print(Rows([row("skills/late", label) for label in LABELS]))
+    assert "zero variance 54%, out of band 15%" in shown.file.getvalue()
+
+
+def line(paid, **fields):
+    given = {"kind": "batch", "rollouts_paid": paid, "accounts": {"trained": paid // 2}, "unscored": {}}
+    return given | {"reward_mean": 0.5, "accuracy": 0.25} | fields
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("rollalloc.cli.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_where_there_is_no_terminal_lines_come_as_it_happens_with_the_time_left(clock):
+    shown = console(40, force_terminal=False)
+    with RunProgress(shown, 100) as progress:
+        progress.show(line(0, kind="eval"))
+        assert shown.file.getvalue() == "0 rollouts · 0 taught · held-out 0.250\n"
+        clock[0] += 30
+        progress.show(line(20))
+        clock[0] += 0.1  # too soon for another
+        progress.show(line(21))
+        progress.show(line(100, kind="end"))
+    assert shown.file.getvalue().splitlines()[1:] == [
+        "20 rollouts · 10 taught · held-out 0.250 · reward 0.500 · 2:00 left"
+    ]
+
+
+def test_the_time_left_counts_from_where_a_resumed_run_went_on(clock):
+    left = TimeLeft()
+    assert left(0.5) == ""
+    clock[0] += 10
+    assert left(0.6) == "0:40"
+    assert left(1.0) == ""
+
+
+def test_a_reader_that_is_gone_ends_no_run():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    lines = Lines(Console(file=Gone(), force_terminal=False))
+    lines.say("one")
+    lines.say("two")
