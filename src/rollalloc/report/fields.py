@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from sys import intern
 from typing import Any
 
 from rollalloc.report.text import one_line
@@ -139,10 +138,13 @@ def _flag(value: Any) -> bool:
 
 
 def _counts(value: Any) -> dict[str, int]:
-    counts = value.values()  # all at once: most of a metrics file is counts
-    _expect(len(value) <= _NAMES and set(map(type, counts)) <= {int})
-    _expect(not counts or (min(counts) >= 0 and max(counts) <= MOST))
-    return dict(zip(map(intern, [name[:_NAME] for name in value]), counts, strict=True))
+    _expect(len(value) <= _NAMES)
+    cut = False
+    for name, count in value.items():  # spelt out, for most of a metrics file is counts
+        if type(count) is not int or count < 0 or count > MOST:
+            raise ValueError
+        cut = cut or len(name) > _NAME
+    return {name[:_NAME]: count for name, count in value.items()} if cut else value
 
 
 def _ages(value: Any) -> dict[int, int]:
