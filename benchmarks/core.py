@@ -154,7 +154,8 @@ def main() -> None:
     save, load = seconds(allocator.state_dict), seconds(lambda: allocator.load_state_dict(state))
     text = seconds(lambda: json.dumps(state))
     print(
-        f"state_dict {save / text:.1f} times, load {load / text:.1f} times json.dumps of it ({save:.3f} s, {load:.3f} s), bars 1, 3"
+        f"state_dict {save / text:.1f}, load {load / text:.1f} times json.dumps of it ({save:.3f} s, {load:.3f} s), "
+        "bars 1 and 3"
     )
     rewards = np.random.default_rng(0).standard_normal(1_000_000)
     subset, sort = seconds(lambda: max_variance_subset(rewards, 250_000)), seconds(lambda: np.sort(rewards))
