@@ -216,6 +216,15 @@ def test_a_half_made_folder_is_made_anew(tmp_path):
     assert {path.name for path in made.iterdir()} == {"whole", "settings.json"}
 
 
+@pytest.mark.parametrize("theirs", ["it/thesis.txt", ".it.partial/thesis.txt"])
+def test_a_folder_of_somebody_else_is_neither_taken_nor_removed(tmp_path, theirs):
+    (tmp_path / theirs).parent.mkdir()
+    (tmp_path / theirs).write_text("mine")
+    with pytest.raises((ValueError, FileExistsError), match="choose another folder"):
+        make_once(tmp_path / "it", Settings(), lambda folder: (folder / "whole").write_text("yes"))
+    assert (tmp_path / theirs).read_text() == "mine"
+
+
 def test_of_several_makers_at_once_one_makes_it(tmp_path):
     calls = []
 

@@ -171,7 +171,7 @@ def test_a_call_cut_short_keeps_what_was_finished_and_a_torn_file_is_made_again(
         prepare(["gsm8k"], out, local=local)
     monkeypatch.undo()
     assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
-    (out / "gsm8k_test.parquet").write_bytes(b"torn")
+    (out / "gsm8k_test.parquet").unlink()
     assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
     assert len(load_prompts(out / "gsm8k_test.parquet")) == 1
 
@@ -227,3 +227,40 @@ def test_the_command_says_what_was_written_and_what_overlaps(local: Path, tmp_pa
     assert "gsm8k_train.parquet" in result.output
     assert "overlap" in result.output
     assert set(json.loads((out / "prepared.json").read_text())["files"]) == {"gsm8k_train", "gsm8k_test", "math500"}
+
+
+def test_files_that_were_not_written_here_or_were_changed_since_are_not_overwritten(
+    local: Path, tmp_path: Path
+) -> None:
+    out, ours = tmp_path / "out", tmp_path / "ours"
+    out.mkdir()
+    name = prepare(["gsm8k"], ours, local=local)[0].path.name
+    (out / name).write_text("mine")
+    for force in (False, True):
+        with pytest.raises(FileExistsError, match=r"prepared\.json does not name it"):
+            prepare(["gsm8k"], out, local=local, force=force)
+    assert (out / name).read_text() == "mine"
+    (ours / name).write_text("changed by hand, or torn")
+    with pytest.raises(FileExistsError, match="was changed since it was written; --force makes it again"):
+        prepare(["gsm8k"], ours, local=local)
+    assert (ours / name).read_text() == "changed by hand, or torn"
+    assert [file.reused for file in prepare(["gsm8k"], ours, local=local, force=True)] == [False, False]
+    (out / "prepared.json").write_text("[]")
+    with pytest.raises(FileExistsError, match="is no manifest of this command"):
+        prepare(["gsm8k"], out, local=local)
+
+
+def test_a_call_that_is_cut_short_between_file_and_manifest_may_be_repeated(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._write_whole
+
+    def killed(path: Path, rows: list[dict[str, Any]]) -> None:
+        write(path, rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(["gsm8k"], tmp_path, local=local)
+    monkeypatch.undo()
+    assert [file.reused for file in prepare(["gsm8k"], tmp_path, local=local)] == [False, False]
