@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from trl import is_conversational
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
+from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator, Tokens
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.engines.sampler import Generation, Request
@@ -43,6 +43,9 @@ class Rollout:
     made: Generation
     scores_F: list[Score]
     logged: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+_Scored = tuple[list[Rollout], dict[str, list[float]]]  # and what reward functions logged as metrics
 
 
 class Allocation:
@@ -70,23 +73,23 @@ class Allocation:
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
         """Generate until the core returns a batch; None where the run is over, and `finished` says why."""
-        self.generated, self.logged, self.failed = [], {}, 0
+        self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
+        actions = self.allocator.outstanding()  # what an error or Ctrl-C broke off is generated again
         while True:
-            actions = self.allocator.ask()
-            self._release(actions)
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # A batch may have been returned while rollouts still ran.
+            # A batch may have been returned while rollouts still ran, or never have been trained.
             if batch := self.allocator.batch:
                 return batch
             if actions.finished:
                 self.finished = actions.finished
                 return None
+            actions = self._ask()
 
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
-            self.allocator.tell([Updated(batch.version + 1)])
+            self._tell([Updated(batch.version + 1)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
         """What is kept of the rollouts of these rows."""
@@ -94,9 +97,16 @@ class Allocation:
 
     # ---------------------------------------------------------------------------------------------------------- rollouts
 
-    def _release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self.rollouts.pop(rollout, None)  # a rollout without a score has none
+    def _ask(self, capacity: int | None = None) -> Actions:
+        with uninterrupted():
+            actions = self.allocator.ask(capacity)
+            for rollout in actions.release:
+                self.rollouts.pop(rollout, None)  # a rollout without a score has none
+        return actions
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        with uninterrupted():
+            self.allocator.tell(events)
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -104,7 +114,7 @@ class Allocation:
         Where a stage has a stop rule and the generator can stop rollouts, those that end are told at once, and the core is
         asked what to stop before generation goes on.
         """
-        self.allocator.tell([Cancelled(rollout, 0) for rollout in actions.cancel])
+        self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
         mine = _share(actions.generate, me, processes)
         prompts = list(dict.fromkeys(order.prompt for order in mine))
@@ -114,39 +124,32 @@ class Allocation:
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
         running = len(prompt_of)
 
+        def scored(made: Sequence[Generation]) -> _Scored:
+            return self._score(trainer, [(prompt_of[each.rollout], each) for each in made], tokens_of)
+
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
             nonlocal running
             running -= len(ended)
             with torch.inference_mode(False):  # reward functions are the user's and may compute what they like
-                self._tell(trainer, ended, prompt_of, tokens_of)
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = self.allocator.ask(capacity=0)
-            self._release(meanwhile)
-            return meanwhile.cancel
+                self._take([scored(ended)])
+            return self._ask(capacity=0).cancel if running else ()  # where nothing runs, the loop asks next
 
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             generate.stream(requests, on_finished)
         else:
-            self._tell(trainer, generate(requests), prompt_of, tokens_of)
+            self._take(by_all(lambda: scored(generate(requests))))
 
-    def _tell(
-        self,
-        trainer: Any,
-        made: Sequence[Generation],
-        prompt_of: Mapping[int, int],
-        tokens_of: Mapping[int, Tokens],
-    ) -> None:
-        """Score what ended in this process, and tell the core what ended in any."""
-        scored, figures = self._score(trainer, [(prompt_of[each.rollout], each) for each in made], tokens_of)
-        for name, values in gather_object(list(figures.items())):
-            self.logged.setdefault(name, []).extend(values)
-        everything = sorted(gather_object(scored), key=lambda rollout: rollout.made.rollout)
-        self.allocator.tell([self._kept(rollout) for rollout in everything])
+    def _take(self, shares: Sequence[_Scored]) -> None:
+        """Tell the core what ended in every process."""
+        for _, figures in shares:
+            for name, values in figures.items():
+                self.logged.setdefault(name, []).extend(values)
+        everything = sorted((each for ended, _ in shares for each in ended), key=lambda each: each.made.rollout)
+        self._tell([self._kept(rollout) for rollout in everything])
 
     def _score(
         self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: Mapping[int, Tokens]
-    ) -> tuple[list[Rollout], dict[str, list[float]]]:
+    ) -> _Scored:
         """With their scores, and what reward functions logged; what was stopped has none."""
         if not made or made[0][1].cancelled:  # those are handed over by themselves
             return [Rollout(prompt, tokens_of[prompt], each, []) for prompt, each in made], {}

@@ -7,11 +7,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from rollalloc.core.packing import exact_keys
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
+from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.engines import checkpoint
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,31 @@ class AllocationCallback(TrainerCallback):
     def __init__(self, allocation: Allocation) -> None:
         self.allocation = allocation
         self.resume_from: Path | None = None
+        self._stepped = False  # whether the optimizer began a step on the outstanding batch
+        self._watch: Any = None  # what says so
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         check_saving(args, state)
         if state.global_step:
             load(self.allocation, self.resume_from or _checkpoint(args, state))
+        elif self._stepped and self.allocation.allocator.batch:
+            log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
+            self.allocation.trained()
+        self._stepped = False
+        self._watch_steps(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
+
+    def _watch_steps(self, optimizer: Any) -> None:
+        """Hear of each step from the optimizer itself: a callback before ours may raise, and ours is not called then."""
+        if self._watch is not None:
+            self._watch.remove()
+        if isinstance(optimizer, Optimizer):  # DeepSpeed's is none
+            self._watch = optimizer.register_step_pre_hook(self._on_step)
+
+    def _on_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._on_step()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if self.allocation.finished:
@@ -47,6 +69,7 @@ class AllocationCallback(TrainerCallback):
             control.should_training_stop = True
         elif state.global_step % steps_per_batch(args) == 0:
             self.allocation.trained()
+            self._stepped = False
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         place = _checkpoint(args, state)
@@ -110,16 +133,17 @@ def load(allocation: Allocation, place: Path) -> None:
         )
     saved = checkpoint.load_newest(place / _FOLDER)
     exact_keys(saved.state, _STATE, "rollalloc's state")
-    allocation.allocator.load_state_dict(saved.state["allocator"])
     made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
     tokens_of = {int(prompt): tuple(ids) for prompt, ids in saved.state["prompt_tokens"].items()}
-    allocation.rollouts = {
+    rollouts = {
         each.rollout: Rollout(prompt, tokens_of[prompt], each, scores_F, logged)
         for each, prompt, scores_F, logged in zip(
             made, saved.state["prompts"], saved.state["scores"], saved.state["logged"], strict=True
         )
     }
-    allocation.finished = None
+    with uninterrupted():
+        allocation.allocator.load_state_dict(saved.state["allocator"])
+        allocation.rollouts = rollouts
 
 
 def _plain(logged: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,15 @@ class Generator:
         self.pad_id = int(trainer.processing_class.pad_token_id)
         self._synced_at: int | None = None
 
+    def begin(self) -> None:
+        """Training begins, perhaps after one that was broken off: with a new batch, from the weights of now.
+
+        TRL keeps its count of micro-batches and what it has buffered, from the middle of a batch, and begins to count steps
+        anew.
+        """
+        self._synced_at = None
+        self.trainer._step, self.trainer._buffered_inputs = 0, None
+
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
         if self.samples:

@@ -68,11 +68,13 @@ class AllocatedRollouts(AllocationCallback):
         checks.check_sizes(args, recipe)
         checks.check_settings(args, recipe)
         super().on_train_begin(args, state, control, **other)
+        if self._generator is not None:
+            self._generator.begin()
         self._begun = True
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """What TRL calls for rollouts: in training those of the recipe's next batch, in evaluation those of the prompts."""
-        if self._generator is None:
+        if self._generator is None or self._generator.trainer is not trainer:
             checks.check_data(self.allocation.dataset, trainer.processing_class)
             self._generator = Generator(trainer, use_sampler=self._use_sampler, keep_logprobs=False)
             checks.check_stops(self.allocation.allocator.recipe, self._generator.can_stop)

@@ -73,6 +73,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback.resume_from = (
             None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
         )
+        self._generator.begin()
         return super().train(resume_from_checkpoint, *more, **other)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
