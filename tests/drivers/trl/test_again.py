@@ -195,7 +195,9 @@ def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape,
     PLACES[place](trainer, Fuse(3))
     with pytest.raises(Broken):
         trainer.train()
-    broken_off = core.version + (core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows))
+    broken_off = core.version + (
+        core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows)
+    )
     trainer.train()
     steps_a_batch = 1 if shape == "micro-batches" else 2
     assert core.version == broken_off + STEPS // steps_a_batch

@@ -6,23 +6,22 @@ that all of them decide the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from trl import is_conversational
 
-from rollalloc.core.allocator import Allocator
+from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator, Tokens
-from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
 from rollalloc.engines.sampler import Generation, Request
 
 
@@ -56,15 +55,18 @@ class Allocation:
         dataset: TRL's training data, one row a prompt.
         rewards: scores completions.
         seed: of prompts and sampling.
+        key: column of unique keys, by which prompts are found again in another data set; None: the prompt itself.
 
     Raises:
-        ValueError: more groups in a batch than there are prompts.
+        ValueError: more groups in a batch than there are prompts, or a key column that does not tell the rows apart.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int) -> None:
-        keys = _keys(dataset)
-        self.allocator = Allocator(recipe, PromptTable(keys), seed)
-        self.dataset, self.rewards = dataset, rewards
+    def __init__(
+        self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int, key: str | None = None
+    ) -> None:
+        self.allocator = Allocator(recipe, len(dataset), seed)
+        check_key(dataset, key)
+        self.dataset, self.rewards, self.key = dataset, rewards, key
         self.rollouts: dict[int, Rollout] = {}
         self.finished: str | None = None
         self.generated: list[Rollout] = []  # since the last batch, trained on, stopped or neither
@@ -86,6 +88,11 @@ class Allocation:
                 return None
             actions = self._ask()
 
+    @cached_property
+    def keys(self) -> dict[str, Any]:
+        """What finds the prompts again, made for the first checkpoint: a long data set takes its time."""
+        return keyed(self.dataset, self.key).state_dict()
+
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
@@ -106,7 +113,14 @@ class Allocation:
 
     def _tell(self, events: Sequence[Event]) -> None:
         with uninterrupted():
-            self.allocator.tell(events)
+            try:
+                self.allocator.tell(events)
+            except MetricError as error:
+                rewards = self.rewards
+                of = "the whole reward" if rewards.metric is None else f"what {rewards.metric} returned"
+                raise MetricError(
+                    f"the metric is {of}, and {str(error).partition(';')[0]}; {how_to_name_a_metric(rewards.names)}"
+                ) from None
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -147,9 +161,7 @@ class Allocation:
         everything = sorted((each for ended, _ in shares for each in ended), key=lambda each: each.made.rollout)
         self._tell([self._kept(rollout) for rollout in everything])
 
-    def _score(
-        self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: Mapping[int, Tokens]
-    ) -> _Scored:
+    def _score(self, trainer: Any, made: Sequence[tuple[int, Generation]], tokens_of: Mapping[int, Tokens]) -> _Scored:
         """With their scores, and what reward functions logged; what was stopped has none."""
         if not made or made[0][1].cancelled:  # those are handed over by themselves
             return [Rollout(prompt, tokens_of[prompt], each, []) for prompt, each in made], {}
@@ -226,14 +238,3 @@ def _by_prompt(orders: Iterable[Order]) -> dict[int, tuple[int, ...]]:
     for order in orders:
         found.setdefault(order.prompt, []).extend(order.rollouts)
     return {prompt: tuple(rollouts) for prompt, rollouts in found.items()}
-
-
-def _keys(dataset: Any) -> list[str]:
-    """A key a row: a hash of its content; equal rows are told apart by their number."""
-    seen: dict[str, int] = {}
-    keys: list[str] = []
-    for row in dataset:
-        digest = blake2b(json.dumps(row, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
-        seen[digest] = seen.get(digest, 0) + 1
-        keys.append(digest if seen[digest] == 1 else f"{digest}/{seen[digest]}")
-    return keys
