@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
+from rollalloc.drivers.trl.callback import load
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.rules import prompts
 
@@ -224,9 +225,9 @@ def test_rows_may_be_added_reordered_and_widened(key, with_hook, caplog, tmp_pat
     name = "fresh_pilot_commit" if with_hook else "pilot_commit"
     first = allocation_of(saved_at_3(tmp_path, name, with_hook=with_hook, driver={"key": key}))
     changed = rows_changed(DISTINCT)
-    trainer = tiny_trl.trainer(tmp_path, name, with_hook=with_hook, dataset=changed, driver={"key": key}, max_steps=3)
-    trainer.train(resume_from_checkpoint=True)
+    trainer = tiny_trl.trainer(tmp_path, name, with_hook=with_hook, dataset=changed, driver={"key": key}, max_steps=6)
     here = allocation_of(trainer)
+    load(here, tmp_path / "checkpoint-3", accept_recipe=False, accept_data=False)
     assert "40 prompts found again, 0 lost, 2 new" in caplog.text
     known = {text: first.allocator.ledger.record(at) for at, text in enumerate(DISTINCT["prompt"])}
     for at, text in enumerate(changed["prompt"]):
@@ -237,8 +238,8 @@ def test_rows_may_be_added_reordered_and_widened(key, with_hook, caplog, tmp_pat
     assert here.rollouts.keys() == first.rollouts.keys()
     for number, rollout in here.rollouts.items():
         assert changed[rollout.prompt]["prompt"] == DISTINCT[first.rollouts[number].prompt]["prompt"]
-    trainer.args.max_steps = 6
     trainer.train(resume_from_checkpoint=True)
+    assert here.allocator.version == 6
     assert sum(here.allocator.accounts().values()) == here.allocator.paid > first.allocator.paid
 
 
