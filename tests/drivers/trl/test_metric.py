@@ -71,7 +71,9 @@ def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, wit
     assert (core.ledger.successes_N % 1 == 0).all()
     assert (core.ledger.successes_N >= 0).all()
     assert (core.ledger.successes_N <= core.ledger.attempts_N).all()
-    assert min(line["reward"] for line in trainer.state.log_history if "reward" in line) < 0
+    scores = [rollout.scores_F for rollout in allocation.generated]
+    assert {allocation.rewards.selected_by(scores_F) for scores_F in scores} == {0.0, 1.0}
+    assert {allocation.rewards.reward(scores_F) for scores_F in scores} - {0.0, 1.0}
 
 
 def test_the_hook_refuses_a_sum_of_rewards_too():

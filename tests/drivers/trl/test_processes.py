@@ -81,7 +81,7 @@ def test_two_processes_resume_exactly(tmp_path):
 )
 def test_two_processes_fail_together_instead_of_waiting_for_each_other(wrong, here, there, tmp_path):
     given = {"recipe": "pilot_commit", "per_device_train_batch_size": 8}
-    logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--monitor-interval", "60"]
+    logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--monitor-interval", "10"]
     done = launched(tmp_path, [*TORCHRUN, "2", *logs], given | wrong)
     assert done.returncode == 1
     printed = [next((tmp_path / "logs").rglob(f"{process}/stderr.log")).read_text() for process in (0, 1)]
