@@ -50,7 +50,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "dataset": Dataset.from_dict({"prompt": ["k1 ="] * 8, "image": ["file.png"] * 8}),
     },
-    "tools is not supported under a recipe": {"recipe": "grpo", "more": {"tools": [len]}},
+    "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
 }
 
 
