@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedRollouts
-from rollalloc.drivers.trl.checks import check_processes, check_settings, rows_per_group
+from rollalloc.drivers.trl.checks import check_processes, check_settings, check_turns, rows_per_group
 from rollalloc.rules.prompts import InOrder, Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
@@ -75,7 +75,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": replace(tiny_trl.RECIPES["grpo"], prompts=Posterior()),
         "shuffle_dataset": False,
     },
-    "tools is not supported under a recipe": {"recipe": "grpo", "more": {"tools": [len]}},
+    "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
 }
 
 
@@ -184,6 +184,19 @@ def test_a_reward_model_needs_the_trainer():
 )
 def test_rows_of_a_group(recipe, rows):
     assert rows_per_group(recipe) == rows
+
+
+def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
+    def trainer(processes: int, **on: bool) -> SimpleNamespace:
+        off = dict.fromkeys(("use_vllm", "is_fsdp_enabled", "is_deepspeed_enabled"), False)
+        return SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes), **off | on)
+
+    for accepted in (trainer(1, use_vllm=True), trainer(2), trainer(1, is_fsdp_enabled=True)):
+        check_turns(accepted)
+    with pytest.raises(ValueError, match="tools and environments with use_vllm on 2 processes"):
+        check_turns(trainer(2, use_vllm=True))
+    with pytest.raises(ValueError, match="with a sharded model on 4 processes"):
+        check_turns(trainer(4, is_deepspeed_enabled=True))
 
 
 def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):

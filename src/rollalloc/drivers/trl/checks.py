@@ -214,6 +214,24 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         )
 
 
+def check_turns(trainer: Any) -> None:
+    """Refuse several turns where processes generate together: they take unequal numbers of them, and would wait for ever.
+
+    Raises:
+        ValueError: names what makes them generate together.
+    """
+    together = {
+        "use_vllm": trainer.use_vllm,
+        "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+    }
+    if trainer.accelerator.num_processes > 1 and any(together.values()):
+        raise ValueError(
+            f"tools and environments with {next(name for name, there in together.items() if there)} on "
+            f"{trainer.accelerator.num_processes} processes are not supported under a recipe: rollouts take unequal "
+            "numbers of turns, and the processes would wait for each other; use one process, or transformers' generation"
+        )
+
+
 def check_processes(args: Any) -> None:
     """Say it where `accelerate launch --cpu` started a single process, as it does whatever number it is told."""
     if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:

@@ -63,6 +63,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
+        if turns:
+            checks.check_turns(self)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
         recipe = checks.in_order(recipe, self.args)
