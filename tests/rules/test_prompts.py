@@ -103,6 +103,38 @@ def test_shuffled_refuses_weights_that_fit_no_source():
         prompts.Shuffled((1.0,)).init(PromptTable(3, source_N=[0, 1, 1]))
 
 
+def test_in_order_gives_the_data_sets_order_epoch_after_epoch():
+    first, second, rest, again, *_ = picks(prompts.InOrder(), PromptTable(10), 4, 6)
+    assert (first, second, rest, again) == ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3])
+    assert picks(prompts.InOrder(), PromptTable(1000), 999, 2) == [list(range(999)), [999]]
+
+
+def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_turn():
+    rule, free_N = prompts.InOrder(), np.ones(400, bool)
+    memory = rule.init(PromptTable(400))
+    free_N[1:300] = False
+    assert rule.pick(memory, 2, free_N, rng(0, "pick", 0)) == [0, 300]
+    free_N[:399] = False
+    free_N[[5, 7]] = True  # e.g. surplus
+    assert rule.pick(memory, 2, free_N, rng(0, "pick", 1)) == [399, 5]
+    free_N[[5, 399]] = False
+    assert rule.pick(memory, 1, free_N, rng(0, "pick", 2)) == [7]
+    free_N[7] = False
+    assert rule.pick(memory, 1, free_N, rng(0, "pick", 3)) == []
+
+
+def test_each_epoch_in_order_begins_where_the_last_one_ended():
+    allocator = Allocator(replace(recipes.grpo(4, 1), prompts=prompts.InOrder()), 10, 0)
+    visits = []
+    while len(visits) < 40:
+        orders = allocator.ask().generate
+        visits += [order.prompt for order in orders]
+        allocator.tell([Done(r, 0, 0, 1, allocator.version) for order in orders for r in order.rollouts])
+        if allocator.ask().batch:
+            allocator.tell([Updated(allocator.version + 1)])
+    assert visits[:40] == list(range(10)) * 4
+
+
 def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
     rule = prompts.AsOffered()
     memory = rule.init(PromptTable(6))

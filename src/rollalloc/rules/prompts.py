@@ -115,6 +115,36 @@ def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]
 
 
 @dataclass(frozen=True, slots=True)
+class InOrder:
+    """Each prompt once an epoch, in the order of the data set: a curriculum that the user laid out."""
+
+    def init(self, table: PromptTable) -> Memory:
+        return {"next": 0}
+
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+        begin, end = memory["next"], free_N.size
+        picked = self._free(free_N, begin, end, k)
+        if len(picked) < k:  # what came back after its turn
+            picked += self._free(free_N, 0, begin, k - len(picked))
+        memory["next"] = picked[-1] + 1 if len(picked) == k else 0
+        return picked
+
+    @staticmethod
+    def _free(free_N: NDArray[np.bool_], begin: int, end: int, count: int) -> list[int]:
+        """The first `count` free prompts from `begin` on, looked for in blocks that grow."""
+        found: list[int] = []
+        block = 4 * count + 64
+        while len(found) < count and begin < end:
+            stop = min(end, begin + block)
+            found += (begin + np.flatnonzero(free_N[begin:stop])).tolist()
+            begin, block = stop, 2 * block
+        return found[:count]
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
 class AsOffered:
     """The prompts that a framework's own loader hands over, in its order; those not free to be drawn are passed over."""
 

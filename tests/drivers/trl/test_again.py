@@ -11,9 +11,11 @@ import pytest
 import tiny_trl
 import torch
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
+from rollalloc.rules import intake, judges, promote, prompts, rows, sizes
 
 STEPS = 4
 
@@ -128,14 +130,16 @@ class Books:
         monkeypatch.setattr(Allocator, "tell", told)
         monkeypatch.setattr(torch.optim.AdamW, "step", stepped)
 
-    def check(self, core: Allocator, steps_a_batch: int = 1) -> None:
-        accounts = core.accounts()
-        assert sum(accounts.values()) == core.paid == len(self.ordered)
+    def check(self, allocation: Any, steps_a_batch: int = 1) -> None:
+        """Each rollout was ordered once, ended once and trained at most once, and what is open is there."""
+        core = allocation.allocator
+        assert sum(core.accounts().values()) == core.paid == len(self.ordered)
         assert set(self.ordered.values()) == set(self.done.values()) == {1}
-        assert max(self.trained.values()) <= steps_a_batch
-        assert sum(self.trained.values()) > 0
-        waiting = sum(len(group.done) for group in core._groups.values())
-        assert accounts["open"] == waiting + (0 if core.batch is None else len(core.batch.rows))
+        assert len(self.done) == core.paid - core.accounts()["cancelled"]
+        assert 1 <= max(self.trained.values()) <= steps_a_batch
+        assert not core.outstanding().generate
+        allocation._ask(0)  # what may be freed is
+        assert len(allocation.rollouts) == core.accounts()["open"]
 
 
 @pytest.fixture
@@ -170,4 +174,178 @@ def test_after_an_error_it_goes_on_and_trains_each_rollout_once(place, error, bo
     trainer.train()
     assert trainer.state.global_step == STEPS
     assert core.version == sum(books.trained.values()) // 16 == steps + STEPS
-    books.check(core)
+    books.check(trainer_allocation(trainer))
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "micro-batches": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+    "two passes": {"num_iterations": 2},
+    "two steps": {"steps_per_generation": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+}
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+@pytest.mark.parametrize("place", ["reward", "loss", "step end, first"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape, place, with_hook, books, tmp_path):
+    """TRL's own count of micro-batches stands in the middle of a batch then."""
+    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    trainer = tiny_trl.trainer(tmp_path, recipe, with_hook=with_hook, max_steps=STEPS, **SHAPES[shape])
+    core = books.core = trainer_allocation(trainer).allocator
+    PLACES[place](trainer, Fuse(3))
+    with pytest.raises(Broken):
+        trainer.train()
+    broken_off = core.version + (
+        core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows)
+    )
+    trainer.train()
+    steps_a_batch = 1 if shape == "micro-batches" else 2
+    assert core.version == broken_off + STEPS // steps_a_batch
+    books.check(trainer_allocation(trainer), steps_a_batch)
+
+
+@pytest.mark.parametrize(("at", "use_sampler"), [(1, None), (2, None), (5, None), (1, False)])
+def test_rollouts_that_were_being_stopped_are_made_up_for(at, use_sampler, books, tmp_path):
+    driver = {"use_sampler": use_sampler}
+    trainer = tiny_trl.trainer(tmp_path, "darts_none", driver=driver, max_completion_length=12, max_steps=STEPS)
+    core = books.core = trainer.allocation.allocator
+    in_reward(trainer, Fuse(at))
+    with pytest.raises(Broken):
+        trainer.train()
+    trainer.train()
+    assert core.version >= STEPS
+    assert (core.accounts()["cancelled"] > 0) == (use_sampler is None)
+    books.check(trainer.allocation)
+
+
+@pytest.mark.parametrize("used", ["generate", "stream"])
+def test_an_error_in_generation(used, books, tmp_path):
+    recipe = "darts_none" if used == "stream" else "pilot_commit"
+    trainer = tiny_trl.trainer(tmp_path, recipe)
+    core = books.core = trainer.allocation.allocator
+    before("model.forward")(trainer, Fuse(3))
+    with pytest.raises(Broken):
+        trainer.train()
+    assert sum(core.accounts().values()) == core.paid == core.accounts()["open"] > 0
+    trainer.train()
+    assert core.version == STEPS
+    books.check(trainer.allocation)
+
+
+def test_what_was_broken_off_before_the_optimizer_is_the_run_that_was_not(tmp_path):
+    """Generated again, a rollout is the same: its draws are keyed by its number."""
+    whole, again = (tiny_trl.trainer(tmp_path / name, "pilot_commit") for name in ("whole", "again"))
+    whole.train()
+    PLACES["reward"](again, Fuse(1))
+    with pytest.raises(Broken):
+        again.train()
+    PLACES["loss"](again, Fuse(1))
+    with pytest.raises(Broken):
+        again.train()
+    again.train()
+    theirs = tiny_trl.weights(again.model)
+    for name, tensor in tiny_trl.weights(whole.model).items():  # TRL shuffles the rows by torch's random state
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+def test_after_its_end_it_goes_on_with_other_prompts(with_hook, books, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=with_hook)
+    core = books.core = trainer_allocation(trainer).allocator
+    for calls in (1, 2):
+        trainer.train()
+        assert core.version == calls * STEPS
+    books.check(trainer_allocation(trainer))
+    assert (core.ledger.attempts_N > 0).sum() == 2 * STEPS * 4
+
+
+def test_a_training_that_ended_within_a_batch_counts_it_as_trained(books, caplog, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, max_steps=3)
+    core = books.core = trainer.allocation.allocator
+    trainer.train()
+    assert core.version == 1
+    assert core.batch is not None
+    trainer.train()
+    assert "counts as trained" in caplog.text
+    assert core.version == 3
+    assert sorted(set(books.trained.values())) == [1, 2]
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+@pytest.mark.parametrize("place", ["reward", "step end, first"])
+def test_after_an_error_the_same_trainer_resumes_exactly(place, with_hook, tmp_path):
+    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    given = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "with_hook": with_hook}
+    whole = tiny_trl.trainer(tmp_path / "whole", recipe, **given)
+    whole.train()
+    again = tiny_trl.trainer(tmp_path / "again", recipe, **given)
+    again.train()
+    PLACES[place](again, Fuse(2))
+    with pytest.raises(Broken):
+        again.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    theirs = tiny_trl.weights(again.model)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in tiny_trl.weights(whole.model).items())
+    assert trainer_allocation(again).allocator.state_dict() == trainer_allocation(whole).allocator.state_dict()
+
+
+def test_a_recipe_that_is_over_stays_so(tmp_path):
+    solved = tiny_trl.trainer(tmp_path, "pilot_commit", reward=lambda completions, **_: [1.0] * len(completions))
+    for _ in range(2):
+        solved.train()
+        assert solved.state.global_step == 1
+        assert solved.allocation.finished
+
+
+RULES = {
+    "intake": (intake.KeepInFlight, "__call__"),
+    "draw": (prompts.Shuffled, "pick"),
+    "size": (sizes.Fixed, "__call__"),
+    "judge": (judges.Band, "__call__"),
+    "promote": (promote.TopVariance, "__call__"),
+    "rows": (rows.Everything, "__call__"),
+    "visit": (prompts.Shuffled, "observe"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("at", [1, 5])
+def test_ctrl_c_within_the_core_waits_until_its_step_is_done(rule, at, books, monkeypatch, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=8)
+    books.core = trainer.allocation.allocator
+    kind, method = RULES[rule]
+    inner, left = getattr(kind, method), at
+
+    def call(*given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+        return inner(*given)
+
+    monkeypatch.setattr(kind, method, call)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    books.check(trainer.allocation)
+
+
+def test_one_hook_may_serve_a_second_trainer(tmp_path):
+    """In a notebook the trainer is made anew, the hook is not."""
+    first = tiny_trl.trainer(tmp_path, "grpo", with_hook=True)
+    PLACES["loss"](first, Fuse(2))
+    with pytest.raises(Broken):
+        first.train()
+    rollouts = first.rollout_func
+    second = GRPOTrainer(
+        tiny_trl.tiny_model(seed=2),
+        rollouts.reward,
+        tiny_trl.settings(tmp_path),
+        tiny_trl.prompts(),
+        processing_class=tiny_trl.tiny_tokenizer(),
+        rollout_func=rollouts,
+        callbacks=[rollouts],
+    )
+    second.train()
+    assert rollouts.allocation.allocator.version == 1 + STEPS
+    assert rollouts._generator.trainer is second

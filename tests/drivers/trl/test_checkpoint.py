@@ -13,9 +13,12 @@ import pandas as pd
 import pytest
 import tiny_trl
 import torch
+from datasets import Dataset
 from trl import GRPOTrainer
 
+from rollalloc.drivers.trl.callback import load
 from rollalloc.drivers.trl.checks import steps_per_batch
+from rollalloc.rules import prompts
 
 TIMES = ("runtime", "per_second", "step_time", "total_flos", "train_loss", "train_runtime")
 
@@ -154,19 +157,123 @@ def test_a_checkpoint_without_our_state_is_refused(tmp_path):
         tiny_trl.trainer(tmp_path, "grpo", max_steps=8).train(resume_from_checkpoint=True)
 
 
+DISTINCT = Dataset.from_dict(
+    {
+        "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
+        "answer": [f"a{at % 4}" for at in range(40)],
+        "number": list(range(40)),
+    }
+)
+
+
+def saved_at_3(out: Path, recipe: str = "pilot_commit", **given: Any) -> GRPOTrainer:
+    trainer = tiny_trl.trainer(out, recipe, dataset=DISTINCT, max_steps=3, save_strategy="steps", save_steps=3, **given)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"recipe": replace(tiny_trl.RECIPES["pilot_commit"], max_staleness=2)}, "max_staleness"),
-        ({"seed": 4}, "seed"),
-        ({"dataset": tiny_trl.prompts(41)}, "40 prompts"),
+        (
+            {"recipe": replace(tiny_trl.RECIPES["pilot_commit"], max_staleness=2)},
+            r"checkpoint-3 was saved under another recipe: recipe.max_staleness: saved 4, given 2.*accept_recipe=True",
+        ),
+        ({"seed": 4}, "checkpoint-3 was saved with seed 3, this run has 4"),
+        (
+            {"dataset": DISTINCT.select(range(2, 40))},
+            "2 of the 40 prompts that .* saved with are not in this data set, 0 of its 38 are new .*accept_data=True",
+        ),
+        ({"driver": {"key": "number"}}, "40 of the 40 prompts .* told by number"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
-    tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
-    other = {"recipe": "pilot_commit", "max_steps": 6} | change
+def test_a_checkpoint_of_another_run_is_refused_with_the_way_out(change, message, tmp_path):
+    saved_at_3(tmp_path)
+    other = {"recipe": "pilot_commit", "max_steps": 6, "dataset": DISTINCT} | change
+    trainer = tiny_trl.trainer(tmp_path, **other)
+    before = trainer.allocation.allocator.state_dict()
     with pytest.raises(ValueError, match=message):
-        tiny_trl.trainer(tmp_path, **other).train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.allocation.allocator.state_dict() == before
+    assert not trainer.allocation.rollouts
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+def test_another_recipe_goes_on_where_that_is_accepted(with_hook, caplog, tmp_path):
+    name = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    saved_at_3(tmp_path, name, with_hook=with_hook)
+    other = replace(tiny_trl.RECIPES[name], prompts=prompts.Posterior())
+    given = {"with_hook": with_hook, "dataset": DISTINCT, "max_steps": 6}
+    with pytest.raises(ValueError, match=r"recipe.prompts.*accept_recipe=True"):
+        tiny_trl.trainer(tmp_path, other, **given).train(resume_from_checkpoint=True)
+    trainer = tiny_trl.trainer(tmp_path, other, driver={"accept_recipe": True}, **given)
+    trainer.train(resume_from_checkpoint=True)
+    assert allocation_of(trainer).allocator.version == 6
+    assert "under another recipe: recipe.prompts" in caplog.text
+
+
+def rows_changed(dataset: Dataset) -> Dataset:
+    """Another order, another column, two rows more."""
+    rows = dataset.shuffle(seed=1).to_list()
+    new = [{"prompt": f"k{at} k{at} k{at} k{at} k{at} =", "answer": "a1", "number": 100 + at} for at in range(2)]
+    return Dataset.from_list([row | {"source": "here"} for row in [new[0], *rows, new[1]]])
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+@pytest.mark.parametrize("key", [None, "number"])
+def test_rows_may_be_added_reordered_and_widened(key, with_hook, caplog, tmp_path):
+    name = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    first = allocation_of(saved_at_3(tmp_path, name, with_hook=with_hook, driver={"key": key}))
+    changed = rows_changed(DISTINCT)
+    trainer = tiny_trl.trainer(tmp_path, name, with_hook=with_hook, dataset=changed, driver={"key": key}, max_steps=6)
+    here = allocation_of(trainer)
+    load(here, tmp_path / "checkpoint-3", accept_recipe=False, accept_data=False)
+    assert "40 prompts found again, 0 lost, 2 new" in caplog.text
+    known = {text: first.allocator.ledger.record(at) for at, text in enumerate(DISTINCT["prompt"])}
+    for at, text in enumerate(changed["prompt"]):
+        record = here.allocator.ledger.record(at)
+        assert (record.attempts, record.tokens) == (
+            (known[text].attempts, known[text].tokens) if text in known else (0, 0)
+        )
+    assert here.rollouts.keys() == first.rollouts.keys()
+    for number, rollout in here.rollouts.items():
+        assert changed[rollout.prompt]["prompt"] == DISTINCT[first.rollouts[number].prompt]["prompt"]
+    trainer.train(resume_from_checkpoint=True)
+    assert here.allocator.version == 6
+    assert sum(here.allocator.accounts().values()) == here.allocator.paid > first.allocator.paid
+
+
+def test_prompts_that_are_gone_take_their_rollouts_with_them_where_that_is_accepted(caplog, tmp_path):
+    first = saved_at_3(tmp_path).allocation
+    held = {rollout.prompt for rollout in first.rollouts.values()}
+    kept = [row for row in range(40) if row not in held]
+    trainer = tiny_trl.trainer(
+        tmp_path, "pilot_commit", dataset=DISTINCT.select(kept), driver={"accept_data": True}, max_steps=6
+    )
+    trainer.train(resume_from_checkpoint=True)
+    core = trainer.allocation.allocator
+    assert f"{len(kept)} prompts found again, {len(held)} lost, 0 new" in caplog.text
+    assert core.version == 6
+    assert sum(core.accounts().values()) == core.paid
+    trainer.allocation._ask(0)
+    assert len(trainer.allocation.rollouts) == core.accounts()["open"]
+
+
+def test_a_long_data_sets_state_is_small(tmp_path):
+    many = 20_000
+    dataset = Dataset.from_dict(
+        {
+            "prompt": [" ".join(f"k{at // 6**place % 6}" for place in range(6)) for at in range(many)],
+            "answer": ["a1"] * many,
+        }
+    )
+    trainer = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoint-2" / "rollalloc").rglob("*") if file.is_file())
+    assert size < 8 * many + 4 * many + 20_000  # keys, the order drawn, and what little is not as it was
+    resumed = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=4)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.allocation.allocator.version == 4
 
 
 def test_a_torn_checkpoint_is_refused(tmp_path):

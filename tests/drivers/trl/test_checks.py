@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,16 @@ from datasets import Dataset
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedRollouts
-from rollalloc.drivers.trl.checks import check_processes, check_settings, rows_per_group
+from rollalloc.drivers.trl.checks import check_processes, check_settings, check_turns, rows_per_group
+from rollalloc.rules.prompts import InOrder, Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
+
+
+def short(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text) < 5) for text in completions]
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "num_generations=8 cannot be made of the recipe's stages, pilot: Fixed(n=2), commit: Fixed(n=2)": {
         "recipe": "pilot_commit",
@@ -50,7 +58,24 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "dataset": Dataset.from_dict({"prompt": ["k1 ="] * 8, "image": ["file.png"] * 8}),
     },
-    "tools is not supported under a recipe": {"recipe": "grpo", "more": {"tools": [len]}},
+    "the metric is the whole reward, 1 · starts_right + 1 · short; give metric=, the name of the reward function "
+    "(starts_right, short) that says right, 1, or wrong, 0": {
+        "recipe": "pilot_commit",
+        "reward": [tiny_trl.starts_right, short],
+    },
+    "the metric is the whole reward, 2 · starts_right; give metric=": {
+        "recipe": "pilot_commit",
+        "reward_weights": [2.0],
+    },
+    "key='name' is no column of the data set; it has prompt, answer, number": {
+        "recipe": "grpo",
+        "driver": {"key": "name"},
+    },
+    "shuffle_dataset=False, but the recipe draws the prompts by Posterior(": {
+        "recipe": replace(tiny_trl.RECIPES["grpo"], prompts=Posterior()),
+        "shuffle_dataset": False,
+    },
+    "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
 }
 
 
@@ -91,6 +116,29 @@ def test_saving_at_boundaries_is_not(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, save_strategy="steps", save_steps=2)
     trainer.train()
     assert trainer.state.global_step == 4
+
+
+def test_the_hook_refuses_to_shuffle_where_trl_does_not(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=True, shuffle_dataset=False)
+    with pytest.raises(ValueError, match=r"shuffle_dataset=False, but the recipe shuffles; .*prompts=InOrder\(\)"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_without_shuffling_the_prompts_come_in_the_data_sets_order(with_hook, tmp_path):
+    seen: list[int] = []
+
+    def reward(completions: list[str], number: list[int], **_: Any) -> list[float]:
+        seen.extend(dict.fromkeys(number))
+        return [1.0] * len(completions)
+
+    recipe = tiny_trl.RECIPES["grpo"]
+    recipe = replace(recipe, prompts=InOrder()) if with_hook else recipe
+    trainer = tiny_trl.trainer(
+        tmp_path, recipe, reward=reward, with_hook=with_hook, shuffle_dataset=False, max_steps=12
+    )
+    trainer.train()
+    assert seen == [*range(40), *range(8)]
 
 
 def test_the_hook_refuses_another_group_size_before_training(tmp_path):
@@ -136,6 +184,19 @@ def test_a_reward_model_needs_the_trainer():
 )
 def test_rows_of_a_group(recipe, rows):
     assert rows_per_group(recipe) == rows
+
+
+def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
+    def trainer(processes: int, **on: bool) -> SimpleNamespace:
+        off = dict.fromkeys(("use_vllm", "is_fsdp_enabled", "is_deepspeed_enabled"), False)
+        return SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes), **off | on)
+
+    for accepted in (trainer(1, use_vllm=True), trainer(2), trainer(1, is_fsdp_enabled=True)):
+        check_turns(accepted)
+    with pytest.raises(ValueError, match="tools and environments with use_vllm on 2 processes"):
+        check_turns(trainer(2, use_vllm=True))
+    with pytest.raises(ValueError, match="with a sharded model on 4 processes"):
+        check_turns(trainer(4, is_deepspeed_enabled=True))
 
 
 def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):

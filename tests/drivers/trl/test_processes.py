@@ -16,23 +16,22 @@ import torch
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
+def launched(out: Path, launcher: list[str], given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    out.mkdir(exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [*launcher, tiny_trl.__file__, json.dumps({"out": str(out)} | given)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+
+
 def run(out: Path, processes: int, *, launcher: list[str] | None = None, **given: Any) -> tuple[dict, list[dict], str]:
     """Weights, what each process decided, and what was printed; without a launcher, one process is this one."""
-    out.mkdir(exist_ok=True)
-    given = {"out": str(out), "per_device_train_batch_size": 16 // processes} | given
+    given = {"per_device_train_batch_size": 16 // processes} | given
     printed = ""
     if processes == 1 and launcher is None:
-        tiny_trl.main(given)
+        out.mkdir(exist_ok=True)
+        tiny_trl.main({"out": str(out)} | given)
     else:
-        command = launcher or [*TORCHRUN, str(processes)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(
-            [*command, tiny_trl.__file__, json.dumps(given)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+        done = launched(out, launcher or [*TORCHRUN, str(processes)], given)
         printed = done.stderr
         assert done.returncode == 0, printed[-4000:]
     decided = [json.loads(file.read_text()) for file in sorted(out.glob("process-*.json"))]
@@ -66,6 +65,28 @@ def test_two_processes_resume_exactly(tmp_path):
     assert decided == decided_again
     assert decided[0]["held"]
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "here", "there"),
+    [
+        ({"negative": 1}, "MetricError: the metric is the whole reward", "MetricError: the metric is the whole reward"),
+        (
+            {"broken_in": 1},
+            "KeyError: 'broken'",
+            "process 1 could not generate and score its share: KeyError: 'broken'",
+        ),
+    ],
+    ids=["no success rate", "one reward raises"],
+)
+def test_two_processes_fail_together_instead_of_waiting_for_each_other(wrong, here, there, tmp_path):
+    given = {"recipe": "pilot_commit", "per_device_train_batch_size": 8}
+    logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--monitor-interval", "10"]
+    done = launched(tmp_path, [*TORCHRUN, "2", *logs], given | wrong)
+    assert done.returncode == 1
+    printed = [next((tmp_path / "logs").rglob(f"{process}/stderr.log")).read_text() for process in (0, 1)]
+    assert here in printed[1]
+    assert there in printed[0]
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def test_held_rollouts_with_tools_are_saved_whole(tmp_path):
     allocation.rollouts = {each.made.rollout: each for each in allocation.generated}
     callback.save(allocation, tmp_path / "here")
     kept, allocation.rollouts = allocation.rollouts, {}
-    callback.load(allocation, tmp_path / "here")
+    callback.load(allocation, tmp_path / "here", accept_recipe=False, accept_data=False)
     assert [each.own is not None for each in kept.values()] == [True] * 3
     for number, rollout in kept.items():
         again = allocation.rollouts[number]

@@ -6,6 +6,7 @@ torchrun --nproc_per_node 2 tests/drivers/trl/tiny_trl.py '{"out": "/tmp/out", "
 from __future__ import annotations
 
 import json
+import os
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -131,13 +132,16 @@ def main(given: dict[str, Any]) -> None:
     """Train, and write what each process decided and, once, weights and losses."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", None)
+    out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", "nothing")
+    negative, broken_in = given.pop("negative", False), given.pop("broken_in", None)
 
     def reward(completions: list[str], **columns: Any) -> list[float | None]:
-        scores = starts_right(completions, **columns)
+        if str(broken_in) == os.environ.get("RANK"):
+            raise KeyError("broken")
+        scores = [score - negative for score in starts_right(completions, **columns)]
         return [None if unscored in text else score for text, score in zip(completions, scores, strict=True)]
 
-    made = trainer(out, given.pop("recipe"), reward=reward if unscored else starts_right, **given)
+    made = trainer(out, given.pop("recipe"), reward=reward, **given)
     made.train(resume_from_checkpoint=resume)
     allocation = made.rollout_func.allocation if made.rollout_func else made.allocation
     decided = json.dumps(allocation.allocator.state_dict()).encode()

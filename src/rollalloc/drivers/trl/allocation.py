@@ -6,24 +6,23 @@ that all of them decide the same.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from rollalloc.core.allocator import Allocator
+from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import Tokens, decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
 from rollalloc.drivers.trl.turns import Played
 from rollalloc.engines.sampler import Generation, Request
 from rollalloc.rules.advantages import GRPO, settled
@@ -72,17 +71,20 @@ class Allocation:
         dataset: TRL's training data, one row a prompt.
         rewards: scores completions.
         seed: of prompts and sampling.
+        key: column of unique keys, by which prompts are found again in another data set; None: the prompt itself.
 
     Raises:
-        ValueError: more groups in a batch than there are prompts.
+        ValueError: more groups in a batch than there are prompts, or a key column that does not tell the rows apart.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int) -> None:
-        keys = _keys(dataset)
+    def __init__(
+        self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int, key: str | None = None
+    ) -> None:
         recipe = replace(recipe, advantage=settled(recipe.advantage, TRLS_GRPO))
         log.info("advantages: %r", recipe.advantage)
-        self.allocator = Allocator(recipe, PromptTable(keys), seed)
-        self.dataset, self.rewards = dataset, rewards
+        self.allocator = Allocator(recipe, len(dataset), seed)
+        check_key(dataset, key)
+        self.dataset, self.rewards, self.key = dataset, rewards, key
         self.rollouts: dict[int, Rollout] = {}
         self.finished: str | None = None
         self.generated: list[Rollout] = []  # since the last batch, trained on, stopped or neither
@@ -104,6 +106,11 @@ class Allocation:
                 return None
             actions = self._ask()
 
+    @cached_property
+    def keys(self) -> dict[str, Any]:
+        """What finds the prompts again, made for the first checkpoint: a long data set takes its time."""
+        return keyed(self.dataset, self.key).state_dict()
+
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
@@ -124,7 +131,14 @@ class Allocation:
 
     def _tell(self, events: Sequence[Event]) -> None:
         with uninterrupted():
-            self.allocator.tell(events)
+            try:
+                self.allocator.tell(events)
+            except MetricError as error:
+                rewards = self.rewards
+                of = "the whole reward" if rewards.metric is None else f"what {rewards.metric} returned"
+                raise MetricError(
+                    f"the metric is {of}, and {str(error).partition(';')[0]}; {how_to_name_a_metric(rewards.names)}"
+                ) from None
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -244,14 +258,3 @@ def _by_prompt(orders: Iterable[Order]) -> dict[int, tuple[int, ...]]:
     for order in orders:
         found.setdefault(order.prompt, []).extend(order.rollouts)
     return {prompt: tuple(rollouts) for prompt, rollouts in found.items()}
-
-
-def _keys(dataset: Any) -> list[str]:
-    """A key a row: a hash of its content; equal rows are told apart by their number."""
-    seen: dict[str, int] = {}
-    keys: list[str] = []
-    for row in dataset:
-        digest = blake2b(json.dumps(row, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
-        seen[digest] = seen.get(digest, 0) + 1
-        keys.append(digest if seen[digest] == 1 else f"{digest}/{seen[digest]}")
-    return keys

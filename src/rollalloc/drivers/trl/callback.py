@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from rollalloc.core.packing import exact_keys
+from rollalloc.core.packing import differences, exact_keys
+from rollalloc.core.table import GONE
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
+from rollalloc.drivers.trl.keys import keyed
 from rollalloc.engines import checkpoint
 
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # within a checkpoint of the trainer
-_STATE = ("allocator", "generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
+_STATE = ("generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
+_CORE = "allocator"  # its state, as compressed JSON: most of a long data set's is what it was at the beginning
 
 
 class AllocationCallback(TrainerCallback):
@@ -27,11 +35,14 @@ class AllocationCallback(TrainerCallback):
 
     Attributes:
         allocation: the recipe at work.
+        accept_recipe: resume under this recipe although the checkpoint was saved under another.
+        accept_data: resume although prompts of the checkpoint's data set are gone.
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
     """
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool) -> None:
         self.allocation = allocation
+        self.accept_recipe, self.accept_data = accept_recipe, accept_data
         self.resume_from: Path | None = None
         self._stepped = False  # whether the optimizer began a step on the outstanding batch
         self._watch: Any = None  # what says so
@@ -39,7 +50,12 @@ class AllocationCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         check_saving(args, state)
         if state.global_step:
-            load(self.allocation, self.resume_from or _checkpoint(args, state))
+            load(
+                self.allocation,
+                self.resume_from or _checkpoint(args, state),
+                accept_recipe=self.accept_recipe,
+                accept_data=self.accept_data,
+            )
         elif self._stepped and self.allocation.allocator.batch:
             log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
             self.allocation.trained()
@@ -108,7 +124,6 @@ def save(allocation: Allocation, place: Path) -> None:
     held = list(allocation.rollouts.values())
     described, tensors = checkpoint.pack_generations([rollout.made for rollout in held])
     state = {
-        "allocator": allocation.allocator.state_dict(),
         "generations": described,
         "prompts": [rollout.prompt for rollout in held],
         "scores": [rollout.scores_F for rollout in held],
@@ -118,11 +133,22 @@ def save(allocation: Allocation, place: Path) -> None:
         "prompt_tokens": [rollout.prompt_tokens for rollout in held],
     }
     (place / _FOLDER).mkdir(parents=True, exist_ok=True)
-    checkpoint.save(place / _FOLDER, allocation.allocator.version, state, {"generations": tensors}, keep=1)
+    core = json.dumps({"state": allocation.allocator.state_dict(), "keys": allocation.keys})
+    packed = torch.frombuffer(bytearray(zlib.compress(core.encode(), level=1)), dtype=torch.uint8)
+    files = {"generations": tensors, _CORE: {"json": packed}}
+    checkpoint.save(place / _FOLDER, allocation.allocator.version, state, files, keep=1)
 
 
-def load(allocation: Allocation, place: Path) -> None:
+def load(allocation: Allocation, place: Path, *, accept_recipe: bool, accept_data: bool) -> None:
     """Let an allocation go on from a checkpoint of the trainer.
+
+    Prompts are found again by their keys, whatever their order; how many are new or gone is logged.
+
+    Args:
+        allocation: to go on.
+        place: of the checkpoint.
+        accept_recipe: although it was saved under another recipe.
+        accept_data: although prompts of it are gone; what is known of them is dropped, their rollouts too.
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
@@ -135,15 +161,55 @@ def load(allocation: Allocation, place: Path) -> None:
         )
     saved = checkpoint.load_newest(place / _FOLDER)
     exact_keys(saved.state, _STATE, "rollalloc's state")
+    core = json.loads(zlib.decompress(saved.tensors[_CORE]["json"].numpy().tobytes()))
+    exact_keys(core, ("state", "keys"), "rollalloc's state")
+    _check_run(allocation, core["state"], place, accept_recipe)
+    source_N = _moved(allocation, core["keys"], place, accept_data)
+    here = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old != GONE}
     made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
-    kept = (saved.state[name] for name in ("prompts", "prompt_tokens", "scores", "logged", "said", "own"))
+    prompts = [prompt if here is None else here.get(prompt, GONE) for prompt in saved.state["prompts"]]
+    kept = (saved.state[name] for name in ("prompt_tokens", "scores", "logged", "said", "own"))
     rollouts = {
         each.rollout: Rollout(prompt, tuple(ids), each, scores_F, logged, tuple(said), own and tuple(own))
-        for each, prompt, ids, scores_F, logged, said, own in zip(made, *kept, strict=True)
+        for each, prompt, ids, scores_F, logged, said, own in zip(made, prompts, *kept, strict=True)
     }
     with uninterrupted():
-        allocation.allocator.load_state_dict(saved.state["allocator"])
+        allocation.allocator.load_state_dict(core["state"], accept_recipe=accept_recipe, remap=source_N)
         allocation.rollouts = rollouts
+
+
+def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, accept_recipe: bool) -> None:
+    """Refuse a checkpoint of another seed or, unless that is accepted, of another recipe."""
+    if core["seed"] != allocation.allocator.seed:
+        raise ValueError(
+            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give it the saved seed "
+            "(GRPOConfig's, or that of AllocatedRollouts)"
+        )
+    if others := "; ".join(differences(core["recipe"], allocation.allocator.recipe.description)):
+        if not accept_recipe:
+            raise ValueError(
+                f"{place} was saved under another recipe: {others}. Give the saved one or, to go on under this one, "
+                "accept_recipe=True beside it"
+            )
+        log.warning("going on from %s under another recipe: %s", place, others)
+
+
+def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -> NDArray[np.int64] | None:
+    """For each prompt its index in the saved data set, -1 where it is new; None where the two are the same."""
+    if saved == allocation.keys:
+        return None
+    source_N = keyed(allocation.dataset, allocation.key).source_of(saved, "keys")
+    assert source_N is not None
+    kept = int((source_N >= 0).sum())
+    lost, new = saved["count"] - kept, len(source_N) - kept
+    if lost and not accept_data:
+        raise ValueError(
+            f"{lost} of the {saved['count']} prompts that {place} was saved with are not in this data set, {new} of its "
+            f"{len(source_N)} are new (prompts are told by {allocation.key or 'what they say'}). Give the saved ones or, to "
+            "go on without them, accept_data=True beside the recipe"
+        )
+    log.warning("going on from %s with other rows: %d prompts found again, %d lost, %d new", place, kept, lost, new)
+    return source_N
 
 
 def _plain(logged: Any) -> Any:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
+from rollalloc.drivers.trl.rewards import RewardFunctions, how_to_name_a_metric
 from rollalloc.engines.loss import Clip
 from rollalloc.rules import advantages, rows
+from rollalloc.rules.prompts import InOrder, Shuffled
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,37 @@ def _check_vllm(args: Any) -> None:
             )
 
 
+def in_order(recipe: Recipe, args: Any) -> Recipe:
+    """The recipe, drawing the prompts in the data set's order where TRL's settings ask for that.
+
+    Raises:
+        ValueError: they do, but the recipe has an order of its own.
+    """
+    if args.shuffle_dataset or isinstance(recipe.prompts, InOrder):
+        return recipe
+    if recipe.prompts != Shuffled():
+        raise ValueError(
+            f"shuffle_dataset=False, but the recipe draws the prompts by {recipe.prompts!r}; leave shuffle_dataset alone, "
+            "or give the recipe prompts=InOrder() of rollalloc.rules.prompts"
+        )
+    return replace(recipe, prompts=InOrder())
+
+
+def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
+    """Refuse a weighted sum of rewards where the recipe takes the metric for a success rate: it would select wrongly.
+
+    Raises:
+        ValueError: says how to name the metric.
+    """
+    own = sorted(weight for weight in rewards.weights if weight) == [1.0]
+    if recipe.rate_readers and rewards.metric is None and not own:
+        parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
+        raise ValueError(
+            f"{recipe.rate_readers[0]} takes the metric for a success rate, but the metric is the whole reward, {parts}; "
+            f"{how_to_name_a_metric(rewards.names)}"
+        )
+
+
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Refuse what TRL's trainer takes but the driver does not serve.
 
@@ -178,6 +211,24 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         raise ValueError(
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "
             "the prompts as text"
+        )
+
+
+def check_turns(trainer: Any) -> None:
+    """Refuse several turns where processes generate together: they take unequal numbers of them, and would wait for ever.
+
+    Raises:
+        ValueError: names what makes them generate together.
+    """
+    together = {
+        "use_vllm": trainer.use_vllm,
+        "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+    }
+    if trainer.accelerator.num_processes > 1 and any(together.values()):
+        raise ValueError(
+            f"tools and environments with {next(name for name, there in together.items() if there)} on "
+            f"{trainer.accelerator.num_processes} processes are not supported under a recipe: rollouts take unequal "
+            "numbers of turns, and the processes would wait for each other; use one process, or transformers' generation"
         )
 
 

@@ -38,6 +38,7 @@ class AllocatedRollouts(AllocationCallback):
         metric: name of the function that selection looks at; None: the weighted sum of all.
         seed: of prompts and sampling, 0 or more.
         use_sampler: whether rollalloc's sampler generates; None: where it applies.
+        key, accept_recipe, accept_data: as for `AllocatedGRPOTrainer`.
 
     Raises:
         TypeError: a data set that cannot be indexed, or a reward model.
@@ -54,11 +55,18 @@ class AllocatedRollouts(AllocationCallback):
         metric: str | None = None,
         seed: int = 0,
         use_sampler: bool | None = None,
+        key: str | None = None,
+        accept_recipe: bool = False,
+        accept_data: bool = False,
     ) -> None:
         if obstacle := checks.why_not_in_equal_groups(recipe):
             raise ValueError(f"this recipe cannot go through rollout_func, {obstacle}; {_WAY_OUT}")
         checks.check_indexed(dataset)
-        super().__init__(Allocation(recipe, dataset, of_functions(reward_funcs, reward_weights, metric), seed))
+        rewards = of_functions(reward_funcs, reward_weights, metric)
+        checks.check_metric(recipe, rewards)
+        super().__init__(
+            Allocation(recipe, dataset, rewards, seed, key), accept_recipe=accept_recipe, accept_data=accept_data
+        )
         self._use_sampler = use_sampler
         self._generator: Generator | None = None
         self._figures: dict[str, float] = {}
@@ -68,6 +76,11 @@ class AllocatedRollouts(AllocationCallback):
         recipe = self.allocation.allocator.recipe
         checks.check_sizes(args, recipe)
         checks.check_settings(args, recipe)
+        if checks.in_order(recipe, args) != recipe:
+            raise ValueError(
+                "shuffle_dataset=False, but the recipe shuffles; give AllocatedRollouts dataclasses.replace(recipe, "
+                "prompts=InOrder()), of rollalloc.rules.prompts"
+            )
         super().on_train_begin(args, state, control, **other)
         if self._generator is not None:
             self._generator.begin()

@@ -167,6 +167,14 @@ def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | 
     return RewardFunctions(several, names, weights, [None] * len(several), metric)
 
 
+def how_to_name_a_metric(names: Sequence[str]) -> str:
+    """What to do where the metric is no success rate."""
+    return (
+        f"give metric=, the name of the reward function ({', '.join(names)}) that says right, 1, or wrong, 0. Where none "
+        "does, add one, with the reward weight 0 so that it selects without training"
+    )
+
+
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 

@@ -34,6 +34,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         metric: name of the reward function that selection looks at; None: the weighted sum of all.
         use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
             `args.use_vllm`, vLLM.
+        key: column of unique keys, by which a resumed run finds its prompts in another data set; None: the prompt itself.
+        accept_recipe: resume under this recipe although the checkpoint was saved under another.
+        accept_data: resume although prompts of the checkpoint's data set are gone.
 
     Raises:
         TypeError: a data set that cannot be indexed.
@@ -46,6 +49,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         recipe: Recipe,
         metric: str | None = None,
         use_sampler: bool | None = None,
+        key: str | None = None,
+        accept_recipe: bool = False,
+        accept_data: bool = False,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
@@ -57,12 +63,16 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
+        if turns:
+            checks.check_turns(self)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
+        recipe = checks.in_order(recipe, self.args)
         functions: Any = self.reward_funcs
         tokenizers: Any = self.reward_processing_classes
         rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
-        self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed)
+        checks.check_metric(recipe, rewards)
+        self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key)
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
@@ -71,7 +81,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             environment_factory=given.get("environment_factory"),
         )
         checks.check_stops(recipe, self._generator.can_stop)
-        self._allocation_callback = AllocationCallback(self.allocation)
+        self._allocation_callback = AllocationCallback(
+            self.allocation, accept_recipe=accept_recipe, accept_data=accept_data
+        )
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:

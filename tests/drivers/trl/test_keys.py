@@ -1,0 +1,69 @@
+"""Prompts found again by key."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from rollalloc.drivers.trl.keys import check_key, keyed
+
+CHATS = [
+    [{"role": "user", "content": "one"}],
+    [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}],
+    [{"role": "user", "content": "onetwo"}],
+    [{"role": "assistant", "content": "one"}],
+]
+
+
+def found(now: Dataset, before: Dataset, column: str | None = None) -> list[int]:
+    """For each row its place before."""
+    source_N = keyed(now, column).source_of(keyed(before, column).state_dict(), "keys")
+    assert source_N is not None
+    return source_N.tolist()
+
+
+@pytest.mark.parametrize("prompts", [["a", "b", "", "c"], CHATS], ids=["text", "chats"])
+def test_a_prompt_is_found_wherever_it_stands_and_whatever_stands_beside_it(prompts):
+    before = Dataset.from_dict({"prompt": prompts, "answer": [1, 2, 3, 4]})
+    now = Dataset.from_dict({"other": ["x"] * 4, "prompt": prompts}).select([2, 0, 3, 1])
+    assert found(now, before) == [2, 0, 3, 1]
+    assert found(now.select([1]), before) == [0]
+
+
+def test_fields_of_messages_that_other_rows_brought_do_not_change_a_key():
+    """A column of Arrow gives each message the fields of all, null where it had none."""
+    wide = [[{"role": "user", "content": "new", "name": "me", "parts": [{"n": 1}]}], *CHATS]
+    assert found(Dataset.from_list([{"prompt": chat} for chat in wide]), Dataset.from_dict({"prompt": CHATS})) == [
+        -1, 0, 1, 2, 3
+    ]  # fmt: skip
+
+
+def test_prompts_that_repeat_are_numbered_and_counted(caplog):
+    rows = Dataset.from_dict({"prompt": ["a", "b", "a", "a"], "id": [7, 8, 9, 10]})
+    with caplog.at_level(logging.INFO):
+        assert len(set(keyed(rows, None).keys)) == 4
+    assert "2 of 4 rows have the prompt of a row before" in caplog.text
+    assert found(rows.select([0, 1, 2]), rows) == [0, 1, 2]
+    assert found(rows.select([3, 2, 1, 0]), rows, "id") == [3, 2, 1, 0]
+
+
+def test_a_key_must_tell_each_row_from_the_others():
+    rows = Dataset.from_dict({"prompt": ["a", "b", "c"], "id": ["x", "y", "x"], "some": ["x", None, "z"]})
+    with pytest.raises(ValueError, match="key='id': rows 0 and 2 have the same key, 'x'"):
+        check_key(rows, "id")
+    with pytest.raises(ValueError, match="key='some': row 1 has no key"):
+        check_key(rows, "some")
+    with pytest.raises(ValueError, match="key='number' is no column of the data set; it has prompt, id, some"):
+        check_key(rows, "number")
+    check_key(rows, "prompt")
+
+
+def test_a_data_set_that_is_no_arrow_table_has_keys_too():
+    rows = [{"prompt": chat, "id": at} for at, chat in enumerate(CHATS)]
+    source_N = keyed(rows[::-1], None).source_of(keyed(rows, None).state_dict(), "keys")
+    np.testing.assert_array_equal(source_N, [3, 2, 1, 0])
+    with pytest.raises(ValueError, match="row 0 has no key"):
+        check_key([{"prompt": "a", "id": None}], "id")

@@ -1,0 +1,88 @@
+"""Recipes whose rules read a success rate, under rewards that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny_trl
+
+from rollalloc import MetricError
+from rollalloc.drivers.trl import AllocatedRollouts
+
+
+def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    return [float(text.startswith(wanted)) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def shaped(completions: list[str], **columns: Any) -> list[float]:
+    """From -1 to 2.5."""
+    return [
+        2.0 * score - 1 + 0.5 * ("a" in text) * (len(text) % 4)
+        for text, score in zip(completions, right(completions, **columns), strict=True)
+    ]
+
+
+def plus_or_minus(completions: list[str], **columns: Any) -> list[float]:
+    return [2 * score - 1 for score in right(completions, **columns)]
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+@pytest.mark.parametrize("reward", [plus_or_minus, shaped])
+def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_the_way_out(reward, with_hook, tmp_path):
+    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    trainer = tiny_trl.trainer(tmp_path, recipe, reward=reward, with_hook=with_hook)
+    for _ in range(2):  # and again, without hanging
+        with pytest.raises(
+            MetricError,
+            match=r"the metric is the whole reward, and event \d+, rollout \d+: Band\(.*got -1.0; give metric=, the name "
+            rf"of the reward function \({reward.__name__}\) that says right, 1, or wrong, 0. Where none does, add one, "
+            "with the reward weight 0",
+        ):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+
+def test_a_metric_of_its_own_must_be_one(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path, "pilot_commit", reward=[shaped, right], driver={"metric": "shaped"}, reward_weights=[0.0, 1.0]
+    )
+    with pytest.raises(MetricError, match=r"the metric is what shaped returned, and .*got -1.0; give metric="):
+        trainer.train()
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+@pytest.mark.parametrize("reward", [plus_or_minus, shaped])
+def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, with_hook, tmp_path):
+    """It selects as under `right` alone, and trains on the other: Pilot-Commit's windows are those of the metric."""
+    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    driver: dict[str, Any] = {"metric": "right"}
+    given: dict[str, Any] = {"reward_weights": [1.0, 0.0]}
+    if with_hook:
+        driver, given = driver | given, {}
+    trainer = tiny_trl.trainer(
+        tmp_path, recipe, reward=[reward, right], driver=driver, with_hook=with_hook, max_steps=6, **given
+    )
+    trainer.train()
+    allocation = trainer.rollout_func.allocation if with_hook else trainer.allocation
+    core = allocation.allocator
+    assert core.version == 6
+    assert core.accounts()["trained"] > 0
+    assert (core.ledger.successes_N % 1 == 0).all()
+    assert (core.ledger.successes_N >= 0).all()
+    assert (core.ledger.successes_N <= core.ledger.attempts_N).all()
+    scores = [rollout.scores_F for rollout in allocation.generated]
+    assert {allocation.rewards.selected_by(scores_F) for scores_F in scores} == {0.0, 1.0}
+    assert {allocation.rewards.reward(scores_F) for scores_F in scores} - {0.0, 1.0}
+
+
+def test_the_hook_refuses_a_sum_of_rewards_too():
+    with pytest.raises(ValueError, match=r"the metric is the whole reward, 1 · shaped \+ 1 · right; give metric="):
+        AllocatedRollouts(tiny_trl.RECIPES["fresh_pilot_commit"], tiny_trl.prompts(), [shaped, right])
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dapo", "pods", "darts_none", "racing"])
+def test_recipes_that_read_no_rate_take_any_reward(recipe, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, recipe, reward=[shaped, plus_or_minus], max_steps=2)
+    trainer.train()
+    assert trainer.allocation.allocator.version == 2
