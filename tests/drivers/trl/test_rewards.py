@@ -29,6 +29,14 @@ def the_answer(answer: list[int], **_: Any) -> list[float]:
     return [float(number) for number in answer]
 
 
+def test_a_completion_without_any_score_is_said_in_trls_words(caplog):
+    scored(lambda completions, **_: [None, 1.0, None], lambda completions, **_: [2.0, None, 1.0])
+    assert not caplog.text
+    scored(lambda completions, **_: [1.0, None, None])
+    assert caplog.text.count("All reward functions returned None for the following kwargs") == 1
+    assert "'answer': 2, 'completion': 'yy'" in caplog.text
+
+
 def test_each_function_gets_the_columns_of_the_rows_that_were_rolled_out():
     seen = {}
 

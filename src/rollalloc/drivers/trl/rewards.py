@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from rollalloc.engines.likelihood import evaluating
+
+log = logging.getLogger(__name__)
 
 Score = float | None  # None: this function has no score for it
 
@@ -104,7 +107,9 @@ class RewardFunctions:
         for at, scores in zip(waiting, self._await([scores_FB[at] for at in waiting]), strict=True):
             scores_FB[at] = scores
         checked = [_checked(name, scores, len(examples)) for name, scores in zip(self.names, scores_FB, strict=True)]
-        return Scored([list(scores_F) for scores_F in zip(*checked, strict=True)], columns, dict(figures))
+        scores_BF = [list(scores_F) for scores_F in zip(*checked, strict=True)]
+        _say_where_none_is(examples, completions, scores_BF)
+        return Scored(scores_BF, columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
         """The weighted sum of the scores there are; None where there is none."""
@@ -167,12 +172,27 @@ def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | 
     return RewardFunctions(several, names, weights, [None] * len(several), metric)
 
 
+<<<<<<< HEAD
 def how_to_name_a_metric(names: Sequence[str]) -> str:
     """What to do where the metric is no success rate."""
     return (
         f"give metric=, the name of the reward function ({', '.join(names)}) that says right, 1, or wrong, 0. Where none "
         "does, add one, with the reward weight 0 so that it selects without training"
     )
+=======
+def _say_where_none_is(
+    examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
+) -> None:
+    """Warn, in TRL's words, of the first completion for which no function had a score."""
+    for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
+        if all(score is None for score in scores_F):
+            log.warning(
+                "All reward functions returned None for the following kwargs:\n%s\nPlease ensure that at least one reward "
+                "function returns a valid reward.",
+                example | {"completion": completion},
+            )
+            return
+>>>>>>> h-trlb
 
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
