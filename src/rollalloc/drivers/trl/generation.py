@@ -118,7 +118,7 @@ class Generator:
     def _continuously(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """By transformers' continuous batching, as TRL sets it up."""
         given = [list(tokens) for tokens in prompts]
-        args = (
+        args: Any = (
             (None, {}, 1)
             if "num_generations" in signature(GRPOTrainer._generate_single_turn).parameters
             else (None, {})
