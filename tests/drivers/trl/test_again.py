@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
+from rollalloc.drivers.trl.generation import Generator
 from rollalloc.rules import intake, judges, promote, prompts, rows, sizes
 
 STEPS = 4
@@ -177,6 +178,17 @@ def test_after_an_error_it_goes_on_and_trains_each_rollout_once(place, error, bo
     books.check(trainer_allocation(trainer))
 
 
+def note(order: list[str], owner: Any, method: str) -> None:
+    """Note each call of a method."""
+    inner = getattr(owner, method)
+
+    def call(*given: Any, **named: Any) -> Any:
+        order.append(method)
+        return inner(*given, **named)
+
+    setattr(owner, method, call)
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "micro-batches": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
     "two passes": {"num_iterations": 2},
@@ -198,8 +210,13 @@ def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape,
     broken_off = core.version + (
         core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows)
     )
+    order: list[str] = []
+    note(order, trainer_allocation(trainer), "next_batch")
+    note(order, trainer, "compute_loss")
     trainer.train()
     steps_a_batch = 1 if shape == "micro-batches" else 2
+    losses = trainer.args.steps_per_generation * trainer.args.num_iterations
+    assert order == ["next_batch", *["compute_loss"] * losses] * (STEPS // steps_a_batch)
     assert core.version == broken_off + STEPS // steps_a_batch
     books.check(trainer_allocation(trainer), steps_a_batch)
 
@@ -257,6 +274,19 @@ def test_after_its_end_it_goes_on_with_other_prompts(with_hook, books, tmp_path)
         assert core.version == calls * STEPS
     books.check(trainer_allocation(trainer))
     assert (core.ledger.attempts_N > 0).sum() == 2 * STEPS * 4
+
+
+def test_vllm_gets_the_weights_of_now(tmp_path):
+    """They were last sent at a step of the same number, and have been trained since."""
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    trainer.use_vllm, trainer.vllm_generation = True, tiny_trl.FakeVllm()
+    trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
+    PLACES["step end, first"](trainer, Fuse(1))
+    with pytest.raises(Broken):
+        trainer.train()
+    assert trainer.vllm_generation.synced == 1
+    trainer.train()
+    assert trainer.vllm_generation.synced == 1 + STEPS
 
 
 def test_a_training_that_ended_within_a_batch_counts_it_as_trained(books, caplog, tmp_path):

@@ -141,7 +141,7 @@ def test_a_checkpoint_may_have_moved(tmp_path):
 def test_nothing_is_pickled(tmp_path):
     tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
     files = [path.suffix for path in (tmp_path / "checkpoint-3" / "rollalloc").rglob("*") if path.is_file()]
-    assert sorted(files) == [".json", ".json", ".safetensors"]
+    assert set(files) == {".json", ".safetensors"}
 
 
 def test_a_checkpoint_without_our_state_is_refused(tmp_path):

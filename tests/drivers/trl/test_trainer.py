@@ -423,25 +423,9 @@ def test_a_batch_may_have_another_advantage_and_rows_of_unequal_number(tmp_path)
     assert_close(tiny_trl.weights(trainer.model), natively_trained(recipe, 4))
 
 
-class FakeVllm:
-    """Stands for TRL's vLLM client: each completion is one image, of another likelihood than the model's."""
-
-    def __init__(self) -> None:
-        self.synced = 0
-
-    def sync_weights(self) -> None:
-        self.synced += 1
-
-    def generate(self, prompts: Any, images: None, num_generations: int) -> Any:
-        assert images is None
-        assert num_generations == 1
-        completions = [[9 + at % 4, 1] for at in range(len(prompts))]
-        return None, completions, [[[-1.0], [None]] for _ in completions], None
-
-
 def test_vllm_generates_where_the_user_has_it(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo")
-    trainer.use_vllm, trainer.vllm_generation = True, FakeVllm()
+    trainer.use_vllm, trainer.vllm_generation = True, tiny_trl.FakeVllm()
     trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
     trainer.model.train()
     inputs = trainer._generate_and_score_completions([])

@@ -124,6 +124,22 @@ def trainer(
     return AllocatedGRPOTrainer(reward_funcs=reward, recipe=recipe, **(driver or {}), **given)
 
 
+class FakeVllm:
+    """Stands for TRL's vLLM client: each completion is one image, of another likelihood than the model's."""
+
+    def __init__(self) -> None:
+        self.synced = 0
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+    def generate(self, prompts: Any, images: None, num_generations: int) -> Any:
+        assert images is None
+        assert num_generations == 1
+        completions = [[9 + at % 4, 1] for at in range(len(prompts))]
+        return None, completions, [[[-1.0], [None]] for _ in completions], None
+
+
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 

@@ -69,11 +69,10 @@ class Generator:
     def begin(self) -> None:
         """Training begins, perhaps after one that was broken off: with a new batch, from the weights of now.
 
-        TRL keeps its count of micro-batches and what it has buffered, from the middle of a batch, and begins to count steps
-        anew.
+        TRL begins to count its steps anew, but goes on counting micro-batches, by which it asks for a batch.
         """
         self._synced_at = None
-        self.trainer._step, self.trainer._buffered_inputs = 0, None
+        self.trainer._step = 0
 
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
@@ -119,7 +118,7 @@ class Generator:
     def _continuously(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """By transformers' continuous batching, as TRL sets it up."""
         given = [list(tokens) for tokens in prompts]
-        args = (
+        args: Any = (
             (None, {}, 1)
             if "num_generations" in signature(GRPOTrainer._generate_single_turn).parameters
             else (None, {})

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from datasets import Dataset
 
 from rollalloc.core.table import PromptTable
 
 log = logging.getLogger(__name__)
+pc: Any = pyarrow.compute  # its functions are made when it is imported, which no type checker sees
 
 _ROWS_AT_ONCE = 10_000
 _FIELD, _NEXT_FIELD, _NEXT_ITEM, _AGAIN = "\x1f", "\x1e", "\x1d", "\x1c"  # separators that no text has
@@ -74,7 +75,8 @@ def check_key(dataset: Any, column: str | None) -> None:
 def _texts(dataset: Any, column: str) -> Iterator[list[Any]]:
     """The column as text, in blocks; an Arrow data set never becomes a Python object a row and field."""
     if isinstance(dataset, Dataset):
-        for table in dataset.select_columns([column]).with_format("arrow").iter(_ROWS_AT_ONCE):
+        arrow: Any = cast("Any", dataset).select_columns([column]).with_format("arrow")
+        for table in arrow.iter(_ROWS_AT_ONCE):
             yield _as_text(pa.chunked_array(table.column(column)).combine_chunks()).to_pylist()
     else:
         values = [dataset[row][column] for row in range(len(dataset))]

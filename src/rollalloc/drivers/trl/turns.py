@@ -161,7 +161,7 @@ def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
         content = [{"type": "text", "text": content}]
     elif isinstance(said, str) and isinstance(content, list):
         said = [{"type": "text", "text": said}]
-    return {**message, "content": content + said}
+    return {**message, "content": content + said}  # pyright: ignore
 
 
 def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, Any]:
