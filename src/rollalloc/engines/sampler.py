@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -216,10 +217,10 @@ def why_not(model: PreTrainedModel) -> str | None:
     cache with two rows of two tokens, and each state that the cache then holds must follow a selection of three. The keys
     and values of attention do; the state of a linear attention, or one kept elsewhere, does not.
     """
-    cache = DynamicCache(config=model.config)
     rows_B = torch.tensor([1, 0, 1], device=model.device)
     ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
     try:
+        cache = DynamicCache(config=model.config)
         with evaluating(model):
             output = model(
                 input_ids=ids_BS,
@@ -232,13 +233,13 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"a model that takes no cache ({type(error).__name__}: {error})"
     if getattr(output, "past_key_values", None) is not cache:
         return "a model that keeps its state outside the cache it is given"
-    for layer in cache.layers:
+    layers: list[Any] = cache.layers
+    for layer in layers:
         select = getattr(layer, "batch_select_indices", lambda rows_B: None)
         select(rows_B)
         if any(len(state) != len(rows_B) for state in _states(layer)):
             return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
-    held = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]  # pyright: ignore
-    if max(held, default=0) != 2:
+    if max((layer.get_seq_length() for layer in layers if hasattr(layer, "get_seq_length")), default=0) != 2:
         return "a cache that holds other tokens than the model was given"
     return None
 

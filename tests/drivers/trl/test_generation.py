@@ -122,4 +122,10 @@ def test_continuous_batching_generates_where_trl_is_told_so(tmp_path):
         trainer.train()
     assert asked == [16, 16]
     assert {rollout.made.tokens for rollout in trainer.allocation.generated} == {(9 + at, 1) for at in range(4)}
-    assert isinstance(trainer, GRPOTrainer)
+
+
+def test_completions_that_continuous_batching_lost_are_said(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    lost = patch.object(GRPOTrainer, "_generate_single_turn", lambda self, prompts, *_: ([[9, 1]] * 3, None))
+    with lost, pytest.raises(RuntimeError, match="was to give 4 completions, got 3"):
+        trainer._generator._continuously([(3, 2)] * 4)

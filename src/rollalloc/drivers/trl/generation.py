@@ -117,13 +117,14 @@ class Generator:
 
     def _continuously(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """By transformers' continuous batching, as TRL sets it up."""
-        given = [list(tokens) for tokens in prompts]
-        args: Any = (
-            (None, {}, 1)
-            if "num_generations" in signature(GRPOTrainer._generate_single_turn).parameters
-            else (None, {})
-        )
-        completions, _ = GRPOTrainer._generate_single_turn(self.trainer, given, *args)
+        turn: Any = GRPOTrainer._generate_single_turn
+        several = (1,) if "num_generations" in signature(turn).parameters else ()  # not in TRL's first versions
+        completions, _ = turn(self.trainer, [list(tokens) for tokens in prompts], None, {}, *several)
+        if len(completions) != len(prompts):
+            raise RuntimeError(
+                f"continuous batching was to give {len(prompts)} completions, got {len(completions)}; its own log, above, "
+                "says why the others failed"
+            )
         return [self._up_to_the_end(list(tokens)) for tokens in completions]
 
     def _transformers(self, prompts: Sequence[Tokens]) -> list[Tokens]:

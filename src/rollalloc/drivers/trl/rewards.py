@@ -172,14 +172,14 @@ def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | 
     return RewardFunctions(several, names, weights, [None] * len(several), metric)
 
 
-<<<<<<< HEAD
 def how_to_name_a_metric(names: Sequence[str]) -> str:
     """What to do where the metric is no success rate."""
     return (
         f"give metric=, the name of the reward function ({', '.join(names)}) that says right, 1, or wrong, 0. Where none "
         "does, add one, with the reward weight 0 so that it selects without training"
     )
-=======
+
+
 def _say_where_none_is(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> None:
@@ -192,7 +192,6 @@ def _say_where_none_is(
                 example | {"completion": completion},
             )
             return
->>>>>>> h-trlb
 
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")

@@ -156,7 +156,7 @@ class _Environments:
 
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
     """A message with more at its end; text and lists of parts may meet."""
-    content = message["content"]
+    content: Any = message["content"]
     if isinstance(said, list) and isinstance(content, str):
         content = [{"type": "text", "text": content}]
     elif isinstance(said, str) and isinstance(content, list):
