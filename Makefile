@@ -35,7 +35,7 @@ test-trl-oldest: .trl-1.0/ready
 		--deselect tests/drivers/trl/test_processes.py
 
 .trl-1.0/ready: .venv/ready
-	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 requests urllib3 charset-normalizer idna certifi
+	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 jmespath requests urllib3 charset-normalizer idna certifi
 	touch .trl-1.0/ready
 
 check: .venv/ready

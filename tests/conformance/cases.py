@@ -33,6 +33,7 @@ RECIPES = {
     "racing": recipes.racing(4, (4, 8, 16), 12),
     "racing_stale": recipes.racing(4, (4, 8, 16), 12, 4),
     "posterior_and_pilot_commit": replace(PC, prompts=prompts.Posterior()),
+    "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),
     "offered_dapo_carry": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.AsOffered()),
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),

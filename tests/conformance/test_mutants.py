@@ -644,6 +644,13 @@ class OwnOrder(prompts.AsOffered):
 
 
 @dataclass(frozen=True)
+class ForgetsItsTurn(prompts.InOrder):
+    def pick(self, memory, k, free_N, rng):
+        memory["next"] = 0
+        return super().pick(memory, k, free_N, rng)
+
+
+@dataclass(frozen=True)
 class DrawsItsOwn(prompts.AsOffered):
     def pick(self, memory, k, free_N, rng):
         return np.flatnonzero(free_N)[-len(super().pick(memory, k, free_N, rng)) or free_N.size :].tolist()
@@ -745,6 +752,7 @@ RULES = [
     (11, "Shuffled", other("grpo", prompts=ChecksAll())),
     (9, "AsOffered", other("offered_pilot_commit", prompts=OwnOrder())),
     (9, "AsOffered", other("offered", prompts=DrawsItsOwn())),
+    (9, "InOrder", other("in_order", prompts=ForgetsItsTurn())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
     (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),

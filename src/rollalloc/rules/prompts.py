@@ -143,6 +143,10 @@ class InOrder:
     def observe(self, memory: Memory, group: GroupView) -> None:
         pass
 
+    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+        turns = sorted(np.flatnonzero(free_N).tolist(), key=lambda prompt: (prompt - before["next"]) % free_N.size)
+        return {"the next free ones, round and round": list(picked) == turns[:k]}
+
 
 @dataclass(frozen=True, slots=True)
 class AsOffered:
