@@ -122,8 +122,8 @@ class Generator:
         completions, _ = turn(self.trainer, [list(tokens) for tokens in prompts], None, {}, *several)
         if len(completions) != len(prompts):
             raise RuntimeError(
-                f"continuous batching was to give {len(prompts)} completions, got {len(completions)}; its own log, above, "
-                "says why the others failed"
+                f"continuous batching was to give {len(prompts)} completions, got {len(completions)}; its own log says "
+                "why the others failed"
             )
         return [self._up_to_the_end(list(tokens)) for tokens in completions]
 

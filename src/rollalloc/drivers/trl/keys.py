@@ -24,16 +24,18 @@ _FIELD, _NEXT_FIELD, _NEXT_ITEM, _AGAIN = "\x1f", "\x1e", "\x1d", "\x1c"  # sepa
 def keyed(dataset: Any, column: str | None) -> PromptTable:
     """The data set's prompts by key.
 
-    Without a column a prompt is its own key; the second row with the same prompt is told from the first by its number, which
-    is logged, since a re-ordering may exchange the two.
+    Without a column a prompt is its own key, or its number where environments say the prompts. The second row with the same
+    prompt is told from the first by its number, which is logged, since a re-ordering may exchange the two.
 
     Args:
-        dataset: with a column `prompt`, one row a prompt.
+        dataset: one row a prompt.
         column: of unique keys; None: the prompts.
 
     Raises:
         ValueError: a column that is not there, or has no or the same key for several rows; names them.
     """
+    if column is None and "prompt" not in dataset[0]:
+        return PromptTable([str(row) for row in range(len(dataset))])
     texts = [text for batch in _texts(dataset, column or "prompt") for text in batch]
     if column is not None and None in texts:
         raise ValueError(f"key={column!r}: row {texts.index(None)} has no key; each row needs one of its own")

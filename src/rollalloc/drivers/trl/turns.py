@@ -157,11 +157,13 @@ class _Environments:
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
     """A message with more at its end; text and lists of parts may meet."""
     content: Any = message["content"]
-    if isinstance(said, list) and isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    elif isinstance(said, str) and isinstance(content, list):
-        said = [{"type": "text", "text": said}]
-    return {**message, "content": content + said}  # pyright: ignore
+    if isinstance(content, str) and isinstance(said, str):
+        return {**message, "content": content + said}
+    return {**message, "content": [*_parts(content), *_parts(said)]}
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, Any]:
