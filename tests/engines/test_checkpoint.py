@@ -617,6 +617,16 @@ def killed_at_random_moments(tmp_path, moments, batches, seed):
     return done
 
 
+def test_a_run_that_was_over_when_it_was_killed_leaves_no_half_removed_checkpoint(run_of, tmp_path):
+    run_of(tmp_path, max_batches=3).run()
+    place = tmp_path / "checkpoints" / "1"
+    shutil.copytree(tmp_path / "checkpoints" / "3", place.with_name(".unfinished-1-removed"))
+    again = run_of(tmp_path, max_batches=3)
+    again.resume()
+    again.run()
+    assert numbers(tmp_path)[-1] == 3
+
+
 def test_killed_at_a_few_moments(tmp_path):
     assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
 

@@ -229,7 +229,7 @@ def test_a_dual_clip_that_binds_at_once_is_refused(dual):
     ("given", "message"),
     [
         ({"aggregation": "mean"}, "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
-        ({"kl": -0.1}, "kl must be 0 or more, got -0.1"),
+        ({"kl": -0.1}, "kl must be 0 or more, and finite, got -0.1"),
         ({"kl": math.nan}, "kl must be 0 or more"),
     ],
 )

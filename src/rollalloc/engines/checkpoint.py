@@ -71,7 +71,13 @@ def remove_all(folder: Path) -> None:
     """Remove every checkpoint of a run, whole or not."""
     for place in _places(folder / CHECKPOINTS):
         _remove(place)
-    _clear_away(folder / CHECKPOINTS)
+    clear_away(folder)
+
+
+def clear_away(folder: Path) -> None:
+    """Remove what a run that was killed left half written, or half removed."""
+    for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
+        _unlink(left_over)
 
 
 def newest(folder: Path) -> int | None:
@@ -98,7 +104,7 @@ def save(
     partial, final = parent / f"{_HIDDEN}{batches}", parent / str(batches)
     try:
         parent.mkdir(exist_ok=True)
-        _clear_away(parent)
+        clear_away(folder)
         partial.mkdir()
         for name, of_file in tensors.items():
             save_file(
@@ -269,12 +275,6 @@ def _stamp(file: Path) -> dict[str, Any]:
 def _remove(place: Path) -> None:
     """Remove a checkpoint with nothing else in it; half removed it does not pass for a torn one."""
     _unlink(place.rename(place.with_name(f"{_HIDDEN}{place.name}-removed")))
-
-
-def _clear_away(parent: Path) -> None:
-    """Remove what a run that was killed left half written, or half removed."""
-    for left_over in parent.glob(f"{_HIDDEN}*"):
-        _unlink(left_over)
 
 
 def _unlink(place: Path) -> None:

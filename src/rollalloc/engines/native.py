@@ -260,6 +260,7 @@ class Trainer:
             self.place.release()
             raise
         self.place.go_on()
+        checkpoint.clear_away(folder)
         checkpoint.cut_written(folder, saved.state["written"])
         self._saved_at = saved.batches
         if changed is not None:
