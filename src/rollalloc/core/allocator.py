@@ -18,7 +18,7 @@ from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import QUARANTINED, Ledger
 from rollalloc.core.purse import Ends, Halt
-from rollalloc.core.recipe import OfferedPromptRule, Recipe
+from rollalloc.core.recipe import Recipe
 from rollalloc.core.run import Run
 from rollalloc.core.table import PromptTable
 
@@ -98,24 +98,24 @@ class Allocator:
         """
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
-        run = self._run
-        if run.flight.touched:
+        run, flight = self._run, self._run.flight
+        if flight.touched:
             lifecycle.stop_early(run)
-        if run.purse.overdrawn():
+        if run.purse.owed and run.purse.overdrawn():
             lifecycle.withhold(run)
-        # Where nothing changed since the last decision there is no batch either.
-        batch = None if run.settled else batches.full_batch(run)
-        orders: tuple[Order, ...] = ()
-        if batch is None and run.finished is None:
-            halt = decisions.decide(run)
-            if not run.flight.owner and run.idle():
-                batch = self._resolve(halt)
+        batch, orders = None, ()
+        if not (run.settled and flight.owner):  # else nothing changed since the last decision, which still holds
+            batch = None if run.settled else batches.full_batch(run)
+            if batch is None and run.finished is None:
+                halt = decisions.decide(run)
+                if not flight.owner and run.idle():
+                    batch = self._resolve(halt)
+        if run.purse.owed and batch is None and run.finished is None:
             orders = decisions.hand_out(run, capacity)
-        cancel: tuple[int, ...] = ()
+        cancel = release = ()
         if run.cancel:  # a rollout may have ended between the decision to stop it and now
-            cancel = tuple(rollout for rollout in run.cancel if rollout in run.flight.stopped)
+            cancel = tuple(rollout for rollout in run.cancel if rollout in flight.stopped)
             run.cancel = []
-        release: tuple[int, ...] = ()
         if run.release:
             release, run.release = tuple(run.release), []
         return Actions(orders, cancel, release, batch, run.finished)
@@ -155,8 +155,8 @@ class Allocator:
 
     def wanted(self) -> int:
         """Prompts that a loader should offer now; 0 for a recipe that draws its own."""
-        run, rule = self._run, self._run.recipe.prompts
-        if not isinstance(rule, OfferedPromptRule) or rule.ended(run.memory):
+        run, rule = self._run, self._run.loader
+        if rule is None or rule.ended(run.memory):
             return 0
         if run.blocked() or run.finished or endings.opening_halt(run) or not run.roster.any_due():
             return 0

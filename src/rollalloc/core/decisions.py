@@ -8,14 +8,13 @@ from rollalloc.core.events import Order
 from rollalloc.core.group import Group
 from rollalloc.core.phase import Phase
 from rollalloc.core.purse import Halt
-from rollalloc.core.recipe import OfferedPromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 
 
 def decide(run: Run) -> Halt | None:
     """Decide rollouts for groups that wait and for new ones; says what kept it from opening more, if anything did."""
-    if run.blocked() or (run.settled and run.flight.owner):
+    if run.blocked():
         return None
     run.settled = True
     halt = None
@@ -108,7 +107,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
 def _draw(run: Run, k: int) -> list[tuple[int, int]]:
     """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
     drawn, run.drawn = run.drawn[:k], run.drawn[k:]
-    roster, offered = run.roster, isinstance(run.recipe.prompts, OfferedPromptRule)
+    roster = run.roster
 
     def pick() -> bool:
         picked = _pick(run, k - len(drawn), len(drawn)) if len(drawn) < k else []
@@ -117,7 +116,7 @@ def _draw(run: Run, k: int) -> list[tuple[int, int]]:
 
     if roster.dry or pick():
         return drawn
-    if offered:  # an epoch of the loader's begins when the loader says so
+    if run.loader is not None:  # an epoch of the loader's begins when the loader says so
         roster.dry = not roster.any_due()
     elif roster.roll():
         # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
@@ -139,24 +138,23 @@ def _pick(run: Run, k: int, already: int) -> list[int]:
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
     """Orders for what was decided, the furthest stage first, split where the capacity ends."""
-    room = run.purse.owed if capacity is None else min(capacity, run.purse.owed)
+    owed = run.purse.owed
+    room = owed if capacity is None or capacity > owed else capacity
     if not room:
         return ()
     orders: list[Order] = []
-    handed, owner = 0, run.flight.owner
+    left, owner = room, run.flight.owner
     for owing in reversed(run.flight.owing_S):
-        while owing and (handed < room or not owing[0].owed):
+        while owing and (left or not owing[0].owed):
             group = owing[0]
-            owed = group.owed
-            now = [owed.popleft() for _ in range(min(room - handed, len(owed)))]
-            if not owed:  # handed out in full; or dropped before its turn came
+            now = group.hand_out(left)
+            if not group.owed:  # handed out in full; or dropped before its turn came
                 owing.popleft()
-            handed += len(now)
+            left -= len(now)
             for rollout in now:
-                group.running[rollout] = 0
                 owner[rollout] = group
             for stage, ids in group.by_stage(now):
                 orders.append(Order(group.id, group.prompt, stage, ids))
-    if handed:
-        run.purse.order(handed)
+    if left < room:
+        run.purse.order(room - left)
     return tuple(orders)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rollalloc.core.ledger import QUARANTINED
 from rollalloc.core.purse import Ends, Halt
-from rollalloc.core.recipe import OfferedPromptRule
 from rollalloc.core.run import Run
 
 _PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
@@ -35,9 +34,9 @@ def opening_halt(run: Run) -> Halt | None:
 
 def prompts_halt(run: Run) -> Halt:
     """No prompt can be drawn."""
-    rule = run.recipe.prompts
-    if isinstance(rule, OfferedPromptRule) and not run.roster.dry and not run.roster.exhausted():
-        if rule.ended(run.memory):
+    loader = run.loader
+    if loader is not None and not run.roster.dry and not run.roster.exhausted():
+        if loader.ended(run.memory):
             return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
         why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
         return Halt(f"{why} where the loader has ended", Ends.NOTHING)

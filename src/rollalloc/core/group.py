@@ -54,6 +54,14 @@ class Group:
         self.spans.append(first)
         self.owed.extend(range(first, first + count))
 
+    def hand_out(self, most: int) -> list[int]:
+        """The next rollouts owed, at most so many, which now run."""
+        owed, running = self.owed, self.running
+        now = [owed.popleft() for _ in range(min(most, len(owed)))]
+        for rollout in now:
+            running[rollout] = 0
+        return now
+
     def stage_of(self, rollout: int) -> int:
         """Index of the stage that ordered it."""
         return bisect_right(self.spans, rollout) - 1

@@ -12,7 +12,7 @@ from rollalloc.core.events import Cancelled, Done, Failed, Offered, Updated
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import QUARANTINED
 from rollalloc.core.phase import Phase
-from rollalloc.core.recipe import Act, OfferedPromptRule
+from rollalloc.core.recipe import Act
 from rollalloc.core.roster import NEXT_EPOCH, NOW, Until
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
@@ -27,14 +27,18 @@ _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read a
 
 def on_done(run: Run, done: Done) -> None:
     """A rollout was generated and scored."""
+    metric, first, last = done.metric, done.version, done.last_version
     try:
-        last = done.version if done.last_version is None else done.last_version
-        possible = isfinite(done.reward) and isfinite(done.metric) and 0 <= done.version <= last <= run.version
+        possible = (
+            isfinite(done.reward)
+            and isfinite(metric)
+            and 0 <= first <= (first if last is None else last) <= run.version
+        )
     except TypeError:  # None, or a tensor of several values
         possible = False
     if not possible:
         _refuse(run, done)
-    if run.reads_rate and not -_ROUNDING <= done.metric <= 1 + _ROUNDING:
+    if run.reads_rate and not -_ROUNDING <= metric <= 1 + _ROUNDING:
         raise MetricError(
             f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
             f"[0, 1], got {done.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
@@ -47,7 +51,7 @@ def on_done(run: Run, done: Done) -> None:
         return
     group.add(done)
     run.failing = 0
-    if run.patient_S[group.stage] and (group.running or group.owed) and group.phase is _RUNNING:
+    if (group.running or group.owed) and run.patient_S[group.stage] and group.phase is _RUNNING:
         if len(group.done) >= run.stops_from_S[group.stage]:
             run.flight.touched[group.id] = group
     else:
@@ -92,9 +96,11 @@ def on_updated(run: Run, event: Updated) -> None:
 
 def on_offered(run: Run, event: Offered) -> None:
     """A framework's own loader hands prompts over."""
-    rule, roster = run.recipe.prompts, run.roster
-    if not isinstance(rule, OfferedPromptRule):
-        raise EventError(f"Offered: the recipe draws its own prompts ({rule!r}); use the prompt rule as_offered()")
+    rule, roster = run.loader, run.roster
+    if rule is None:
+        raise EventError(
+            f"Offered: the recipe draws its own prompts ({run.recipe.prompts!r}); use the prompt rule as_offered()"
+        )
     wrong = [prompt for prompt in event.prompts if not 0 <= prompt < len(run.table)]
     if wrong or event.epoch < roster.epoch:
         raise EventError(

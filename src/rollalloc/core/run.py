@@ -12,7 +12,7 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.purse import Purse
-from rollalloc.core.recipe import CAUSES, Memory, Recipe, View
+from rollalloc.core.recipe import CAUSES, Memory, OfferedPromptRule, Recipe, View
 from rollalloc.core.roster import Roster
 from rollalloc.core.table import PromptTable
 
@@ -21,6 +21,7 @@ class Run:
     """Everything an allocator knows; a function of the recipe, the seed and the events told so far.
 
     Attributes:
+        loader: the prompt rule where a framework's own loader feeds it, else None.
         reads_rate: whether a rule takes the metric for a success rate.
         patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
@@ -37,6 +38,8 @@ class Run:
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
         self.recipe, self.table, self.seed = recipe, table, seed
+        # Asked for at every draw; a check against a protocol is slow.
+        self.loader = recipe.prompts if isinstance(recipe.prompts, OfferedPromptRule) else None
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
         self.stops_from_S = tuple(

@@ -86,7 +86,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
         ValueError: rewards that are not finite or not of one axis.
     """
     shifted_G = _shifted(rewards_G)
-    if shifted_G.size <= ddof or not shifted_G.any():
+    if shifted_G.size <= ddof:
         return np.zeros_like(shifted_G)
     # What `mean` and `std` compute, without their cost for a handful of values: this is called for every group.
     from_mean_G = shifted_G - shifted_G.sum() / shifted_G.size

@@ -46,7 +46,7 @@ class SampledTail:
         if group.whole < self.enough:
             return ()
         running = sorted(group.running)
-        kept = rng.choice(len(running), self.tail, replace=False).tolist()
+        kept = set(rng.permutation(len(running))[: self.tail].tolist())
         return [rollout for at, rollout in enumerate(running) if at not in kept]
 
     def promises(self, stopped: Sequence[int], group: GroupView, view: View) -> dict[str, bool]:
