@@ -1,0 +1,10 @@
+"""For all tests: the signals as a terminal's user has them."""
+
+import signal
+
+# What is started in the background (`nohup`, `&` in a script, some CI runners) ignores these from its parent on, and what it
+# starts does, too: rightly for a run, which then goes on, but the tests of what Ctrl-C does could not see anything of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
