@@ -285,6 +285,7 @@ class Predictor:
         They are 0 for those of a block none of whose experts weighs `least` beside the mean and each other.
         """
         several, blocks = len(self.ridges), memory["blocks"]
+        flat = (prompts_K.size, len(blocks) * several)
         mean_KBR = np.zeros((prompts_K.size, len(blocks), several))
         variance_KBR = np.zeros_like(mean_KBR)
         weight_BR = mixture(memory["loss_E"][:-1])[:-1].reshape(len(blocks), several)
@@ -296,7 +297,7 @@ class Predictor:
             mean_KBR[:, at], variance_KBR[:, at] = ridge.moments(
                 phi_KF, memory[f"theta/{name}"], memory[f"basis/{name}"], memory[f"spread/{name}"]
             )
-        return mean_KBR.reshape(prompts_K.size, -1), variance_KBR.reshape(prompts_K.size, -1)
+        return mean_KBR.reshape(flat), variance_KBR.reshape(flat)
 
     def _said(
         self,
@@ -380,7 +381,8 @@ class Predictor:
         if name not in features or features[name].shape != shape:
             got = features[name].shape if name in features else f"only {sorted(features)}"
             raise ValueError(f"features {name!r}: expected shape {shape}, as the memory was made for, got {got}")
-        rows_KD = features[name][prompts_K].astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+            rows_KD = features[name][prompts_K].astype(np.float32, copy=False)
         if not np.isfinite(rows_KD).all():
             bad = prompts_K[~np.isfinite(rows_KD).all(1)][0]
             raise ValueError(f"features {name!r} of prompt {bad} are not finite; fill in or drop such columns")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 _FARTHEST = 10.0  # a standardised feature beyond it is an outlier, and counts as one just there
 _PRIOR_SD = 4.0  # of a logit under ridge 1, whatever the number of features
 _BIAS_RIDGE = 0.01
-_MOST_STEPS, _CONVERGED = 12, 1e-3  # nats
+_MOST_STEPS, _CONVERGED = 12, 1e-5  # nats
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
