@@ -1,12 +1,14 @@
-"""The predictor: its speed against its bars (`speed`), and what following a drift gains in simulation (`drift`)."""
+"""The predictor: its speed against its bars (`speed`, in `make bench`); in simulation what following a drift gains (`drift`)
+and what drawing by it does to it (`selection`). One thread of BLAS: OMP_NUM_THREADS=1.
+"""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -62,77 +64,105 @@ def speed() -> None:
     print({name: round(value, 2) for name, value in predictor.figures(memory).items() if "weight" in name})
     for pool in (4, 8, 16):
         asked = iter(rng.integers(PROMPTS, size=(50, pool * 512)))
-        print(f"rates of {pool} x 512: {median_of(lambda: predictor(memory, features, next(asked)), 15)}, bar 50 ms")
+        print(
+            f"rates of {pool} x 512: {median_of(lambda asked=asked: predictor(memory, features, next(asked)), 15)}, bar 50 ms"
+        )
 
 
-def simulate(
-    predictor: Predictor, seed: int, common: float, selective: float, batches: int = 120
-) -> Iterator[np.ndarray]:
-    """|p̂ − p|, p̂ − p, log-loss, AUC over random prompts, and p̂ − p over those drawn, from time to time.
+@dataclass(frozen=True)
+class World:
+    """8,192 prompts with logits linear in 64 features, but for noise of their own and for `bent` times a square.
 
-    A world of 8,192 prompts of 64 kinds (the nearest of 64 points), with logits that are linear in 64 features, and noise
-    of their own. A rollout raises all by `common`, and those of its prompt's kind by `selective` more. Draws of 64 ∝ p̂(1 − p̂)³ out of 512
-    random prompts, a tenth of them uniform.
+    A rollout raises all logits by `common`, and those of its prompt's kind (the nearest of 64 points) by `selective` more.
+    Draws of 64 are ∝ p̂(1 − p̂)³ out of 512 random prompts, a share `uniform` of them without regard to p̂.
     """
+
+    common: float = 0.0
+    selective: float = 0.0
+    bent: float = 0.0
+    uniform: float = 0.1
+
+
+def simulate(world: World, predictor: Predictor, seed: int, batches: int = 120, batch: int = 64) -> dict[str, float]:
+    """Means over the run of what is said of 1,024 random prompts, every fifth batch from the tenth on."""
     rng = np.random.default_rng(seed)
-    count, width, batch = 8192, 64, 64
+    count, width = 8192, 64
     x = rng.standard_normal((count, width)).astype(np.float32)
-    w, own = rng.standard_normal(width) * 1.5 / np.sqrt(width), rng.standard_normal(count) * 0.5
+    base = x @ (rng.standard_normal(width) * 1.5 / np.sqrt(width)) + rng.standard_normal(count) * 0.5
+    base += world.bent * ((x @ rng.standard_normal(width)) ** 2 / width - 1)
     kind, lift = np.argmax(x @ rng.standard_normal((width, 64)), 1), np.full(64, -1.0)
-    memory = predictor.init(count, {"hidden": width})
+    memory, found = predictor.init(count, {"hidden": width}), []
     for number in range(batches):
-        p = 1 / (1 + np.exp(-(lift[kind] + x @ w + own)))
+        p = 1 / (1 + np.exp(-(lift[kind] + base)))
         pool = rng.choice(count, 8 * batch, replace=False)
         said = predictor(memory, {"hidden": x}, pool)
         key = np.log(said * (1 - said) ** 3) + rng.gumbel(size=pool.size)
-        take = np.concatenate([np.argsort(-key)[: batch - 6], rng.choice(pool.size, 6, replace=False)])
-        drawn = np.unique(take)
+        blind = round(world.uniform * batch)
+        drawn = np.unique(np.append(np.argsort(-key)[: batch - blind], rng.choice(pool.size, blind, replace=False)))
         if number >= 10 and number % 5 == 0:
             some = rng.choice(count, 1024, replace=False)
-            phat, real = predictor(memory, {"hidden": x}, some), p[some]
-            ones = np.ones(some.size)
-            loss = quality.log_losses(phat[:, None], real, ones)[0] / some.size
-            area = quality.auc(phat, real, ones)
-            yield np.array(
-                [
-                    np.abs(phat - real).mean(), (phat - real).mean(), loss, area, quality.auc(real, real, ones),
-                    (said[drawn] - p[pool[drawn]]).mean(), real.mean(),
-                ]
-            )  # fmt: skip
+            found.append(worth(predictor(memory, {"hidden": x}, some), p[some]))
+            found[-1]["p̂ − p, drawn"] = float((said[drawn] - p[pool[drawn]]).mean())
         for at in drawn:
             prompt = int(pool[at])
             predictor.observe(memory, prompt, float(said[at]), float(rng.random() < p[prompt]), 1)
-            lift += common
-            lift[kind[prompt]] += selective
+            lift += world.common
+            lift[kind[prompt]] += world.selective
         if predictor.due(memory):
             predictor.refit(memory, {"hidden": x})
+    return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
 
-def interval(values: np.ndarray) -> str:
-    """Mean over seeds and its 95% interval, by the normal approximation."""
-    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
-    return f"{values.mean():+.4f} ± {half:.4f}"
+def worth(said: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    """How good rates are, where the true ones are known."""
+    ones, tenth, order = np.ones(p.size), p.size // 10, np.argsort(said)
+    return {
+        "|p̂ − p|": float(np.abs(said - p).mean()),
+        "log-loss": float(quality.log_losses(said[:, None], p, ones)[0] / p.size),
+        "AUC": quality.auc(said, p, ones) or 0.0,
+        "AUC of p": quality.auc(p, p, ones) or 0.0,
+        "p": float(p.mean()),
+        "p̂ − p": float((said - p).mean()),
+        "p̂ − p, lowest tenth": float((said - p)[order[:tenth]].mean()),
+        "p̂ − p, highest tenth": float((said - p)[order[-tenth:]].mean()),
+    }
 
 
-def drift(seeds: int = 10) -> None:
-    """Paired by seed: what following the drift changes."""
-    names = ("|p̂ − p|", "p̂ − p", "log-loss", "AUC", "AUC of p itself", "p̂ − p, drawn", "p")
-    worlds = {"none": (0, 0), "common": (7e-4, 0), "selective": (0, 0.03), "both": (3e-4, 0.02), "down": (-3e-4, 0)}
-    for world, (common, selective) in worlds.items():
-        print(f"drift {world}")
-        found = {}
-        for q in (0.0, *(float(each) for each in sys.argv[2:] or [Predictor().drift_rate])):
-            predictor = replace(Predictor(), drift_rate=q)
-            runs = [np.mean(list(simulate(predictor, seed, common, selective)), 0) for seed in range(seeds)]
-            found[q] = np.array(runs)
-            print(f"  q = {q:g}: " + ", ".join(f"{n} {interval(v)}" for n, v in zip(names, found[q].T, strict=True)))
-            if q:
-                change = found[q] - found[0.0]
-                print(
-                    "    less without: "
-                    + ", ".join(f"{n} {interval(v)}" for n, v in zip(names[:4], change.T, strict=False))
-                )
+def over_seeds(world: World, predictor: Predictor, seeds: int = 10) -> dict[str, np.ndarray]:
+    """Each figure by seed."""
+    runs = [simulate(world, predictor, seed) for seed in range(seeds)]
+    return {name: np.array([run[name] for run in runs]) for name in runs[0]}
+
+
+def shown(figures: dict[str, np.ndarray]) -> str:
+    """Means over seeds with their 95% intervals, by the normal approximation."""
+    halves = {name: 1.96 * values.std(ddof=1) / np.sqrt(len(values)) for name, values in figures.items()}
+    return ", ".join(f"{name} {values.mean():.3f} ± {halves[name]:.3f}" for name, values in figures.items())
+
+
+def drift() -> None:
+    """What following a drift changes, paired by seed."""
+    worlds = {
+        "none": World(),
+        "common": World(common=7e-4),
+        "selective": World(selective=0.03),
+        "both": World(common=3e-4, selective=0.02),
+        "common, downwards": World(common=-3e-4),
+    }
+    for name, world in worlds.items():
+        print(f"drift: {name}")
+        still, following = over_seeds(world, Predictor(drift_rate=0.0)), over_seeds(world, Predictor())
+        change = {key: following[key] - still[key] for key in ("|p̂ − p|", "log-loss", "AUC")}
+        print(f"  not followed: {shown(still)}\n  followed: {shown(following)}\n  difference: {shown(change)}")
+
+
+def selection() -> None:
+    """What drawing by what is said does to what is said of the others, where the model is right and where it is not."""
+    for bent in (0.0, 1.0):
+        for uniform in (0.0, 0.1, 1.0):
+            print(f"bent {bent}, {uniform:.0%} drawn without regard to p̂")
+            print(f"  {shown(over_seeds(World(bent=bent, uniform=uniform), Predictor()))}")
 
 
 if __name__ == "__main__":
-    {"speed": speed, "drift": drift}[sys.argv[1] if len(sys.argv) > 1 else "speed"]()
+    {"speed": speed, "drift": drift, "selection": selection}[sys.argv[1] if len(sys.argv) > 1 else "speed"]()

@@ -158,7 +158,7 @@ def test_tracking_comes_between_fits_and_fits_nothing():
 def test_figures_are_of_the_last_interval_by_hand():
     predictor = Predictor(first_fits=(3, 7), track_every=1000, ridges=(1.0,))
     memory = predictor.init(8, {"length": 1})
-    for visit in [(0, 0.9, 0.0, 3)] + [(1, 0.8, 1.0, 1), (2, 0.4, 0.0, 1), (3, None, 1.0, 1), (4, 0.4, 1.0, 1)]:
+    for visit in [(0, 0.9, 0.0, 3), (1, 0.8, 1.0, 1), (2, 0.4, 0.0, 1), (3, None, 1.0, 1), (4, 0.4, 1.0, 1)]:
         predictor.observe(memory, *visit)
         if predictor.due(memory):
             predictor.refit(memory, LINE)
@@ -188,6 +188,15 @@ def test_a_visit_without_a_scored_rollout_teaches_nothing():
     memory = predictor.init(2, {})
     predictor.observe(memory, 0, 0.5, 0.0, 0)
     assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(predictor.init(2, {})))
+
+
+def test_numbers_of_numpy_are_stored_as_plain_ones():
+    predictor = Predictor()
+    memory = predictor.init(np.int64(2), {})
+    predictor.observe(memory, np.int64(1), np.float32(0.5), np.float32(1), np.int64(2))
+    json.dumps(pack_tree(memory))
+    with pytest.raises(TypeError):
+        predictor.observe(memory, 1, 0.5, 1.0, 2.5)
 
 
 def test_state_goes_through_json_and_on_as_if_it_never_had():
@@ -281,7 +290,7 @@ def test_a_move_that_is_none_is_refused(source_N):
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        ("ridges", (1.0, 0.0)), ("ridges", (float("inf"),)), ("half_life", 0.0), ("loss_half_life", -1.0),
+        ("ridges", (1.0, 0.0)), ("ridges", ()), ("ridges", (9e-5,)), ("ridges", (float("inf"),)), ("half_life", 0.0), ("loss_half_life", -1.0),
         ("mean_half_life", float("nan")), ("record_weight", 0.0), ("prior_weight", 0.0), ("drift_rate", -1e-9),
         ("drift_rate", float("nan")), ("events", 0), ("fit_every", 1.5), ("track_every", 0), ("first_fits", (64, 64)),
         ("first_fits", (0, 64)), ("first_fits", (128, 64)), ("first_fits", (-1, 64)),

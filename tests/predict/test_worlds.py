@@ -1,6 +1,7 @@
-"""What the predictor is worth in simulated worlds; each bound is far from what ten seeds gave, and its seeds are fixed.
+"""What the predictor is worth in simulated worlds, of fixed seeds.
 
-Where a spread over seeds was measured it stands beside the bound: chance alone breaks none within five deviations.
+Mean and deviation over ten seeds stand beside each bound, which is four or more deviations from the mean: with other seeds,
+or arithmetic that rounds otherwise, a test here fails by chance less than once in 10,000 runs.
 """
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ def sigmoid(z):
 
 
 def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
-    """Draw, observe and refit; `rate(paid)` gives p of every prompt. The beliefs, outcomes and running mean of each visit."""
+    """Draw, observe and refit, where `rate(paid)` is p of every prompt: the memory, and each visit's belief, hit and mean."""
     memory, seen, paid = predictor.init(PROMPTS, {name: each.shape[1] for name, each in features.items()}), [], 0
     for _ in range(batches):
         pool = rng.choice(PROMPTS, batch if uniform else 8 * batch, replace=False)
@@ -46,19 +47,26 @@ def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
     return memory, np.array(seen)
 
 
+def losses(seen):
+    """Log-loss a rollout of beliefs and of the running mean, after a first batch drawn before anything was known."""
+    later = seen[64:]
+    return quality.log_losses(later[:, ::2], later[:, 1], np.ones(len(later))) / len(later)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_in_a_logistic_world_its_order_is_nearly_that_of_the_true_rates(seed):
-    """AUC within .02 of p's own after 2,048 rollouts (ten seeds: .002 to .006, deviation .0013)."""
+    """After 2,048 rollouts; AUC of p less that of p̂: .0020, deviation .0011; mean |p̂ - p|: .028, deviation .006."""
     rng, x, z = world(seed)
     predictor = Predictor()
     memory, _ = live(predictor, {"hidden": x}, rng, lambda paid: sigmoid(z), 32)
     said_N, p, one_N = predictor(memory, {"hidden": x}, np.arange(PROMPTS)), sigmoid(z), np.ones(PROMPTS)
-    assert quality.auc(said_N, p, one_N) > quality.auc(p, p, one_N) - 0.02
+    assert quality.auc(said_N, p, one_N) > quality.auc(p, p, one_N) - 0.01
     assert np.abs(said_N - p).mean() < 0.06
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_right_block_wins_among_blocks_of_noise(seed):
+    """Its weight is 10^71 times that of all others, deviation 10^7."""
     rng, x, z = world(seed)
     noise = {
         "tokens": rng.standard_normal((PROMPTS, 40)).astype(np.float32),
@@ -69,30 +77,31 @@ def test_the_right_block_wins_among_blocks_of_noise(seed):
     figures = predictor.figures(memory)
     right = sum(value for name, value in figures.items() if name.startswith("weight/hidden"))
     wrong = sum(value for name, value in figures.items() if name.startswith(("weight/tokens", "weight/length")))
-    assert right > 100 * (wrong + figures["weight/mean"])
+    assert right > 1e6 * (wrong + figures["weight/mean"])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_features_are_noise_it_says_the_mean(seed):
+    """Mean |p̂ - p|: .013, deviation .009; p̂'s own deviation: .002, .0055; log-loss above the mean's: .0015, .0007."""
     rng, x, _ = world(seed)
     rates_N = np.full(PROMPTS, 0.3)
     predictor = Predictor()
     memory, seen = live(predictor, {"hidden": x}, rng, lambda paid: rates_N, 32)
     said_N = predictor(memory, {"hidden": x}, np.arange(PROMPTS))
-    assert np.abs(said_N - 0.3).mean() < 0.08
-    assert said_N.std() < 0.05
-    own, constant = quality.log_losses(seen[:, ::2], seen[:, 1], np.ones(len(seen))) / len(seen)
-    assert own < constant + 0.01
+    assert np.abs(said_N - 0.3).mean() < 0.06
+    assert said_N.std() < 0.03
+    own, constant = losses(seen)
+    assert own < constant + 0.006
 
 
 @pytest.mark.parametrize(("level", "spread"), [(-0.5, 0.0), (-4.0, 0.0), (3.0, 0.5), (-0.5, 2.0)])
 def test_its_log_loss_is_never_much_above_the_running_means(level, spread):
-    """Over 2,048 rollouts of the first on: at most .02 nats a rollout more, whatever the world."""
+    """Nats a rollout above it, by world: .0015, .0035, .0007, -.21; deviations .0012, .0007, .0021, .009."""
     rng, x, z = world(5, spread=spread, level=level)
     noise = np.random.default_rng(0).standard_normal((PROMPTS, 100)).astype(np.float32)
     _, seen = live(Predictor(), {"hidden": x, "tokens": noise}, rng, lambda paid: sigmoid(z), 32)
-    own, constant = quality.log_losses(seen[:, ::2], seen[:, 1], np.ones(len(seen))) / len(seen)
-    assert own < constant + 0.02
+    own, constant = losses(seen)
+    assert own < constant + 0.012
 
 
 def test_a_record_tells_prompts_apart_that_features_do_not():
@@ -112,7 +121,10 @@ def test_a_record_tells_prompts_apart_that_features_do_not():
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_common_drift_is_followed(direction):
-    """Logits move by .6 in 1,000 rollouts: the mean of p̂ - p is less than half of what it is without following."""
+    """Logits move by .6 in 1,000 rollouts. Mean p̂ - p of three seeds: -.19 and .16 where nothing follows, deviation .005.
+
+    With it, at half the rate of the default: -.02 and .03, deviation .012.
+    """
     lag = {}
     for q in (0.0, Predictor().drift_rate):
         off = []
@@ -130,7 +142,7 @@ def test_a_common_drift_is_followed(direction):
 
 
 def test_graded_metrics_are_predicted_by_their_mean():
-    """Metrics uniform in [0, 2p] for p below 1/2: fractions throughout, never a success."""
+    """Metrics uniform in [0, 2p] for p below 1/2: fractions throughout, never a success. Correlation .966, deviation .003; |p̂ - p| .026, .002."""
     rng, x, z = world(0, spread=1.5)
     p = 0.5 * sigmoid(z)
     predictor = Predictor()
@@ -140,5 +152,5 @@ def test_graded_metrics_are_predicted_by_their_mean():
         if predictor.due(memory):
             predictor.refit(memory, {"hidden": x})
     said_N = predictor(memory, {"hidden": x}, np.arange(PROMPTS))
-    assert np.corrcoef(said_N, p)[0, 1] > 0.97
+    assert np.corrcoef(said_N, p)[0, 1] > 0.95
     assert np.abs(said_N - p).mean() < 0.04

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ Memory = dict[str, Any]  # numpy arrays, numbers, strings and lists of them
 Features = Mapping[str, NDArray[Any]]  # by block: shape (N, D), columns of mean about 0 and deviation about 1
 
 _SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
+_LEAST_RIDGE = 1e-4  # with less, columns that are nearly equal could not be told from singular ones
 _FADED = 0.03  # a weight below it: the event is not fitted to
 
 
@@ -41,7 +43,7 @@ class Predictor:
     State is a flat dictionary that the caller owns and saves; nothing is random. Lengths of time are numbers of rollouts.
 
     Attributes:
-        ridges: λ, each above 0.
+        ridges: λ, each .0001 or more, at least one.
         half_life: of an event's weight in a fit, and of a prompt's record.
         loss_half_life: of the experts' losses.
         mean_half_life: of the running mean.
@@ -63,7 +65,7 @@ class Predictor:
     mean_half_life: float = 500.0
     record_weight: float = 2.0
     prior_weight: float = 8.0
-    drift_rate: float = 1e-4
+    drift_rate: float = 2e-4
     events: int = 8192
     first_fits: tuple[int, ...] = (64, 128, 192, 256, 384, 512)
     fit_every: int = 640
@@ -78,8 +80,8 @@ class Predictor:
         for name in ("events", "fit_every", "track_every"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise ValueError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
-        if not all(0 < each < math.inf for each in self.ridges):
-            raise ValueError(f"ridges must be above 0 and finite, got {self.ridges}")
+        if not (self.ridges and all(_LEAST_RIDGE <= each < math.inf for each in self.ridges)):
+            raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
         if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
             raise ValueError(f"first_fits must ascend from 1 or more, got {self.first_fits}")
         if not 0 <= self.drift_rate < math.inf:
@@ -179,6 +181,7 @@ class Predictor:
                 f"expected a prompt in [0, {len(memory['hits_N'])}), hits in [0, count] and a belief in (0, 1) or none, got "
                 f"prompt {prompt}, hits {hits}, count {count}, belief {belief}; hits are the sum of metrics in [0, 1]"
             )
+        hits, count = float(hits), index(count)
         if count == 0:
             return
         hits_N, count_N, last_N, paid = memory["hits_N"], memory["count_N"], memory["last_N"], memory["paid"]
