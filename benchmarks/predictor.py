@@ -64,9 +64,8 @@ def speed() -> None:
     print({name: round(value, 2) for name, value in predictor.figures(memory).items() if "weight" in name})
     for pool in (4, 8, 16):
         asked = iter(rng.integers(PROMPTS, size=(50, pool * 512)))
-        print(
-            f"rates of {pool} x 512: {median_of(lambda asked=asked: predictor(memory, features, next(asked)), 15)}, bar 50 ms"
-        )
+        took = median_of(lambda asked=asked: predictor(memory, features, next(asked)), 15)
+        print(f"rates of {pool} x 512: {took}, bar 50 ms")
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,8 @@ def test_a_move_that_is_none_is_refused(source_N):
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        ("ridges", (1.0, 0.0)), ("ridges", ()), ("ridges", (9e-5,)), ("ridges", (float("inf"),)), ("half_life", 0.0), ("loss_half_life", -1.0),
+        ("ridges", (1.0, 0.0)), ("ridges", ()), ("ridges", (9e-5,)),
+        ("ridges", (float("inf"),)), ("half_life", 0.0), ("loss_half_life", -1.0),
         ("mean_half_life", float("nan")), ("record_weight", 0.0), ("prior_weight", 0.0), ("drift_rate", -1e-9),
         ("drift_rate", float("nan")), ("events", 0), ("fit_every", 1.5), ("track_every", 0), ("first_fits", (64, 64)),
         ("first_fits", (0, 64)), ("first_fits", (128, 64)), ("first_fits", (-1, 64)),

@@ -28,7 +28,7 @@ def sigmoid(z):
 
 
 def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
-    """Draw, observe and refit, where `rate(paid)` is p of every prompt: the memory, and each visit's belief, hit and mean."""
+    """Draw, observe and refit, where `rate(paid)` is p: the memory, and each visit's belief, hit and mean."""
     memory, seen, paid = predictor.init(PROMPTS, {name: each.shape[1] for name, each in features.items()}), [], 0
     for _ in range(batches):
         pool = rng.choice(PROMPTS, batch if uniform else 8 * batch, replace=False)
@@ -142,7 +142,10 @@ def test_a_common_drift_is_followed(direction):
 
 
 def test_graded_metrics_are_predicted_by_their_mean():
-    """Metrics uniform in [0, 2p] for p below 1/2: fractions throughout, never a success. Correlation .966, deviation .003; |p̂ - p| .026, .002."""
+    """Metrics uniform in [0, 2p] for p below 1/2, never a success.
+
+    Correlation .966, deviation .003; |p̂ - p| .026, .002.
+    """
     rng, x, z = world(0, spread=1.5)
     p = 0.5 * sigmoid(z)
     predictor = Predictor()
