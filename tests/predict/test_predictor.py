@@ -105,12 +105,25 @@ def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
     risen = predictor(memory, LINE, range(8))
     assert (risen > base + 0.1).all()
     assert set(memory["event_drift"][:64]) == {0.0}
-    assert (np.diff(memory["event_drift"][64:120]) >= 0).all()
+    rises_T = memory["event_drift"][64:120:8]  # one for each track, of the very events that it was estimated from
+    assert (np.diff(rises_T, prepend=0.0) > 0).all()
+    assert rises_T[-1] == pytest.approx(offset)
     feed(predictor, memory, LINE, [(i % 8, 1.0, 1) for i in range(8)])
     figures = predictor.figures(memory)
     assert figures["drift_offset"] == 0
     assert figures["drift"] >= offset
     assert (predictor(memory, LINE, range(8)) > risen - 0.1).all()
+
+
+def test_the_offset_is_the_drift_since_the_fit_by_hand():
+    predictor, memory = after()
+    memory["loss_E"][:] = [0, 5000, 5000, 5000, 5000]  # one expert alone
+    phi_KF = ridge.design(LINE["length"], memory["centre/length"], memory["scale/length"])
+    mu_KR, v_KR = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
+    for fitted, now in ((0.0, 0.0), (3.0, 3.0), (3.0, 2.5)):
+        memory["drift_fits"], memory["drift"] = [1.0, fitted], now
+        expected_N = ridge.sigmoid(ridge.flatness(v_KR[:, 0]) * (mu_KR[:, 0] + now - fitted))
+        np.testing.assert_allclose(predictor(memory, LINE, range(8)), expected_N, rtol=1e-5)
 
 
 def test_a_fit_is_to_the_events_less_the_drift_that_came_after_them():
