@@ -46,6 +46,7 @@ check: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/predictor.py speed
 	.venv/bin/python benchmarks/sampler.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile

@@ -1,0 +1,140 @@
+"""Ridge logistic regression of success rates on features, with a Laplace posterior; weights and offsets by event."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FARTHEST = 10.0  # a standardised feature beyond it is an outlier, and counts as one just there
+_PRIOR_SD = 4.0  # of a logit under ridge 1, whatever the number of features
+_BIAS_RIDGE = 0.01
+_MOST_STEPS, _CONVERGED = 12, 1e-5  # nats
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.float32]
+
+
+def sigmoid(logit: Floats) -> Floats:
+    """σ(z) = 1 / (1 + e^−z), without overflow."""
+    return 0.5 * (1.0 + np.tanh(0.5 * logit))
+
+
+def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
+    """Centre and scale of each column: its mean, and its deviation where that is above 1.
+
+    A column that is standardised stays as it is, but for noise. One that varies less is never blown up, since it may be
+    one that is seldom anything but 0.
+
+    Args:
+        rows_KD: finite, shape (K, D).
+
+    Returns:
+        centre and scale, each of shape (D,); the scale is at least 1.
+    """
+    # float32 squares of entries above 1e19 overflow
+    return rows_KD.mean(0, dtype=np.float64).astype(np.float32), np.maximum(
+        rows_KD.std(0, dtype=np.float64), 1.0
+    ).astype(np.float32)
+
+
+def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
+    """φ = (4 / √D · clip((x − centre) / scale, ±10), 1): under ridge 1 a logit's prior deviation is about 4 for any D.
+
+    Args:
+        rows_KD: finite features, shape (K, D).
+        centre_D, scale_D: of `measure`.
+
+    Returns:
+        Shape (K, D + 1); the last column is the bias.
+    """
+    count, width = rows_KD.shape
+    phi_KF = np.ones((count, width + 1), np.float32)
+    inner_KD = phi_KF[:, :width]
+    with np.errstate(over="ignore"):  # an infinity here is an outlier, and is clipped
+        np.subtract(rows_KD, centre_D, out=inner_KD)
+    inner_KD /= scale_D
+    np.clip(inner_KD, -_FARTHEST, _FARTHEST, out=inner_KD)
+    inner_KD *= np.float32(_PRIOR_SD / np.sqrt(max(width, 1)))
+    return phi_KF
+
+
+def fit(
+    phi_KF: Floats, hits_K: Floats, count_K: Floats, weight_K: Floats, offset_K: Floats, ridge: float, theta_F: Floats
+) -> tuple[Floats, Floats]:
+    """θ that maximises Σ w (h·z − n·log(1 + e^z)) − ½ Σ λ θ², z = φθ + offset, by Newton steps; λ is .01 for the bias.
+
+    The score is that of the quasi-binomial family: hits need not be whole. A graded metric varies less than a success of
+    the same mean, so there the posterior is wider than it need be.
+
+    Args:
+        phi_KF: of `design`, shape (K, F), in float64: two columns that are nearly equal must not cost definiteness.
+        hits_K: sum of the metrics of each event, in [0, count].
+        count_K: rollouts of each event, at least 1.
+        weight_K: in (0, 1].
+        offset_K: logits added to each event's.
+        ridge: λ, above 0.
+        theta_F: where to begin, shape (F,).
+
+    Returns:
+        θ, shape (F,), and the precision −∇² there, shape (F, F).
+    """
+    ridge_F = np.full(theta_F.size, ridge)
+    ridge_F[-1] = _BIAS_RIDGE
+    pull_K, push_K = weight_K * hits_K, weight_K * count_K
+
+    def logits(at_F: Floats) -> Floats:
+        return phi_KF @ at_F + offset_K
+
+    def cost(z_K: Floats, at_F: Floats) -> float:
+        return float(push_K @ np.logaddexp(0.0, z_K) - pull_K @ z_K + 0.5 * ridge_F @ at_F**2)
+
+    z_K = logits(theta_F)
+    now = cost(z_K, theta_F)
+    precision_FF = np.diag(ridge_F)
+    for _ in range(_MOST_STEPS):
+        rate_K = sigmoid(z_K)
+        slope_F = phi_KF.T @ (pull_K - push_K * rate_K) - ridge_F * theta_F
+        rooted_KF = phi_KF * np.sqrt(push_K * rate_K * (1 - rate_K))[:, None]
+        precision_FF = rooted_KF.T @ rooted_KF + np.diag(ridge_F)
+        step_F = np.linalg.solve(precision_FF, slope_F)
+        gain = float(slope_F @ step_F)  # twice the gain that a quadratic promises
+        while gain > _CONVERGED:
+            z_K = logits(theta_F + step_F)
+            then = cost(z_K, theta_F + step_F)
+            if then <= now - 1e-4 * gain:
+                break
+            step_F, gain = step_F / 2, gain / 2
+        else:  # nothing left to gain
+            break
+        theta_F, now = theta_F + step_F, then
+    return theta_F, precision_FF
+
+
+def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
+    """Q and c with variance of φθ_r ≈ Σ c_ri (φQ)_i², for several ridges r by one product φQ.
+
+    Q holds the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. It is exact for the middle ridge,
+    and for the others as far as their precisions have the same eigenvectors; their rates differ little.
+
+    Args:
+        precision_RFF: P_r of `fit`, shape (R, F, F).
+
+    Returns:
+        Q, shape (F, F), and c, shape (R, F).
+    """
+    _, basis_FF = np.linalg.eigh(precision_RFF[len(precision_RFF) // 2])
+    spread_RF = [np.einsum("fi,fi->i", basis_FF, np.linalg.solve(each_FF, basis_FF)) for each_FF in precision_RFF]
+    return basis_FF.astype(np.float32), np.array(spread_RF, np.float32)
+
+
+def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> tuple[Floats, Floats]:
+    """Mean and variance of the logits φθ_r under their posteriors, each of shape (K, R)."""
+    mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
+    turned_KF = phi_KF @ basis_FF
+    np.square(turned_KF, out=turned_KF)
+    return mean_KR.astype(np.float64), (turned_KF @ spread_RF.T).astype(np.float64)
+
+
+def flatness(variance: Floats) -> Floats:
+    """κ = 1 / √(1 + πv/8), by which E σ(z) ≈ σ(κμ) for z of mean μ and variance v (MacKay 1992)."""
+    return 1.0 / np.sqrt(1.0 + np.pi * variance / 8.0)

@@ -1,0 +1,374 @@
+"""The predictor: by hand, its schedule, what it refuses, and what survives a save or a change of the data."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rollalloc.core.packing import pack_tree, unpack_tree
+from rollalloc.predict import ridge
+from rollalloc.predict.predictor import Predictor, mixture
+
+LINE = {"length": np.linspace(-1.5, 1.5, 8, dtype=np.float32)[:, None]}
+
+
+def feed(predictor, memory, features, visits):
+    """Observe (prompt, hits, count), each with the belief of its time; refit where it is due."""
+    for prompt, hits, count in visits:
+        predictor.observe(memory, prompt, float(predictor(memory, features, [prompt])[0]), hits, count)
+        if predictor.due(memory):
+            predictor.refit(memory, features)
+
+
+def some_visits(seed=0, count=120, prompts=8):
+    rng = np.random.default_rng(seed)
+    return [(int(i), float(rng.random() < (i + 1) / 9), 1) for i in rng.integers(prompts, size=count)]
+
+
+def after(predictor=None, visits=None, features=LINE):
+    predictor = predictor or Predictor(first_fits=(16, 32), fit_every=32, track_every=8, events=64)
+    memory = predictor.init(8, {name: block.shape[1] for name, block in features.items()})
+    feed(predictor, memory, features, visits or some_visits())
+    return predictor, memory
+
+
+def test_the_weight_of_an_expert_by_hand():
+    np.testing.assert_allclose(mixture(np.log([7.0, 14.0, 28.0]) + 5000), [4 / 7, 2 / 7, 1 / 7])
+
+
+def test_before_anything_is_known_it_says_a_half_or_leans_to_the_prior():
+    predictor = Predictor(prior_weight=8.0, record_weight=2.0)
+    assert predictor(predictor.init(3, {"length": 1}), {"length": np.zeros((3, 1))}, [2, 0]).tolist() == [0.5, 0.5]
+    memory = predictor.init(3, {}, prior_N=[1.0, float("nan"), 0.0])
+    # the record says (8 · prior + 2 · .5) / 10, the mean .5, and nothing tells them apart yet
+    np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), [0.7, 0.5, 0.3])
+
+
+def test_the_mean_and_a_record_by_hand():
+    """Half-lives of 2 rollouts for the mean and 4 for a record; 2 of 2 for prompt 0, then 0 of 4 for prompt 1."""
+    predictor = Predictor(mean_half_life=2.0, half_life=4.0, record_weight=2.0)
+    memory = predictor.init(3, {})
+    predictor.observe(memory, 0, None, 2.0, 2)
+    predictor.observe(memory, 1, None, 0.0, 4)
+    # the mean's hits are (.5 / 2 + 2) / 4 = .5625, its rollouts (1 / 2 + 2) / 4 + 4 = 4.625
+    mean = 0.5625 / 4.625
+    assert memory["mean_hits"] / memory["mean_count"] == pytest.approx(mean)
+    # prompt 0's 2 of 2 faded over the 6 rollouts from before its visit, prompt 1's 0 of 4 over 4
+    faded = 2 * 0.5**1.0  # a visit's rollouts weigh 1 when it ends; 4 came since
+    record_N = np.array([(faded + 2 * mean) / (faded + 2), 2 * mean / (4 + 2), mean])
+    np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), (record_N + mean) / 2, rtol=1e-6)
+
+
+def test_what_the_mean_and_the_record_held_is_stored_before_the_visit_is_known():
+    predictor = Predictor(half_life=4.0)
+    memory = predictor.init(2, {})
+    predictor.observe(memory, 1, 0.25, 3.0, 4)
+    predictor.observe(memory, 1, None, 0.0, 4)
+    assert memory["event_constant"][0] == 0.5
+    assert memory["event_constant"][1] > 0.7
+    assert memory["event_record_hits"][:2].tolist() == [0, 3]  # kept whole: no rollout came between
+    assert memory["event_record_count"][:2].tolist() == [0, 4]
+    assert memory["event_paid"][:2].tolist() == [4, 8]
+    np.testing.assert_array_equal(memory["event_belief"][:2], [0.25, np.nan])
+
+
+def test_the_loss_of_each_expert_by_hand():
+    """After a fit, one visit and a track: L ← L · 2^(-rollouts / loss_half_life) - h log p - (n - h) log(1 - p)."""
+    predictor = Predictor(first_fits=(4,), fit_every=1000, track_every=2, loss_half_life=2.0, ridges=(1.0,))
+    memory = predictor.init(8, {"length": 1})
+    feed(predictor, memory, LINE, [(0, 0.0, 1), (7, 1.0, 1), (1, 0.0, 1), (6, 1.0, 1)])
+    assert memory["fits"] == 1
+    assert memory["loss_E"].tolist() == [0, 0, 0]
+    phi_KF = ridge.design(LINE["length"][[3]], memory["centre/length"], memory["scale/length"])
+    mu, v = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
+    fitted = float(ridge.sigmoid(ridge.flatness(v) * mu)[0, 0])
+    mean = memory["mean_hits"] / memory["mean_count"]
+    memory["loss_E"][:] = [1.0, 2.0, 3.0]
+    others = (fitted * np.exp(-1) + mean * np.exp(-2)) / (np.exp(-1) + np.exp(-2))
+    predictor.observe(memory, 3, None, 0.5, 2)
+    predictor.refit(memory, LINE)
+    said_E = np.array([fitted, mean, others])  # prompt 3 has no record, so that says what the others say
+    expected_E = np.array([1.0, 2.0, 3.0]) / 2 - 0.5 * np.log(said_E) - 1.5 * np.log(1 - said_E)
+    np.testing.assert_allclose(memory["loss_E"], expected_E, rtol=1e-6)
+
+
+def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
+    """At first all fail, then all succeed: the offset rises, and after the next fit it is 0 with nothing lost by it."""
+    predictor = Predictor(first_fits=(64,), fit_every=64, track_every=8, drift_rate=0.01, loss_half_life=1e6)
+    memory = predictor.init(8, {"length": 1})
+    feed(predictor, memory, LINE, [(i % 8, 0.0, 1) for i in range(64)])
+    assert predictor.figures(memory)["drift_offset"] == 0
+    base = predictor(memory, LINE, range(8))
+    feed(predictor, memory, LINE, [(i % 8, 1.0, 1) for i in range(56)])
+    offset = predictor.figures(memory)["drift_offset"]
+    assert offset > 1
+    risen = predictor(memory, LINE, range(8))
+    assert (risen > base + 0.1).all()
+    assert set(memory["event_drift"][:64]) == {0.0}
+    rises_T = memory["event_drift"][64:120:8]  # one for each track, of the very events that it was estimated from
+    assert (np.diff(rises_T, prepend=0.0) > 0).all()
+    assert rises_T[-1] == pytest.approx(offset)
+    feed(predictor, memory, LINE, [(i % 8, 1.0, 1) for i in range(8)])
+    figures = predictor.figures(memory)
+    assert figures["drift_offset"] == 0
+    assert figures["drift"] >= offset
+    assert (predictor(memory, LINE, range(8)) > risen - 0.1).all()
+
+
+def test_the_offset_is_the_drift_since_the_fit_by_hand():
+    predictor, memory = after()
+    memory["loss_E"][:] = [0, 5000, 5000, 5000, 5000]  # one expert alone
+    phi_KF = ridge.design(LINE["length"], memory["centre/length"], memory["scale/length"])
+    mu_KR, v_KR = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
+    for fitted, now in ((0.0, 0.0), (3.0, 3.0), (3.0, 2.5)):
+        memory["drift_fits"], memory["drift"] = [1.0, fitted], now
+        expected_N = ridge.sigmoid(ridge.flatness(v_KR[:, 0]) * (mu_KR[:, 0] + now - fitted))
+        np.testing.assert_allclose(predictor(memory, LINE, range(8)), expected_N, rtol=1e-5)
+
+
+def test_a_fit_is_to_the_events_less_the_drift_that_came_after_them():
+    """Parameters in a memory of known drift are those of a fit with the offsets D(then) - D(now)."""
+    predictor = Predictor(first_fits=(8,), track_every=8, ridges=(0.5,), half_life=8.0)
+    memory = predictor.init(8, {"length": 1})
+    visits = [(0, 0.0, 1), (3, 1.0, 1), (4, 0.5, 1), (7, 1.0, 1), (2, 0.0, 2), (5, 1.0, 2)]
+    for prompt, hits, count in visits:
+        predictor.observe(memory, prompt, None, hits, count)
+    memory["event_drift"][:6] = drift_K = np.array([0, 0, 0.5, 0.5, 1.0, 1.0])
+    memory["drift"] = 1.5
+    predictor.refit(memory, LINE)
+    prompts_K, hits_K, count_K = np.array(visits).T
+    rows_KD = LINE["length"][prompts_K.astype(int)]
+    phi_KF = ridge.design(rows_KD, *ridge.measure(rows_KD)).astype(float)
+    weight_K = 0.5 ** ((8 - np.cumsum(count_K)) / 8)
+    expected_F, _ = ridge.fit(phi_KF, hits_K, count_K, weight_K, drift_K - 1.5, 0.5, np.zeros(2))
+    np.testing.assert_allclose(memory["theta/length"], [expected_F])
+
+
+def test_it_is_due_after_the_first_rollouts_named_and_then_regularly():
+    predictor = Predictor(first_fits=(10, 25), fit_every=40, track_every=1000)
+    memory, at = predictor.init(2, {}), []
+    for paid in range(1, 151):
+        predictor.observe(memory, 0, None, 1.0, 1)
+        if predictor.due(memory):
+            predictor.refit(memory, {})
+            at.append(paid)
+            assert not predictor.due(memory)
+    assert at == [10, 25, 65, 105, 145]
+    assert memory["fits"] == 5
+
+
+def test_tracking_comes_between_fits_and_fits_nothing():
+    predictor = Predictor(first_fits=(16,), fit_every=32, track_every=8)
+    memory = predictor.init(8, {"length": 1})
+    feed(predictor, memory, LINE, some_visits(count=16))
+    theta_RF, loss_E = memory["theta/length"].copy(), memory["loss_E"].copy()
+    feed(predictor, memory, LINE, some_visits(count=8))
+    assert (memory["theta/length"] == theta_RF).all()
+    assert (memory["loss_E"] > loss_E).all()
+    assert memory["fits"] == 1
+
+
+def test_figures_are_of_the_last_interval_by_hand():
+    predictor = Predictor(first_fits=(3, 7), track_every=1000, ridges=(1.0,))
+    memory = predictor.init(8, {"length": 1})
+    for visit in [(0, 0.9, 0.0, 3), (1, 0.8, 1.0, 1), (2, 0.4, 0.0, 1), (3, None, 1.0, 1), (4, 0.4, 1.0, 1)]:
+        predictor.observe(memory, *visit)
+        if predictor.due(memory):
+            predictor.refit(memory, LINE)
+    figures = predictor.figures(memory)
+    constant_K = memory["event_constant"][[1, 2, 4]]
+    assert figures["rollouts"] == 3
+    assert figures["auc"] == pytest.approx(0.75)  # .8 above .4, and a tie
+    assert figures["log_loss"] == pytest.approx(-np.log([0.8, 0.6, 0.4]).mean())
+    assert figures["constant_log_loss"] == pytest.approx(
+        -np.log([constant_K[0], 1 - constant_K[1], constant_K[2]]).mean()
+    )
+    assert figures["calibration_error"] == pytest.approx((0.2 + 0.4 + 0.6) / 3)
+    weights = {name: value for name, value in figures.items() if name.startswith("weight/")}
+    assert list(weights) == ["weight/length/1", "weight/mean", "weight/record"]
+    assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_figures_without_anything_to_judge_say_no_more_than_there_is():
+    predictor = Predictor()
+    figures = predictor.figures(predictor.init(2, {"length": 1}))
+    assert figures["rollouts"] == 0
+    assert not {"auc", "log_loss", "constant_log_loss", "calibration_error"} & figures.keys()
+
+
+def test_a_visit_without_a_scored_rollout_teaches_nothing():
+    predictor = Predictor()
+    memory = predictor.init(2, {})
+    predictor.observe(memory, 0, 0.5, 0.0, 0)
+    assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(predictor.init(2, {})))
+
+
+def test_numbers_of_numpy_are_stored_as_plain_ones():
+    predictor = Predictor()
+    memory = predictor.init(np.int64(2), {})
+    predictor.observe(memory, np.int64(1), np.float32(0.5), np.float32(1), np.int64(2))
+    json.dumps(pack_tree(memory))
+    with pytest.raises(TypeError):
+        predictor.observe(memory, 1, 0.5, 1.0, 2.5)
+
+
+def test_state_goes_through_json_and_on_as_if_it_never_had():
+    predictor, memory = after()
+    other = unpack_tree(json.loads(json.dumps(pack_tree(memory))))
+    assert other.keys() == memory.keys()
+    for each in (memory, other):
+        feed(predictor, each, LINE, some_visits(seed=1))
+    assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(other))
+    assert predictor(memory, LINE, range(8)).tolist() == predictor(other, LINE, range(8)).tolist()
+
+
+def test_no_shape_of_the_memory_ever_changes():
+    """What is saved must fit what `init` gives."""
+    predictor, memory = after()
+    fresh = predictor.init(8, {"length": 1})
+    for name, value in fresh.items():
+        assert np.shape(value) == np.shape(memory[name]), name
+        assert np.asarray(value).dtype.kind == np.asarray(memory[name]).dtype.kind, name
+
+
+class Counted:
+    """A block of 50,000,000 rows that are made when they are read, and counted."""
+
+    shape = (50_000_000, 4)
+
+    def __init__(self):
+        self.read = 0
+
+    def __getitem__(self, at):
+        self.read += len(at)
+        return np.sin(np.outer(at % 1000, [1.0, 2.0, 3.0, 4.0])).astype(np.float32)
+
+
+def test_only_the_rows_asked_for_are_read():
+    predictor, block = Predictor(first_fits=(4,), track_every=4, events=32), Counted()
+    memory = predictor.init(1000, {"hidden": 4})
+    for name in ("hits_N", "count_N", "last_N"):  # as for 50,000,000 prompts, in 8 bytes
+        memory[name] = np.lib.stride_tricks.as_strided(memory[name][:1].copy(), (50_000_000,), (0,))
+    for prompt in (5, 49_999_999, 7_000_000, 11):
+        predictor.observe(memory, prompt, None, 1.0, 1)
+    predictor.refit(memory, {"hidden": block})
+    fitted = block.read
+    assert 0 < fitted <= 8
+    predictor(memory, {"hidden": block}, [1, 2, 49_999_999])
+    assert block.read == fitted + 3
+
+
+def test_the_ring_forgets_the_oldest_and_only_them():
+    predictor = Predictor(first_fits=(10_000,), track_every=10_000, events=4)
+    memory = predictor.init(8, {"length": 1})
+    for prompt in range(6):
+        predictor.observe(memory, prompt, None, 1.0, 1)
+    assert memory["event_prompt"].tolist() == [4, 5, 2, 3]
+    predictor.refit(memory, LINE)
+    assert memory["tracked"] == memory["seen"] == 6
+
+
+def test_records_and_events_follow_their_prompts_into_another_data_set():
+    predictor, memory = after()
+    before = predictor(memory, LINE, range(8))
+    frozen = json.dumps(pack_tree(memory))
+    source_N = np.array([-1, 7, 3, -1, 0])
+    here = predictor.moved(memory, source_N)
+    assert json.dumps(pack_tree(memory)) == frozen
+    features = {"length": np.array([0, LINE["length"][7, 0], LINE["length"][3, 0], 0, LINE["length"][0, 0]])[:, None]}
+    np.testing.assert_allclose(predictor(here, features, [1, 2, 4]), before[[7, 3, 0]], rtol=1e-9)
+    assert (here["count_N"] > 0).tolist() == [False, True, True, False, True]
+    old, new = memory["event_prompt"], here["event_prompt"]
+    for was, now in ((7, 1), (3, 2), (0, 4), (1, -1), (2, -1), (4, -1), (5, -1), (6, -1)):
+        assert (new[old == was] == now).all()
+    assert (old == 1).any()
+    feed(predictor, here, features, some_visits(prompts=5))  # events of prompts that left are in the ring: no error
+    again = predictor.moved(here, np.array([4]))
+    assert set(again["event_prompt"]) <= {-1, 0}
+
+
+def test_moving_to_the_same_data_changes_nothing():
+    predictor, memory = after()
+    same = predictor.moved(memory, np.arange(8))
+    assert json.dumps(pack_tree(same)) == json.dumps(pack_tree(memory))
+
+
+@pytest.mark.parametrize("source_N", [[0, 0], [8], []])
+def test_a_move_that_is_none_is_refused(source_N):
+    predictor, memory = after()
+    with pytest.raises(ValueError, match="source_N must give each prompt an index of its own below 8"):
+        predictor.moved(memory, source_N)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("ridges", (1.0, 0.0)), ("ridges", ()), ("ridges", (9e-5,)),
+        ("ridges", (float("inf"),)), ("half_life", 0.0), ("loss_half_life", -1.0),
+        ("mean_half_life", float("nan")), ("record_weight", 0.0), ("prior_weight", 0.0), ("drift_rate", -1e-9),
+        ("drift_rate", float("nan")), ("events", 0), ("fit_every", 1.5), ("track_every", 0), ("first_fits", (64, 64)),
+        ("first_fits", (0, 64)), ("first_fits", (128, 64)), ("first_fits", (-1, 64)),
+    ],
+)  # fmt: skip
+def test_hyper_parameters_out_of_range_are_refused_by_name(field, wrong):
+    with pytest.raises(ValueError, match=f"{field} must"):
+        Predictor(**{field: wrong})
+
+
+def test_a_memory_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 prompts"):
+        Predictor().init(0, {})
+    with pytest.raises(ValueError, match="'hidden': 0"):
+        Predictor().init(3, {"hidden": 0})
+    for wrong in ([0.5], [0.5, 0.5, 1.1], [0.5, -0.1, 0.5]):
+        with pytest.raises(ValueError, match="prior_N must hold 3 rates"):
+            Predictor().init(3, {}, wrong)
+
+
+@pytest.mark.parametrize(
+    "visit",
+    [(-1, None, 0, 1), (8, None, 0, 1), (0, None, 1.5, 1), (0, None, -0.1, 1), (0, None, float("nan"), 1),
+     (0, 0.0, 0, 1), (0, 1.0, 0, 1), (0, float("nan"), 0, 1), (0, None, 0, -1)],
+)  # fmt: skip
+def test_a_visit_that_cannot_be_is_refused_and_leaves_nothing(visit):
+    predictor, memory = after()
+    frozen = json.dumps(pack_tree(memory))
+    with pytest.raises(ValueError, match=r"expected a prompt in \[0, 8\)"):
+        predictor.observe(memory, *visit)
+    assert json.dumps(pack_tree(memory)) == frozen
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_features_that_are_not_finite_are_refused_by_block_and_prompt(bad):
+    predictor, memory = after()
+    predictor.observe(memory, 3, None, 1.0, 16)
+    assert predictor.due(memory)
+    frozen = json.dumps(pack_tree(memory))
+    features = {"length": LINE["length"].astype(np.float64)}
+    features["length"][3] = bad
+    for ask in (lambda: predictor(memory, features, [0, 3]), lambda: predictor.refit(memory, features)):
+        with pytest.raises(ValueError, match="features 'length' of prompt 3 are not finite"):
+            ask()
+    assert json.dumps(pack_tree(memory)) == frozen
+    assert np.isfinite(predictor(memory, features, [0, 4])).all()
+
+
+@pytest.mark.parametrize("features", [{}, {"length": LINE["length"][:7]}, {"length": np.zeros((8, 2))}])
+def test_features_of_another_shape_are_refused_by_block(features):
+    predictor, memory = after()
+    predictor.observe(memory, 3, None, 1.0, 16)
+    for ask in (lambda: predictor(memory, features, [0]), lambda: predictor.refit(memory, features)):
+        with pytest.raises(ValueError, match=r"features 'length': expected shape \(8, 1\)"):
+            ask()
+
+
+@pytest.mark.parametrize("asked", [[-1], [8], [0, 99]])
+def test_prompts_that_are_not_there_are_refused(asked):
+    predictor, memory = after()
+    with pytest.raises(ValueError, match=r"prompts must be in \[0, 8\)"):
+        predictor(memory, LINE, asked)
+
+
+def test_asking_for_no_prompt_gives_none():
+    predictor, memory = after()
+    assert predictor(memory, LINE, []).shape == (0,)

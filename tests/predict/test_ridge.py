@@ -1,0 +1,92 @@
+"""Ridge logistic regression: by hand."""
+
+import numpy as np
+import pytest
+
+from rollalloc.predict import ridge
+
+
+def test_the_design_centres_scales_clips_and_adds_a_bias():
+    rows_KD = np.array([[2, 0, 7, 1e9], [-2, 0.5, 7, -1e9]], np.float32)
+    phi_KF = ridge.design(rows_KD, np.array([0, 0, 7, 0], np.float32), np.array([4, 1, 1, 1], np.float32))
+    # 4 / √4 = 2 times (x - centre) / scale, which is kept within 10
+    assert phi_KF.tolist() == [[1, 0, 0, 20, 1], [-1, 1, 0, -20, 1]]
+
+
+def test_a_columns_scale_only_shrinks_what_varies_too_much():
+    rows_KD = np.array([[1, 0, 3e38, 5], [7, 0.5, -3e38, 5]], np.float32)
+    centre_D, scale_D = ridge.measure(rows_KD)
+    np.testing.assert_allclose(centre_D, [4, 0.25, 0, 5])
+    np.testing.assert_allclose(scale_D, [3, 1, 3e38, 1], rtol=1e-6)
+    np.testing.assert_allclose(ridge.design(rows_KD, centre_D, scale_D)[:, :4], [[-2, -0.5, 2, 0], [2, 0.5, -2, 0]])
+
+
+def test_a_fit_is_where_the_score_by_hand_is_zero():
+    """φ = (±1, 1), θ = (1, 1/2), λ = .1: Σ w (h - nσ(z)) φ = (.1 · 1, .01 · 1/2) has residuals .0525 and -.0475.
+
+    The events have different weights, counts and offsets, and hits that are fractions.
+    """
+    phi_KF = np.array([[1.0, 1.0], [-1.0, 1.0]])
+    weight_K, count_K, offset_K = np.array([1.0, 0.5]), np.array([1.0, 4.0]), np.array([0.0, -1.0])
+    rate_K = 1 / (1 + np.exp([-1.5, 1.5]))  # z = 1 + 1/2 + 0, and -1 + 1/2 - 1
+    hits_K = count_K * rate_K + np.array([0.0525, -0.0475]) / weight_K
+    theta_F, precision_FF = ridge.fit(phi_KF, hits_K, count_K, weight_K, offset_K, 0.1, np.zeros(2))
+    np.testing.assert_allclose(theta_F, [1.0, 0.5], atol=5e-3)
+    # P = Σ w n σ(1 - σ) φφᵀ + Λ; σ(1 - σ) = .149 for both, w n = 1 and 2
+    s = 0.14914645
+    np.testing.assert_allclose(precision_FF, [[3 * s + 0.1, -s], [-s, 3 * s + 0.01]], rtol=0.02)
+
+
+def test_one_newton_step_by_hand(monkeypatch):
+    """From 0, one success with φ = (1, 1), λ = 1: score (.5, .5), P = ((1.25, .25), (.25, .26)), determinant .2625."""
+    monkeypatch.setattr(ridge, "_MOST_STEPS", 1)
+    one = np.ones(1)
+    theta_F, precision_FF = ridge.fit(np.ones((1, 2)), one, one, one, 0 * one, 1.0, np.zeros(2))
+    np.testing.assert_allclose(theta_F, [0.005 / 0.2625, 0.5 / 0.2625])
+    np.testing.assert_allclose(precision_FF, [[1.25, 0.25], [0.25, 0.26]])
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+def test_a_fit_from_far_away_ends_where_one_from_nothing_ends(penalty):
+    """Newton steps alone run away from θ = 30 · (1, ..., 1), where every rate is 0 or 1."""
+    rng = np.random.default_rng(0)
+    phi_KF = rng.standard_normal((200, 6))
+    hits_K, one_K = (rng.random(200) < 0.3).astype(float), np.ones(200)
+    near_F, _ = ridge.fit(phi_KF, hits_K, one_K, one_K, 0 * one_K, penalty, np.zeros(6))
+    score_F = phi_KF.T @ (hits_K - ridge.sigmoid(phi_KF @ near_F)) - np.array([penalty] * 5 + [0.01]) * near_F
+    assert np.abs(score_F).max() < 0.1
+    far_F = np.full(6, 30.0)
+    for _ in range(5):  # as many fits as the steps of one may be too few for
+        far_F, _ = ridge.fit(phi_KF, hits_K, one_K, one_K, 0 * one_K, penalty, far_F)
+    np.testing.assert_allclose(far_F, near_F, atol=0.02)
+
+
+def test_moments_are_those_of_the_posterior_by_hand():
+    """Diagonal precisions (4, 1), (2, 8), (1, 5): the variance of (3, 1)θ is 9 / first + 1 / second."""
+    basis_FF, spread_RF = ridge.spread(np.array([np.diag(each) for each in ([4.0, 1.0], [2.0, 8.0], [1.0, 5.0])]))
+    theta_RF = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, -1.0]])
+    mean_KR, variance_KR = ridge.moments(np.array([[3, 1]], np.float32), theta_RF, basis_FF, spread_RF)
+    np.testing.assert_allclose(mean_KR, [[3, 1, 5]])
+    np.testing.assert_allclose(variance_KR, [[9 / 4 + 1, 9 / 2 + 1 / 8, 9 + 1 / 5]], rtol=1e-6)
+
+
+def test_the_middle_ridges_variance_is_exact_and_the_others_are_near():
+    rng = np.random.default_rng(1)
+    phi_KF = rng.standard_normal((300, 20)) @ rng.standard_normal((20, 20)) / 4
+    hits_K, one_K = (rng.random(300) < ridge.sigmoid(phi_KF[:, 0] - 1)).astype(float), np.ones(300)
+    found = [ridge.fit(phi_KF, hits_K, one_K, one_K, 0 * one_K, each, np.zeros(20)) for each in (0.1, 1.0, 10.0)]
+    exact_KR = np.stack([np.sum(phi_KF * np.linalg.solve(each, phi_KF.T).T, 1) for _, each in found], 1)
+    basis_FF, spread_RF = ridge.spread(np.array([each for _, each in found]))
+    theta_RF = np.array([theta_F for theta_F, _ in found])
+    _, variance_KR = ridge.moments(phi_KF.astype(np.float32), theta_RF, basis_FF, spread_RF)
+    np.testing.assert_allclose(variance_KR[:, 1], exact_KR[:, 1], rtol=1e-4)
+    assert np.abs(variance_KR / exact_KR - 1).mean(0).max() < 0.1
+
+
+def test_flatness_by_hand():
+    np.testing.assert_allclose(ridge.flatness(np.array([0.0, 8 / np.pi, 24 / np.pi])), [1, np.sqrt(0.5), 0.5])
+
+
+def test_the_sigmoid_does_not_overflow():
+    with np.errstate(all="raise"):
+        assert ridge.sigmoid(np.array([-1e5, 0.0, 1e5])).tolist() == [0.0, 0.5, 1.0]
