@@ -59,6 +59,11 @@ def pilot_commit_pods(
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "grpo": recipes.grpo,
+    "reinforce": recipes.reinforce,
+    "rloo": recipes.rloo,
+    "raft": recipes.raft,
+    "spo": recipes.spo,
+    "foresight": recipes.foresight,
     "dapo": recipes.dapo,
     "dapo_carry": dapo_carry,
     "pilot_commit": recipes.pilot_commit,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Literal
 
-from rollalloc.core.recipe import Act, Budget, Recipe, Stage, at_least
-from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.core.recipe import Act, Budget, Recipe, Replay, Stage, at_least
+from rollalloc.core.roster import NEXT_EPOCH, NOW
+from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
 _QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 
@@ -37,6 +38,118 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
         max_candidates=None,
         budget=Budget(),
         quarantine_after=_QUARANTINE_AFTER,
+    )
+
+
+def reinforce(groups: int, n: int = 1, baseline: Literal["batch", "running"] = "batch", neg: float = 1.0) -> Recipe:
+    """REINFORCE: one rollout for each of many prompts, and one baseline for all of them. The plainest estimator there is.
+
+        A = r - b, times `neg` where that is below 0
+
+    Williams 1992. At the price of `grpo(groups // n, n)` it sees n times as many prompts, and no rollout is spent on a
+    baseline of its prompt's own.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+        baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
+            newest counting most.
+        neg: weight of what did worse than the baseline, 0 or more; below 1 it steadies the update.
+
+    Raises:
+        ValueError: a number out of its range, or another baseline.
+    """
+    _one_of("baseline", baseline, ("batch", "running"))
+    base = grpo(groups, n)
+    if baseline == "running":
+        return replace(base, prompts=beliefs.RunningMean(), advantage=advantages.AgainstBaseline(neg))
+    return replace(base, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
+
+
+def rloo(groups: int, n: int) -> Recipe:
+    """RLOO: n rollouts a prompt, each against the mean of the others of its prompt. arXiv 2402.14740.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "a rollout alone has no others")
+    return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
+
+
+def raft(groups: int, n: int = 1) -> Recipe:
+    """RAFT: only what was rewarded is learned from, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    return replace(grpo(groups, n), advantage=advantages.Successes())
+
+
+def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
+    """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+        half_way: how far, in nats a token, the weights move until half of a prompt's record is forgotten; above 0.
+        spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
+        prompts=beliefs.Tracker(half_way=half_way, spread=spread),
+        advantage=advantages.AgainstBaseline(),
+        over_batch=advantages.BatchNormalised(),
+    )
+
+
+def foresight(
+    groups: int,
+    n: int = 1,
+    exponent: float | None = 3.0,
+    neg: float = 0.3,
+    floor: float = 0.1,
+    replay: int = 0,
+    replay_staleness: int = 12,
+) -> Recipe:
+    """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
+
+        prompts drawn ∝ p̂(1 - p̂)^exponent, `floor` of them uniformly;  A = r - b(p̂), times `neg` where that is below 0
+
+    Ours; see docs/foresight.md. What the predictor knows are the table's features, each prompt's own record, and the mean.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+        exponent: the larger, the more hard prompts; None: drawn uniformly, once an epoch, only the baseline is predicted.
+        neg: weight of what did worse than expected, 0 or more.
+        floor: share of uniform draws, in [0, 1].
+        replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
+        replay_staleness: updates of the weights after which they are not, at least 1.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("replay", replay, 0)
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if exponent is None else NOW)),),
+        prompts=beliefs.Foresight(exponent, floor),
+        advantage=advantages.AgainstBaseline(neg),
+        replay=Replay(rows=replay, times=replay_staleness, max_staleness=replay_staleness) if replay else None,
     )
 
 

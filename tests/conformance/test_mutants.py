@@ -611,8 +611,8 @@ def above_zero(rewards_G):
 
 @dataclass(frozen=True)
 class Stingy(prompts.Shuffled):
-    def pick(self, memory, k, free_N, rng):
-        return super().pick(memory, max(1, k - 1), free_N, rng)
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, max(1, k - 1), free_N, view, rng)
 
 
 _draws = [0]
@@ -620,45 +620,45 @@ _draws = [0]
 
 @dataclass(frozen=True)
 class HiddenMemory(prompts.Shuffled):
-    def pick(self, memory, k, free_N, rng):
+    def pick(self, memory, k, free_N, view, rng):
         _draws[0] += 1
-        return super().pick(memory, k, free_N, np.random.default_rng(_draws[0]))
+        return super().pick(memory, k, free_N, view, np.random.default_rng(_draws[0]))
 
 
 @dataclass(frozen=True)
 class SearchesAll(prompts.Shuffled):
-    def pick(self, memory, k, free_N, rng):
+    def pick(self, memory, k, free_N, view, rng):
         return np.flatnonzero(free_N)[:k].tolist()
 
 
 @dataclass(frozen=True)
 class ChecksAll(prompts.Shuffled):
-    def pick(self, memory, k, free_N, rng):
-        return super().pick(memory, k, free_N, rng) if free_N.any() and np.count_nonzero(free_N) else []
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, free_N, view, rng) if free_N.any() and np.count_nonzero(free_N) else []
 
 
 @dataclass(frozen=True)
 class OwnOrder(prompts.AsOffered):
-    def pick(self, memory, k, free_N, rng):
-        return sorted(super().pick(memory, k, free_N, rng), reverse=True)
+    def pick(self, memory, k, free_N, view, rng):
+        return sorted(super().pick(memory, k, free_N, view, rng), reverse=True)
 
 
 @dataclass(frozen=True)
 class ForgetsItsTurn(prompts.InOrder):
-    def pick(self, memory, k, free_N, rng):
+    def pick(self, memory, k, free_N, view, rng):
         memory["next"] = 0
-        return super().pick(memory, k, free_N, rng)
+        return super().pick(memory, k, free_N, view, rng)
 
 
 @dataclass(frozen=True)
 class DrawsItsOwn(prompts.AsOffered):
-    def pick(self, memory, k, free_N, rng):
-        return np.flatnonzero(free_N)[-len(super().pick(memory, k, free_N, rng)) or free_N.size :].tolist()
+    def pick(self, memory, k, free_N, view, rng):
+        return np.flatnonzero(free_N)[-len(super().pick(memory, k, free_N, view, rng)) or free_N.size :].tolist()
 
 
 @dataclass(frozen=True)
 class LearnsFromRewards(prompts.Posterior):
-    def observe(self, memory, group):
+    def observe(self, memory, group, view):
         if group.scored:
             memory["hits_N"][group.prompt] += max(0.0, group.rewards_G.sum())
             memory["misses_N"][group.prompt] += max(0.0, (1 - group.rewards_G).sum())
@@ -666,16 +666,16 @@ class LearnsFromRewards(prompts.Posterior):
 
 @dataclass(frozen=True)
 class DrawsTheFarthest(prompts.Posterior):
-    def pick(self, memory, k, free_N, rng):
-        pool = self._free(free_N, self.pool * k, rng)
+    def pick(self, memory, k, free_N, view, rng):
+        pool = prompts.some_free(free_N, self.pool * k, rng)
         rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
         return pool[np.argsort(-np.abs(rate - self.target))[:k]].tolist()
 
 
 @dataclass(frozen=True)
 class LooksAtAll(prompts.Posterior):
-    def pick(self, memory, k, free_N, rng):
-        return super().pick(memory, k, np.array(free_N), rng) if memory["hits_N"].max() > 0 else []
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, np.array(free_N), view, rng) if memory["hits_N"].max() > 0 else []
 
 
 def staged(name, stage=-1, **changes):

@@ -2,13 +2,12 @@
 
 import pytest
 
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.rules.intake import Fill, KeepInFlight
 
 
 def opened(rule, need, held_S, running_S):
-    return rule(View(0, 0, need, held_S, running_S, 0, None, Ledger(1)), {})
+    return rule(View.of(need=need, held_S=held_S, running_S=running_S), {})
 
 
 @pytest.mark.parametrize(

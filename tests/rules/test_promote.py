@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules.promote import MostRecent, Oldest, RandomOrder, TopVariance
 
 
 def view(version=0, running=0):
-    return View(version, 0, 4, (0, 0), (running, 0), 0, None, Ledger(1))
+    return View.of(version=version, need=4, held_S=(0, 0), running_S=(running, 0))
 
 
 def promoted(rule, held, k, *, version=0, running=0, seed=0):

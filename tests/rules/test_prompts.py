@@ -9,15 +9,18 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
+
+VIEW = View.of()
 
 
 def picks(rule, table, k, times):
     """The picks of an epoch or more; what is picked stays taken until nothing is left, then all is free again."""
     memory, free_N, drawn = rule.init(table), np.ones(len(table), bool), []
     for call in range(times):
-        picked = list(rule.pick(memory, k, free_N, rng(0, "pick", call)))
+        picked = list(rule.pick(memory, k, free_N, VIEW, rng(0, "pick", call)))
         drawn.append(picked)
         free_N[picked] = False
         if len(picked) < k:
@@ -40,13 +43,13 @@ def test_shuffled_gives_another_order_in_the_next_epoch():
 def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
     rule, table = prompts.Shuffled(), PromptTable(4)
     memory, free_N = rule.init(table), np.ones(4, bool)
-    early = rule.pick(memory, 2, free_N, rng(0, "pick", 0))
+    early = rule.pick(memory, 2, free_N, VIEW, rng(0, "pick", 0))
     free_N[early] = False
-    late = rule.pick(memory, 1, free_N, rng(0, "pick", 1))
+    late = rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 1))
     free_N[late] = False
     free_N[early[0]] = True  # e.g. surplus: it may be drawn again now
-    assert len(rule.pick(memory, 3, free_N, rng(0, "pick", 2))) == 2
-    assert rule.pick(memory, 1, np.zeros(4, bool), rng(0, "pick", 3)) == []
+    assert len(rule.pick(memory, 3, free_N, VIEW, rng(0, "pick", 2))) == 2
+    assert rule.pick(memory, 1, np.zeros(4, bool), VIEW, rng(0, "pick", 3)) == []
 
 
 @pytest.mark.parametrize(("groups", "count"), [(4, 5), (3, 8), (5, 5), (1, 3)])
@@ -113,14 +116,14 @@ def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_t
     rule, free_N = prompts.InOrder(), np.ones(400, bool)
     memory = rule.init(PromptTable(400))
     free_N[1:300] = False
-    assert rule.pick(memory, 2, free_N, rng(0, "pick", 0)) == [0, 300]
+    assert rule.pick(memory, 2, free_N, VIEW, rng(0, "pick", 0)) == [0, 300]
     free_N[:399] = False
     free_N[[5, 7]] = True  # e.g. surplus
-    assert rule.pick(memory, 2, free_N, rng(0, "pick", 1)) == [399, 5]
+    assert rule.pick(memory, 2, free_N, VIEW, rng(0, "pick", 1)) == [399, 5]
     free_N[[5, 399]] = False
-    assert rule.pick(memory, 1, free_N, rng(0, "pick", 2)) == [7]
+    assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 2)) == [7]
     free_N[7] = False
-    assert rule.pick(memory, 1, free_N, rng(0, "pick", 3)) == []
+    assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 3)) == []
 
 
 def test_each_epoch_in_order_begins_where_the_last_one_ended():
@@ -141,9 +144,9 @@ def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
     rule.offer(memory, (5, 3, 3, 1, 0))
     free_N = np.array([True, False, True, True, True, True])
     assert rule.waiting(memory) == 5
-    assert rule.pick(memory, 2, free_N, rng(0, "pick")) == [5, 3]
+    assert rule.pick(memory, 2, free_N, VIEW, rng(0, "pick")) == [5, 3]
     free_N[[5, 3]] = False
-    assert rule.pick(memory, 2, free_N, rng(0, "pick")) == [0]
+    assert rule.pick(memory, 2, free_N, VIEW, rng(0, "pick")) == [0]
     assert rule.waiting(memory) == 0
     assert not rule.ended(memory)
     rule.offer(memory, ())
@@ -155,18 +158,18 @@ def test_posterior_updates_as_by_hand():
     rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
     memory = rule.init(PromptTable(3))
     assert memory["hits_N"].tolist() == memory["misses_N"].tolist() == [1, 1, 1]
-    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1))
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), VIEW)
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([1, 4, 1], [1, 2, 1])
-    rule.observe(memory, GroupView.of([0, 0], prompt=1))
+    rule.observe(memory, GroupView.of([0, 0], prompt=1), VIEW)
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
-    rule.observe(memory, GroupView.of([], prompt=1))  # every rollout failed: nothing is learned
+    rule.observe(memory, GroupView.of([], prompt=1), VIEW)  # every rollout failed: nothing is learned
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
 
 
 def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():
     rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
     memory = rule.init(PromptTable(1))
-    rule.observe(memory, GroupView.of([1, 1, 1, 0], rewards=[0.0, -1.0, 0.25, 1.0]))
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], rewards=[0.0, -1.0, 0.25, 1.0]), VIEW)
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([4], [2])
 
 
@@ -183,11 +186,11 @@ def test_posterior_prefers_prompts_near_its_target_and_gives_only_free_ones():
     memory["misses_N"] *= 50
     free_N = np.arange(count) % 8 != 0  # half of the good ones
     for call in range(20):
-        picked = np.array(rule.pick(memory, 5, free_N, rng(0, "pick", call)))
+        picked = np.array(rule.pick(memory, 5, free_N, VIEW, rng(0, "pick", call)))
         assert len(set(picked.tolist())) == 5
         assert free_N[picked].all()
         assert (picked % 4 == 0).all()
-    assert sorted(rule.pick(memory, 500, free_N, rng(0, "pick"))) == np.flatnonzero(free_N).tolist()
+    assert sorted(rule.pick(memory, 500, free_N, VIEW, rng(0, "pick"))) == np.flatnonzero(free_N).tolist()
 
 
 def test_posterior_refuses_numbers_out_of_range():
@@ -206,6 +209,6 @@ def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed
     rng = np.random.default_rng(seed)
     for _ in range(40):
         free_N = rng.random(60) < 0.8
-        picked = rule.pick(memory, 30, free_N, rng)
+        picked = rule.pick(memory, 30, free_N, VIEW, rng)
         assert len(set(picked)) == len(picked) <= 30
         assert free_N[picked].all()

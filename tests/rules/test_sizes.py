@@ -18,7 +18,7 @@ NAN = float("nan")
 def sizes(rule, stds):
     ledger = Ledger(len(stds))
     ledger.length_std_N[:] = stds
-    view = View(version=0, epoch=0, need=0, held_S=(0,), running_S=(0,), paid=0, left=None, ledger=ledger)
+    view = View.of(len(stds), ledger=ledger)
     return list(rule([GroupView.of([], prompt=g, group=g) for g in range(len(stds))], view, {}))
 
 

@@ -138,6 +138,7 @@ class Allocator:
         if halt is None or halt.ends is not Ends.RUN:
             raise Starved(halt.why if halt else endings.starved(run))
         lifecycle.discard_waiting(run)
+        lifecycle.forget(run, list(run.kept.values()))
         run.finished = halt.why
         return None
 
@@ -225,6 +226,11 @@ class Allocator:
         """Prompts `evicted` and `quarantined` now, and visits so far to prompts that had been evicted (`revived`)."""
         roster = self._run.roster
         return {"evicted": roster.evicted(), "revived": roster.revived, "quarantined": len(self.quarantined())}
+
+    @property
+    def replayed(self) -> int:
+        """Rows that were trained on again, over all batches; `accounts` has each rollout once."""
+        return self._run.replayed
 
     def accounts(self) -> dict[str, int]:
         """Rollouts paid, by cause; the sum is what was ordered."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from math import inf, isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.decisions import choose
 from rollalloc.core.errors import RuleError
@@ -16,7 +17,7 @@ from rollalloc.core.phase import Phase
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
-from rollalloc.core.seeds import rng_when_used
+from rollalloc.core.seeds import rng, rng_when_used
 
 
 def full_batch(run: Run) -> Batch | None:
@@ -38,7 +39,12 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     chosen = choose(run, len(recipe.stages) - 1, min(recipe.groups, len(run.flight.ready)))
     if not chosen or (short_because is None and len(chosen) < recipe.groups):
         return None
-    rows = [row for group in sorted(chosen, key=_id) for row in _train(run, group)]
+    groups = sorted(chosen, key=_id)
+    choices = [_choose_rows(run, group) for group in groups]
+    if recipe.over_batch is not None:
+        choices = _credit_over_batch(run, groups, choices)
+    rows = [row for group, choice in zip(groups, choices, strict=True) for row in _train(run, group, choice)]
+    rows += _replayed(run)
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.purse.next_batch()
@@ -48,17 +54,62 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     return run.batch
 
 
-def _train(run: Run, group: Group) -> list[Row]:
-    """The group's rows; the group ends."""
+class _Choice(NamedTuple):
+    """Which rollouts of a group are trained on, by index, with what loss weight, and what each is credited with."""
+
+    chosen: list[int]
+    weights: list[float]
+    advantages: NDArray[np.float64]
+
+
+def _choose_rows(run: Run, group: Group) -> _Choice:
+    """The group's rows, with its own advantages."""
     recipe, view = run.recipe, group.view
     rows = recipe.rows(view, run.view(), rng_when_used(run.seed, "rows", group.id))
     chosen_M, weights_M = np.asarray(rows[0]), np.asarray(rows[1], np.float64)
     chosen, weights = _checked_rows(recipe, chosen_M, weights_M, len(group.done))
-    advantages_M = np.asarray(recipe.advantage(view, chosen_M), np.float64)
-    advantages: list[float] = advantages_M.tolist()
-    if advantages_M.shape != chosen_M.shape or not all(map(isfinite, advantages)):
-        raise RuleError(f"{recipe.advantage!r} must give {len(chosen)} finite advantages, got {advantages_M}")
-    done = view.in_order
+    return _Choice(
+        chosen, weights, _checked_advantages(recipe.advantage, recipe.advantage(view, chosen_M), len(chosen))
+    )
+
+
+def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) -> list[_Choice]:
+    """The same rows with the advantages that the whole batch gives them."""
+    rule: Any = run.recipe.over_batch
+    made = rule([choice.advantages for choice in choices], [group.view for group in groups], run.view())
+    if len(made) != len(choices):
+        raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {len(made)}")
+    return [
+        choice._replace(advantages=_checked_advantages(rule, advantages, len(choice.chosen)))
+        for choice, advantages in zip(choices, made, strict=True)
+    ]
+
+
+def _checked_advantages(rule: Any, made: ArrayLike, count: int) -> NDArray[np.float64]:
+    advantages_M = np.asarray(made, np.float64)
+    if advantages_M.shape != (count,) or not all(map(isfinite, advantages_M.tolist())):
+        raise RuleError(f"{rule!r} must give {count} finite advantages, got {advantages_M}")
+    return advantages_M
+
+
+def _replayed(run: Run) -> list[Row]:
+    """Rows of earlier batches that are trained on again: those drawn at random among the ones kept."""
+    replay = run.recipe.replay
+    if replay is None or not run.kept:
+        return []
+    kept = sorted(run.kept)
+    if len(kept) > replay.rows:
+        drawn = rng(run.seed, "replay", run.version).permutation(np.array(kept))[: replay.rows]
+        kept: list[int] = np.sort(drawn).tolist()
+    run.replayed += len(kept)
+    return [(row := run.kept[rollout])._replace(replays=row.replays + 1) for rollout in kept]
+
+
+def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
+    """The group's rows; the group ends."""
+    chosen, weights = choice.chosen, choice.weights
+    advantages: list[float] = choice.advantages.tolist()
+    done = group.view.in_order
     kept = set(chosen)
     if len(kept) < len(done):
         run.release.extend(other.rollout for at, other in enumerate(done) if at not in kept)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from rollalloc.core import endings
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Order
 from rollalloc.core.group import Group
 from rollalloc.core.phase import Phase
 from rollalloc.core.purse import Halt
+from rollalloc.core.recipe import Drawn
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 
@@ -64,8 +67,8 @@ def _intake(run: Run) -> Halt | None:
     if not prompts:
         return endings.prompts_halt(run)
     groups: list[Group] = []
-    for prompt, epoch in prompts:
-        groups.append(Group(run.next_group, prompt, epoch, run.ledger))
+    for (prompt, *thought), epoch in prompts:
+        groups.append(Group(run.next_group, prompt, epoch, run.ledger, *thought))
         run.next_group += 1
     entered = _enter(run, groups, 0)
     run.purse.batch_opened += entered
@@ -104,14 +107,14 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     return entered
 
 
-def _draw(run: Run, k: int) -> list[tuple[int, int]]:
+def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
     """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
     drawn, run.drawn = run.drawn[:k], run.drawn[k:]
     roster = run.roster
 
     def pick() -> bool:
         picked = _pick(run, k - len(drawn), len(drawn)) if len(drawn) < k else []
-        drawn.extend((prompt, roster.epoch) for prompt in picked)
+        drawn.extend((each, roster.epoch) for each in picked)
         return len(drawn) == k
 
     if roster.dry or pick():
@@ -124,16 +127,33 @@ def _draw(run: Run, k: int) -> list[tuple[int, int]]:
     return drawn
 
 
-def _pick(run: Run, k: int, already: int) -> list[int]:
+def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     rule, free_N = run.recipe.prompts, run.roster.free_N.view()
     free_N.flags.writeable = False
     draw = rng_when_used(run.seed, "pick", run.next_group + already, run.roster.epoch)
-    picked = [int(prompt) for prompt in rule.pick(run.memory, k, free_N, draw)]
-    if len(picked) > k or len(set(picked)) < len(picked) or not all(free_N[picked]):
-        raise RuleError(f"{rule!r} must pick at most {k} different free prompts, got {picked[:20]}")
-    for prompt in picked:
-        run.roster.take(prompt)
+    picked = [_drawn(each) for each in rule.pick(run.memory, k, free_N, run.view(), draw)]
+    prompts = [each.prompt for each in picked]
+    if len(prompts) > k or len(set(prompts)) < len(prompts) or not all(free_N[prompts]):
+        raise RuleError(f"{rule!r} must pick at most {k} different free prompts, got {prompts[:20]}")
+    for each in picked:
+        if not (_is_rate(each.belief) and _is_rate(each.probability) and isfinite(each.baseline or 0.0)):
+            raise RuleError(
+                f"{rule!r} must draw with a belief and a probability in [0, 1] and a finite baseline, or None, got {each}"
+            )
+        run.roster.take(each.prompt)
     return picked
+
+
+def _drawn(picked: int | Drawn) -> Drawn:
+    """What a prompt rule picked, in plain numbers: NumPy's would end up in the saved state."""
+    if not isinstance(picked, Drawn):
+        return Drawn(int(picked))
+    prompt, *thought = picked
+    return Drawn(int(prompt), *(None if value is None else float(value) for value in thought))
+
+
+def _is_rate(value: float | None) -> bool:
+    return value is None or 0 <= value <= 1
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:

@@ -76,9 +76,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The weights changed: the outstanding batch was trained. `version` must exceed every version told before."""
+    """The weights changed: the outstanding batch was trained.
+
+    Attributes:
+        version: must exceed every version told before.
+        moved: how far the weights went in this update, as a divergence of the policy before from the one after, in nats a
+            token; 0 or more. None: not measured.
+    """
 
     version: int
+    moved: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class Row(NamedTuple):
         advantage: the recipe's advantage.
         weight: multiplies the row's loss. Importance ratios are the driver's, from log-probabilities.
         version: version of the weights at the rollout's first token.
+        replays: batches before this one in which it was trained on.
     """
 
     rollout: int
@@ -126,6 +134,7 @@ class Row(NamedTuple):
     advantage: float
     weight: float
     version: int
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ class Batch:
     """Train on these rows, then tell `Updated`.
 
     Attributes:
-        rows: in order of group, then of rollout id.
+        rows: in order of group, then of rollout id; those that are replayed come last.
         version: the core's version when the batch was made; a row's staleness is `version - row.version`.
         short_because: None for a full batch, else why it has fewer groups than the recipe asks for.
     """

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import exact_keys, natural, naturals, pack, unpack
+from rollalloc.core.packing import amount, exact_keys, natural, naturals, pack, rate, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
 
@@ -24,13 +24,23 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "phase", "prompt", "running", "spans",
-        "stage", "tokens", "until", "view",
+        "baseline", "belief", "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "phase",
+        "probability", "prompt", "running", "spans", "stage", "tokens", "until", "view",
     )  # fmt: skip
 
-    def __init__(self, group: int, prompt: int, epoch: int, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        group: int,
+        prompt: int,
+        epoch: int,
+        ledger: Ledger,
+        belief: float | None = None,
+        baseline: float | None = None,
+        probability: float | None = None,
+    ) -> None:
         self.id = group
         self.prompt = prompt
+        self.belief, self.baseline, self.probability = belief, baseline, probability  # when the prompt was drawn
         self.epoch = epoch  # in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # that it is in, or has passed last
@@ -89,11 +99,12 @@ class Group:
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
+            "belief": self.belief, "baseline": self.baseline, "probability": self.probability,
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until",
+        "until", "belief", "baseline", "probability",
     )  # fmt: skip
 
     @staticmethod
@@ -101,7 +112,8 @@ class Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
         number, prompt, epoch = (natural(state[name], name) for name in ("id", "prompt", "epoch"))
-        group = Group(number, prompt, epoch, ledger)
+        belief, probability = (rate(state[name], name) for name in ("belief", "probability"))
+        group = Group(number, prompt, epoch, ledger, belief, amount(state["baseline"], "baseline"), probability)
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
@@ -132,6 +144,9 @@ class GroupView:
         unfinished: their number.
         scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
+        belief: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
+        baseline: the reward that it expected, None where it expected none.
+        probability: with which it drew the prompt in its place, None where it is unknown.
         record: the prompt's line in the ledger, from its visits before this one.
     """
 
@@ -152,6 +167,9 @@ class GroupView:
         cancelled: int = 0,
         prompt: int = 0,
         group: int = 0,
+        belief: float | None = None,
+        baseline: float | None = None,
+        probability: float | None = None,
     ) -> GroupView:
         """A view made by hand, for tests and for trying a rule at the prompt.
 
@@ -166,10 +184,13 @@ class GroupView:
             cancelled: number of rollouts stopped.
             prompt: index of the prompt.
             group: id of the group.
+            belief: the success rate that the prompt rule expected.
+            baseline: the reward that it expected.
+            probability: with which it drew the prompt.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count
-        made = Group(group, prompt, 0, Ledger(prompt + 1))
+        made = Group(group, prompt, 0, Ledger(prompt + 1), belief, baseline, probability)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled = len(made.spans) - 1, cancelled
         for g in range(count):
@@ -190,6 +211,18 @@ class GroupView:
     @property
     def prompt(self) -> int:
         return self._group.prompt
+
+    @property
+    def belief(self) -> float | None:
+        return self._group.belief
+
+    @property
+    def baseline(self) -> float | None:
+        return self._group.baseline
+
+    @property
+    def probability(self) -> float | None:
+        return self._group.probability
 
     @property
     def group(self) -> int:

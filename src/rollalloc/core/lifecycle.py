@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 from operator import index
 
 from rollalloc.core.errors import EventError, MetricError, RuleError
-from rollalloc.core.events import Cancelled, Done, Failed, Offered, Updated
+from rollalloc.core.events import Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import QUARANTINED
 from rollalloc.core.phase import Phase
@@ -84,14 +84,44 @@ def on_updated(run: Run, event: Updated) -> None:
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
+    moved = 0.0 if event.moved is None else event.moved
+    if not 0 <= moved < inf:
+        raise EventError(
+            f"Updated({version}): moved must be a finite number of 0 or more, or None, got {event.moved!r}"
+        )
     run.version = version
+    run.moved += float(moved)
     run.changed()
     if run.batch is not None:
-        run.release.extend(row.rollout for row in run.batch.rows)
+        run.release.extend(row.rollout for row in run.batch.rows if not _keep(run, row))
         run.batch = None
+    forget(run, [row for row in run.kept.values() if not _may_replay(run, row)])
     run.roster.on_version(version)
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
+
+
+def _keep(run: Run, row: Row) -> bool:
+    """Keep a row that was trained for replay, where the recipe wants it and may still use it."""
+    replay = run.recipe.replay
+    wanted = replay is not None and row.advantage > replay.above and row.replays < replay.times
+    if wanted and run.finished is None and _may_replay(run, row):
+        run.kept[row.rollout] = row
+        return True
+    run.kept.pop(row.rollout, None)
+    return False
+
+
+def _may_replay(run: Run, row: Row) -> bool:
+    replay = run.recipe.replay
+    return replay is not None and run.version - row.version <= replay.max_staleness
+
+
+def forget(run: Run, rows: Sequence[Row]) -> None:
+    """Rows kept that are not replayed any more."""
+    for row in rows:
+        del run.kept[row.rollout]
+        run.release.append(row.rollout)
 
 
 def on_offered(run: Run, event: Offered) -> None:
@@ -188,10 +218,10 @@ def judge(run: Run, group: Group) -> None:
         if run.stale(group):  # and was begun earlier than any before it
             drop(run, group, "stale", NOW)
         return
-    if not group.done and not group.unfinished:
-        drop(run, group, "failed", NEXT_EPOCH)
-        return
     stage = run.recipe.stages[group.stage]
+    if not group.done and not group.unfinished:
+        drop(run, group, "failed", getattr(stage.judge, "after_failure", NEXT_EPOCH))
+        return
     verdict = stage.judge(group.view, run.view())
     if verdict is None:
         if not group.unfinished:
@@ -233,7 +263,7 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     run.changed()
     if group.prompt == GONE:
         return
-    run.recipe.prompts.observe(run.memory, group.view)
+    run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:
         fate = QUARANTINED

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import isfinite
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -56,8 +57,8 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
     """Write a saved array of one entry a prompt into `target_N`.
 
     Args:
-        target_N: shape (N,); written to.
-        packed: the saved array, of the same dtype; its shape is that of the saved data set.
+        target_N: shape (..., N), the prompts on the last axis; written to.
+        packed: the saved array, of the same dtype and leading shape; its last axis is that of the saved data set.
         source_N: for each prompt its index in the saved array; those of -1 stay as they are. None: nothing moved.
         where: for the error.
 
@@ -66,18 +67,19 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
     """
     with reading(where):
         saved_N = unpack(packed)
-        needed = len(target_N) if source_N is None else int(source_N.max(initial=-1)) + 1
-        fits = saved_N.shape == target_N.shape if source_N is None else saved_N.ndim == 1 and len(saved_N) >= needed
+        needed = target_N.shape[-1] if source_N is None else int(source_N.max(initial=-1)) + 1
+        fits = saved_N.ndim == target_N.ndim and saved_N.shape[:-1] == target_N.shape[:-1]
+        fits = fits and (saved_N.shape[-1] == needed if source_N is None else saved_N.shape[-1] >= needed)
         if not fits or saved_N.dtype != target_N.dtype:
             raise ValueError(
                 f"expected {target_N.dtype} for {needed} prompts, got {saved_N.dtype} of shape {saved_N.shape}; the state "
                 "is torn"
             )
     if source_N is None:
-        target_N[:] = saved_N
+        target_N[...] = saved_N
     else:
         known_N = source_N >= 0
-        target_N[known_N] = saved_N[source_N[known_N]]
+        target_N[..., known_N] = saved_N[..., source_N[known_N]]
 
 
 @contextmanager
@@ -106,6 +108,28 @@ def natural(value: Any, where: str) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is torn")
     return value
+
+
+def amount(value: Any, where: str) -> float | None:
+    """A saved number, or none.
+
+    Raises:
+        ValueError: neither None nor a finite number.
+    """
+    if value is None or (isinstance(value, (int, float)) and isfinite(value)):
+        return value
+    raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is torn")
+
+
+def rate(value: Any, where: str) -> float | None:
+    """A saved rate, or none.
+
+    Raises:
+        ValueError: neither None nor a number in [0, 1].
+    """
+    if value is None or (isinstance(value, (int, float)) and 0 <= value <= 1):
+        return value
+    raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is torn")
 
 
 def naturals(values: Any, where: str) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
+from math import isnan
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -75,6 +76,8 @@ class View(NamedTuple):
         paid: rollouts decided since the run began; those not handed out yet are among them.
         left: rollouts that the budgets still allow, None without a limit.
         ledger: the record of every prompt; read only.
+        table: the data set, with its features.
+        moved: what `Updated` told of the way the weights went, in all, in nats a token; 0 where it told nothing.
     """
 
     version: int
@@ -85,6 +88,27 @@ class View(NamedTuple):
     paid: int
     left: int | None
     ledger: Ledger
+    table: PromptTable
+    moved: float
+
+    @staticmethod
+    def of(
+        table: int | PromptTable = 1,
+        *,
+        version: int = 0,
+        epoch: int = 0,
+        need: int = 0,
+        held_S: tuple[int, ...] = (0,),
+        running_S: tuple[int, ...] = (0,),
+        paid: int = 0,
+        left: int | None = None,
+        ledger: Ledger | None = None,
+        moved: float = 0.0,
+    ) -> View:
+        """A view made by hand, for tests and for trying a rule at the prompt; nothing has happened yet, by default."""
+        table = PromptTable.of(table)
+        ledger = Ledger(len(table)) if ledger is None else ledger
+        return View(version, epoch, need, held_S, running_S, paid, left, ledger, table, moved)
 
     @property
     def on_the_way(self) -> int:
@@ -92,19 +116,51 @@ class View(NamedTuple):
         return sum(self.running_S) + sum(self.held_S[:-1])
 
 
+class Drawn(NamedTuple):
+    """A prompt that a prompt rule drew, with what the rule thought of it. Both travel with the group, and are saved with it.
+
+    Attributes:
+        prompt: its index.
+        belief: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
+        baseline: the reward expected of it, finite; None: nothing is expected.
+        probability: of drawing it in its place, in (0, 1]; None: unknown.
+    """
+
+    prompt: int
+    belief: float | None = None
+    baseline: float | None = None
+    probability: float | None = None
+
+
 class PromptRule(Protocol):
-    """Which prompts are drawn next, before any rollout. Its memory is data, owned and saved by the allocator."""
+    """Which prompts are drawn next, before any rollout. Its memory is data, owned and saved by the allocator.
+
+    Arrays of the memory whose name ends in `N`, such as `hits_N` or `beliefs_EN`, have the prompts for their last axis: they
+    follow the prompts when the data set changes; everything else begins anew then, unless the rule has a method `moved`
+    (see `MovablePromptRule`).
+    """
 
     def init(self, table: PromptTable) -> Memory:
         """The memory before the first draw."""
         ...
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int | Drawn]:
         """At most k different prompts among the free ones; fewer say that nothing more is there in this epoch."""
         ...
 
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         """A visit ended."""
+        ...
+
+
+@runtime_checkable
+class MovablePromptRule(Protocol):
+    """A prompt rule that takes its memory over to another data set by itself."""
+
+    def moved(self, memory: Memory, source_N: NDArray[np.int64]) -> Memory:
+        """The memory for another data set: `source_N` has each prompt's index in the old one, -1 where it is new."""
         ...
 
 
@@ -150,6 +206,8 @@ class JudgeRule(Protocol):
     """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage.
 
     A rule with an attribute `waits_for_all` that is true is asked only when none of the group's rollouts is still to come.
+    It is not asked about a group without a score, whose prompt comes back at the next epoch, or when the rule's attribute
+    `after_failure` says.
     """
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None: ...
@@ -175,6 +233,44 @@ class AdvantageRule(Protocol):
     """The advantage of each chosen rollout, shape (M,)."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]: ...
+
+
+class BatchRule(Protocol):
+    """What the batch as a whole makes of its groups' own advantages: a baseline or a scale over all rows.
+
+    Asked once a batch, with the advantages of each group's chosen rows, shape (M,) each, and the groups, in order of group.
+    """
+
+    def __call__(
+        self, advantages: Sequence[NDArray[np.float64]], groups: Sequence[GroupView], view: View
+    ) -> Sequence[NDArray[np.float64]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Rows of earlier batches that are trained on again, beside the fresh ones.
+
+    Attributes:
+        rows: replayed in a batch, at most; at least 1.
+        times: a rollout is replayed at most so often, at least 1: with its first time it is trained 1 + `times` times.
+        max_staleness: a rollout is replayed while `version - its first-token version` is at most this, at least 1.
+        above: only rows whose advantage is above this are kept for replay: 0 for what did better than expected,
+            -inf for all.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    rows: int
+    times: int
+    max_staleness: int
+    above: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "times", "max_staleness"):
+            at_least(name, getattr(self, name), 1)
+        if isnan(self.above):
+            raise ValueError("above must be a number, got nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +336,8 @@ class Recipe:
         budget: limits on rollouts and tokens.
         quarantine_after: a prompt is not drawn again after so many visits in a row that gave no score because rollouts
             failed, in [1, 255]; None: it is tried for ever.
+        over_batch: what the whole batch makes of the advantages; None: nothing.
+        replay: rows of earlier batches that are trained on again; None: none.
 
     Raises:
         TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
@@ -256,6 +354,8 @@ class Recipe:
     max_candidates: int | None
     budget: Budget
     quarantine_after: int | None
+    over_batch: BatchRule | None = None
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)

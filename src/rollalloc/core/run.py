@@ -7,12 +7,12 @@ from math import inf
 from operator import attrgetter
 from typing import Any, cast
 
-from rollalloc.core.events import Batch
+from rollalloc.core.events import Batch, Row
 from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.purse import Purse
-from rollalloc.core.recipe import CAUSES, Memory, OfferedPromptRule, Recipe, View
+from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, View
 from rollalloc.core.roster import Roster
 from rollalloc.core.table import PromptTable
 
@@ -26,6 +26,9 @@ class Run:
         patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
+        moved: how far `Updated` told that the weights went, in all.
+        kept: rows trained that may be replayed, by rollout; those of the batch handed out are not among them yet.
+        replayed: rows trained on again, in all.
         cancel: rollouts to stop, not handed out yet.
         release: payloads that may be freed, not handed out yet.
         batch: handed out, not yet followed by `Updated`.
@@ -51,7 +54,10 @@ class Run:
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
         self.purse = Purse(recipe.budget)
         self.flight = Flight(len(recipe.stages))
-        self.drawn: list[tuple[int, int]] = []
+        self.drawn: list[tuple[Drawn, int]] = []
+        self.moved = 0.0
+        self.kept: dict[int, Row] = {}
+        self.replayed = 0
         self.cancel: list[int] = []
         self.release: list[int] = []
         self.batch: Batch | None = None
@@ -80,6 +86,8 @@ class Run:
                 paid=self.purse.paid + self.purse.owed,
                 left=self.purse.room(),
                 ledger=self.ledger,
+                table=self.table,
+                moved=self.moved,
             )
         return view
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, cast
 
 import numpy as np
@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.group import Group
-from rollalloc.core.lifecycle import drop
+from rollalloc.core.lifecycle import drop, forget
 from rollalloc.core.packing import (
+    amount,
     differences,
     exact_keys,
     move_in,
@@ -20,20 +21,21 @@ from rollalloc.core.packing import (
     naturals,
     pack,
     pack_tree,
+    rate,
     reading,
     unpack_tree,
 )
 from rollalloc.core.phase import Phase
-from rollalloc.core.recipe import CAUSES, Recipe
+from rollalloc.core.recipe import CAUSES, Drawn, MovablePromptRule, Recipe
 from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable
 
-SCHEMA = 3
-_COUNTS = ("version", "next_group", "next_rollout", "barren", "failing")
+SCHEMA = 4
+_COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
-    "schema", "recipe", "seed", "prompts", *_COUNTS, "finished", "cancel", "release", "accounts", "purse", "ledger",
-    "roster", "memory", "drawn", "groups", "touched", "stopped", "batch",
+    "schema", "recipe", "seed", "prompts", *_COUNTS, "moved", "finished", "cancel", "release", "accounts", "purse", "ledger",
+    "roster", "memory", "drawn", "groups", "touched", "stopped", "batch", "kept",
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def dump(run: Run) -> dict[str, Any]:
         "recipe": run.recipe.description,
         "seed": run.seed,
         "prompts": run.table.state_dict(),
+        "moved": run.moved,
         "finished": run.finished,
         "cancel": [int(rollout) for rollout in run.cancel],
         "release": [int(rollout) for rollout in run.release],
@@ -53,11 +56,12 @@ def dump(run: Run) -> dict[str, Any]:
         "ledger": run.ledger.state_dict(),
         "roster": run.roster.state_dict(),
         "memory": pack_tree(run.memory),
-        "drawn": [list(drawn) for drawn in run.drawn],
+        "drawn": [[*drawn, epoch] for drawn, epoch in run.drawn],
         "groups": [group.state_dict() for group in flight.groups.values()],
         "touched": list(flight.touched),
         "stopped": list(flight.stopped.items()),
         "batch": None if run.batch is None else _dump_batch(run.batch),
+        "kept": [list(row) for row in run.kept.values()],
     }
 
 
@@ -79,7 +83,7 @@ def load(
     with reading("allocator state"):
         _check_origin(run, state, accept_recipe)
         with reading("prompts"):
-            exact_keys(state["prompts"], ("count", "keys"), "keys")
+            exact_keys(state["prompts"], ("count", "keys", "features"), "keys")
             source_N = table.source_of(state["prompts"], remap)
         _load_books(run, state, source_N)
         _load_in_flight(run, state, _Renumbering(source_N))
@@ -115,6 +119,9 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     """Everything that is not in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
+    if not isinstance(state["moved"], float) or not 0 <= state["moved"] < inf:
+        raise ValueError(f"moved: expected a finite number of 0 or more, got {state['moved']!r}; the state is torn")
+    run.moved = state["moved"]
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
@@ -128,12 +135,19 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     run.ledger.load_state_dict(state["ledger"], source_N)
     run.roster.load_state_dict(state["roster"], source_N)
     with reading("memory"):
-        _load_memory(run, unpack_tree(state["memory"]), source_N, same)
+        same_rule = state["recipe"]["prompts"] == run.recipe.description["prompts"]
+        _load_memory(run, unpack_tree(state["memory"]), source_N, same, same_rule)
 
 
-def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, same: bool) -> None:
+def _load_memory(
+    run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, same: bool, same_rule: bool
+) -> None:
     """The prompt rule's memory; another rule, accepted, begins with an empty one."""
     memory = run.memory
+    rule = run.recipe.prompts
+    if source_N is not None and same_rule and isinstance(rule, MovablePromptRule):
+        run.memory = rule.moved(saved, source_N)
+        return
     fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
     if not fits and not same:
         return
@@ -142,8 +156,8 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
     for name, value in saved.items():
         if source_N is None:
             memory[name] = value
-        elif name.endswith("_N"):  # one entry a prompt; what is not so is an order of the old data set
-            move_in(memory[name], pack(value), source_N, name)
+        elif name.endswith("N") and isinstance(value, np.ndarray):  # the prompts on the last axis
+            move_in(memory[name], pack(cast("NDArray[Any]", value)), source_N, name)
 
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
@@ -158,13 +172,25 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     run.flight.restore(groups)
     run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
     run.flight.stopped = {natural(rollout, "stopped"): here[prompt] for rollout, prompt in state["stopped"]}
-    drawn = [(here[prompt], natural(epoch, "drawn")) for prompt, epoch in state["drawn"]]
-    run.drawn = [(prompt, epoch) for prompt, epoch in drawn if prompt != GONE]
-    indices = [group.prompt for group in groups] + [*run.flight.stopped.values(), *(prompt for prompt, _ in drawn)]
+    drawn = [
+        (
+            Drawn(here[prompt], rate(belief, "drawn"), amount(baseline, "drawn"), rate(probability, "drawn")),
+            natural(epoch, "drawn"),
+        )
+        for prompt, belief, baseline, probability, epoch in state["drawn"]
+    ]
+    run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
+    indices = [group.prompt for group in groups] + [*run.flight.stopped.values(), *(each.prompt for each, _ in drawn)]
     if max(indices, default=0) >= len(run.table):
         raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is torn")
     with reading("batch"):
         run.batch = None if state["batch"] is None else _load_batch(state["batch"], here)
+    with reading("kept"):
+        kept = [_load_row(row, here) for row in state["kept"]]
+        run.kept = {row.rollout: row for row in kept}
+        if len(run.kept) < len(kept):
+            raise ValueError("a row is there twice; the state is torn")
+    forget(run, [row for row in kept if run.recipe.replay is None or row.prompt == GONE])
 
 
 def _check_group(run: Run, group: Group) -> None:
@@ -215,8 +241,13 @@ def _dump_batch(batch: Batch) -> dict[str, Any]:
 
 def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
     exact_keys(state, ("rows", "version", "short_because"), "batch")
-    rows = [Row(rollout, here[prompt], *rest) for rollout, prompt, *rest in state["rows"]]
+    rows = [_load_row(row, here) for row in state["rows"]]
     return Batch(tuple(rows), natural(state["version"], "batch, version"), state["short_because"])
+
+
+def _load_row(saved: list[Any], here: _Renumbering) -> Row:
+    rollout, prompt, *rest = saved
+    return Row(natural(rollout, "rollout"), here[prompt], *rest)
 
 
 def _shapes(memory: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,14 +26,18 @@ class PromptTable:
             that many prompts known by their index only.
         source_N: integer source of each prompt in [0, number of sources), for mixing sources by weight; default one source.
         prior_N: success rate of each prompt in [0, 1] believed before the first rollout, NaN where unknown.
+        features: what a predictor may know of each prompt before its first rollout, by name, finite, of shape (N, D) each;
+            kept as float32. One array alone is taken for {"features": array}. A saved state holds their digests only.
 
     Raises:
-        ValueError: no prompts, a key that occurs twice, a wrong length, or a prior outside [0, 1].
+        ValueError: no prompts, a key that occurs twice, a wrong length, a prior outside [0, 1], or features that are not
+            finite.
     """
 
     keys: Sequence[str] | int
     source_N: ArrayLike | None = None
     prior_N: ArrayLike | None = None
+    features: Any = field(default_factory=dict[str, NDArray[np.float32]])
 
     def __post_init__(self) -> None:
         if len(self) < 1:
@@ -55,6 +59,24 @@ class PromptTable:
             known_N = ~np.isnan(prior_N)
             if np.any((prior_N[known_N] < 0) | (prior_N[known_N] > 1)):
                 raise ValueError("prior_N must hold success rates in [0, 1], or NaN where unknown")
+        object.__setattr__(self, "features", self._checked_features())
+
+    def _checked_features(self) -> dict[str, NDArray[np.float32]]:
+        given: Any = self.features
+        if given is None or isinstance(given, Mapping):
+            blocks = cast("Mapping[str, ArrayLike]", given or {})
+        else:
+            blocks = {"features": given}
+        checked: dict[str, NDArray[np.float32]] = {}
+        for name, block in blocks.items():
+            features_ND = np.asarray(block, np.float32)
+            if features_ND.ndim != 2 or len(features_ND) != len(self):
+                raise ValueError(f"features {name!r} must have shape ({len(self)}, D), got {features_ND.shape}")
+            if not np.isfinite(features_ND).all():
+                row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
+                raise ValueError(f"features {name!r} must be finite numbers of float32, those of prompt {row} are not")
+            checked[name] = features_ND
+        return checked
 
     def __len__(self) -> int:
         return self.keys if isinstance(self.keys, int) else len(self.keys)
@@ -72,7 +94,7 @@ class PromptTable:
 
     def state_dict(self) -> dict[str, Any]:
         """What a saved state needs to recognise the data set, or to find its prompts in another one."""
-        return {"count": len(self), "keys": pack(self._digests_N)}
+        return {"count": len(self), "keys": pack(self._digests_N), "features": self._feature_digests}
 
     def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
         """For each prompt its index in a saved data set.
@@ -95,6 +117,11 @@ class PromptTable:
                     f"the state was saved for {saved['count']} prompts, this data set has {len(self)} or other keys; "
                     'remap="keys" finds them by key'
                 )
+            if saved["features"] != self._feature_digests:
+                raise ValueError(
+                    f"the state was saved with the features {saved['features']}, these are {self._feature_digests}; give "
+                    "the same ones, or remap for others: what was learned of the old ones is forgotten"
+                )
             return None
         if isinstance(remap, str):
             if remap != "keys" or not saved_N.size or not self._digests_N.size:
@@ -110,6 +137,13 @@ class PromptTable:
                 f"got shape {source_N.shape}"
             )
         return source_N
+
+    @cached_property
+    def _feature_digests(self) -> dict[str, str]:
+        return {
+            name: blake2b(np.ascontiguousarray(block).data, digest_size=8).hexdigest()
+            for name, block in self.features.items()
+        }
 
     @cached_property
     def _digests_N(self) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ before, or after, the choice of rows. `GRPO` is `grpo` with its deviation said; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
+from rollalloc.core.recipe import View
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -335,6 +336,166 @@ class CommitLeaveOneOut:
                 np.allclose(advantages_M, [group.rewards_G[g] - baseline(g) for g in chosen_M.tolist()], atol=1e-9)
             )
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """A_i = r_i: REINFORCE without a baseline, or with one over the batch (`BatchMean`)."""
+
+    reads: ClassVar = ("rewards_G",)
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        return group.rewards_G[chosen_M]
+
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        return {"the reward itself": advantages_M.tolist() == [group.in_order[g].reward for g in chosen_M.tolist()]}
+
+
+@dataclass(frozen=True, slots=True)
+class Successes:
+    """A_i = max(r_i, 0): only what was rewarded is learned from (RAFT, arXiv 2304.06767, 2504.11343)."""
+
+    reads: ClassVar = ("rewards_G",)
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.maximum(group.rewards_G[chosen_M], 0.0)
+
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        rewards = [group.in_order[g].reward for g in chosen_M.tolist()]
+        return {
+            "a reward above 0 is what it is, any other counts for nothing": all(
+                (made == reward) if reward > 0 else made == 0
+                for made, reward in zip(advantages_M.tolist(), rewards, strict=True)
+            )
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstBaseline:
+    """A_i = r_i - b, and neg · (r_i - b) where that is below 0; b is what was expected when the prompt was drawn.
+
+    Where nothing was expected yet, b is the mean of the group's rewards: a rollout alone then counts for nothing. Of
+    binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ + neg · p̂): `neg` changes how much each prompt counts, and
+    the variance, but not the direction.
+
+    Attributes:
+        neg: weight of what did worse than expected, 0 or more.
+
+    Raises:
+        ValueError: a negative weight, or one that is not finite.
+    """
+
+    reads: ClassVar = ("rewards_G",)
+
+    neg: float = 1.0
+
+    def __post_init__(self) -> None:
+        _refuse_neg(self.neg)
+
+    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
+        if group.baseline is None:
+            return _against(dr_grpo(group.rewards_G)[chosen_M], self.neg)
+        return _against(group.rewards_G[chosen_M] - group.baseline, self.neg)
+
+    def promises(
+        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
+    ) -> dict[str, bool]:
+        rewards = [group.in_order[g].reward for g in range(group.scored)]
+        baseline = sum(rewards) / len(rewards) if group.baseline is None else group.baseline
+        over_M = [rewards[g] - baseline for g in chosen_M.tolist()]
+        return {
+            "what it has above what was expected, or `neg` times what it lacks": bool(
+                np.allclose(advantages_M, [max(over, self.neg * min(over, 0.0)) for over in over_M], atol=1e-9)
+            )
+        }
+
+
+def _refuse_neg(neg: float) -> None:
+    if not 0 <= neg < float("inf"):
+        raise ValueError(f"neg must be 0 or more, and finite, got {neg!r}")
+
+
+def _against(over_M: NDArray[np.float64], neg: float) -> NDArray[np.float64]:
+    return np.where(over_M < 0, neg * over_M, over_M)
+
+
+Batchwise = Sequence[NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMean:
+    """A baseline over the batch: each advantage less the mean of the batch's others, times `neg` where that is below 0.
+
+        A_i ← A_i - mean of A_j, j ≠ i  =  (A_i - mean) · M / (M - 1)
+
+    With `Rewards` this is REINFORCE with a leave-one-out baseline over the whole batch, unbiased. A row alone: 0.
+
+    Attributes:
+        neg: weight of what did worse than the others, 0 or more.
+
+    Raises:
+        ValueError: a negative weight, or one that is not finite.
+    """
+
+    neg: float = 1.0
+
+    def __post_init__(self) -> None:
+        _refuse_neg(self.neg)
+
+    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
+        return _split_as(advantages, _against(rloo(np.concatenate(advantages)), self.neg))
+
+    def promises(
+        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], view: View
+    ) -> dict[str, bool]:
+        before, after = np.concatenate(advantages), np.concatenate(made)
+        others = [
+            float(np.delete(before, i).mean()) if before.size > 1 else float(before[i]) for i in range(before.size)
+        ]
+        over = before - others
+        return {
+            "what it has above the mean of the others, or `neg` times what it lacks": bool(
+                np.allclose(after, np.maximum(over, 0) + self.neg * np.minimum(over, 0), atol=1e-9)
+            )
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalised:
+    """A_i ← (A_i - mean) / (std + eps) over the batch: SPO's, arXiv 2509.13232.
+
+    Attributes:
+        eps: keeps a small std from blowing up; above 0.
+
+    Raises:
+        ValueError: eps not above 0 and finite.
+    """
+
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eps < float("inf"):
+            raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
+
+    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
+        return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))
+
+    def promises(
+        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], view: View
+    ) -> dict[str, bool]:
+        before, after = np.concatenate(advantages), np.concatenate(made)
+        kept = _standardised(0)(before, after) if np.ptp(before) > 0 else {"equal ones are 0": not after.any()}
+        order = np.argsort(before, kind="stable")
+        return kept | {"the order of the rows stays": bool((np.diff(after[order]) >= -1e-12).all())}
+
+
+def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
+    """One array for the whole batch, cut into those of its groups."""
+    return np.split(made_R, np.cumsum([each.size for each in like])[:-1])
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:

@@ -28,6 +28,11 @@ class Complete:
 
     until: Until = NEXT_EPOCH
 
+    @property
+    def after_failure(self) -> Until:
+        """When the prompt of a group without a score may be drawn again."""
+        return self.until
+
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         return None if group.unfinished else Verdict(Act.TRAIN, until=self.until)
 

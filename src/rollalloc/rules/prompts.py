@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, at_least
+from rollalloc.core.recipe import Memory, View, at_least
 from rollalloc.core.table import PromptTable
 
 # A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
@@ -53,7 +53,9 @@ class Shuffled:
         # `short`: the sources that could not give their share when last asked.
         return {"order": order, "ends": ends_S, "cursors": ends_S.copy(), "short": np.zeros(sources, np.bool_)}
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
         picked: list[int] = []
         short_S, missing = memory["short"], 0
         open_S = np.ones(len(short_S), np.bool_)
@@ -101,10 +103,12 @@ class Shuffled:
         memory["cursors"][source] = cursor
         return len(picked) - before
 
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         pass
 
-    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
         free = int(np.count_nonzero(free_N))
         return {"fewer than asked only where no more are free": self.weights is not None or len(picked) == min(k, free)}
 
@@ -121,7 +125,9 @@ class InOrder:
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
         begin, end = memory["next"], free_N.size
         picked = self._free(free_N, begin, end, k)
         if len(picked) < k:  # what came back after its turn
@@ -140,10 +146,12 @@ class InOrder:
             begin, block = stop, 2 * block
         return found[:count]
 
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         pass
 
-    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
         turns = sorted(np.flatnonzero(free_N).tolist(), key=lambda prompt: (prompt - before["next"]) % free_N.size)
         return {"the next free ones, round and round": list(picked) == turns[:k]}
 
@@ -165,7 +173,9 @@ class AsOffered:
     def ended(self, memory: Memory) -> bool:
         return bool(memory["ended"])
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
         queue, picked = memory["queue"], dict[int, None]()
         used = 0
         while used < len(queue) and len(picked) < k:
@@ -175,12 +185,23 @@ class AsOffered:
         memory["queue"] = queue[used:]
         return list(picked)
 
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         pass
 
-    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
         turns = [before["queue"].index(prompt) if prompt in before["queue"] else -1 for prompt in picked]
         return {"only what was offered, in the loader's order": -1 not in turns and turns == sorted(turns)}
+
+
+def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """At most `count` different free prompts at random; looks at all of them only where free ones are rare."""
+    tried = np.unique(rng.integers(free_N.size, size=4 * count))
+    found = tried[free_N[tried]]
+    if found.size < count:
+        found = np.flatnonzero(free_N)
+    return rng.permutation(found)[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,21 +240,14 @@ class Posterior:
         hits_N = (0.02 + 0.96 * prior_N) * self.prior_weight
         return {"hits_N": hits_N.astype(np.float32), "misses_N": (self.prior_weight - hits_N).astype(np.float32)}
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Sequence[int]:
-        pool = self._free(free_N, self.pool * k, rng)
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        pool = some_free(free_N, self.pool * k, rng)
         rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
         return pool[np.argsort(np.abs(rate - self.target), kind="stable")[:k]].tolist()
 
-    @staticmethod
-    def _free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """At most `count` different free prompts at random; looks at all of them only where free ones are rare."""
-        tried = np.unique(rng.integers(free_N.size, size=4 * count))
-        found = tried[free_N[tried]]
-        if found.size < count:
-            found = np.flatnonzero(free_N)
-        return rng.permutation(found)[:count]
-
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         if not group.metrics_G.size:
             return
         hits_N, misses_N, prompt = memory["hits_N"], memory["misses_N"], group.prompt
@@ -242,7 +256,9 @@ class Posterior:
         hits_N[prompt] = self.decay * hits_N[prompt] + fresh + max(0.0, successes)
         misses_N[prompt] = self.decay * misses_N[prompt] + fresh + max(0.0, group.metrics_G.size - successes)
 
-    def promises(self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_]) -> dict[str, bool]:
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
         free = np.flatnonzero(free_N)
         promised = {"as many as asked, or all that are free": len(picked) == min(k, free.size)}
         if free.size > _MOST_SURE or len(picked) == free.size:
@@ -250,7 +266,7 @@ class Posterior:
         # A posterior that is sure of its means draws just those: with all free prompts in the pool, the nearest must come.
         sure = {name: before[name].astype(np.float64) * _SURE for name in ("hits_N", "misses_N")}
         every = replace(self, pool=free.size)
-        nearest = every.pick(sure, k, free_N, np.random.Generator(np.random.Philox(0)))
+        nearest = every.pick(sure, k, free_N, view, np.random.Generator(np.random.Philox(0)))
         off_N = np.abs(before["hits_N"] / (before["hits_N"] + before["misses_N"]) - self.target)
         left = np.setdiff1d(free, nearest)
         return promised | {

@@ -43,6 +43,8 @@ class Auditor:
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
     trained: set[int] = field(default_factory=set[int])
+    row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # as a rollout was trained on last
+    replayed: int = 0
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
     too_old: set[int] = field(default_factory=set[int])  # groups that an update ended
@@ -68,7 +70,7 @@ class Auditor:
                     self.causes["failed" if isinstance(event, Failed) else "cancelled"] += 1
             case Updated():
                 self.version = event.version
-                self.due, self.in_batch = self.in_batch, set()
+                self.due, self.in_batch = self.due | self.in_batch, set()
                 self.too_old.update(group for group in self.groups if self._is_stale(group))
             case _:
                 pass
@@ -101,11 +103,32 @@ class Auditor:
             self.released.add(rollout)
             if rollout in self.done and rollout not in self.trained:
                 self.causes[self._why_not_trained(rollout, round_ends)] += 1
-        expect(5, self.due <= self.released, "rows of a trained batch are not released after the update")
-        self.due = set()
+        late = {rollout for rollout in self.due - self.released if not self._may_return(rollout)}
+        expect(5, not late, "rows of a trained batch that are not replayed are not released after the update")
+        self.due -= self.released
+        if actions.finished and actions.batch is None:
+            expect(5, not self.due, "rows are kept for replay after the end of the run")
         if actions.finished:
-            held = set(self.order_of) - self.released - self.in_batch
+            held = set(self.order_of) - self.released - self.in_batch - self.due
             expect(2, not held or actions.batch is not None, f"the run is finished but {len(held)} rollouts are lost")
+
+    def _may_return(self, rollout: int) -> bool:
+        """Whether a row that was trained may be kept for replay."""
+        replay, row = self.recipe.replay, self.row_of[rollout]
+        young = replay is not None and self.version - row.version <= replay.max_staleness
+        return replay is not None and young and row.replays < replay.times and row.advantage > replay.above
+
+    def _replay(self, row: Row, version: int) -> None:
+        """Law 12: what is replayed was trained, is what it was, not too often and not too old."""
+        replay, last = self.recipe.replay, self.row_of.get(row.rollout)
+        if replay is None or last is None:
+            raise ConformanceError(f"law 12: rollout {row.rollout} is replayed, {last} was trained, replay is {replay}")
+        expect(12, row == last._replace(replays=last.replays + 1), f"{row} is replayed, {last} was trained")
+        expect(12, row.replays <= replay.times, f"rollout {row.rollout} is replayed {row.replays} times")
+        age = version - row.version
+        expect(12, age <= replay.max_staleness, f"rollout {row.rollout} is replayed with staleness {age}")
+        expect(12, row.advantage > replay.above, f"{row} is replayed; only advantages above {replay.above} are")
+        expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
         """The cause for which a result may go untrained; there is no other."""
@@ -138,7 +161,16 @@ class Auditor:
         expect(2, not self.in_batch, "a second batch before the first was trained")
         expect(2, batch.version == self.version, f"a batch of version {batch.version} at version {self.version}")
         by_group: dict[int, list[Row]] = defaultdict(list)
+        again = [row for row in batch.rows if row.replays]
+        for row in again:
+            self._replay(row, batch.version)
+        expect(12, not again or len(again) <= self.recipe.replay.rows, f"{len(again)} rows replayed")  # pyright: ignore
+        self.replayed += len(again)
         for row in batch.rows:
+            self.row_of[row.rollout] = row
+            self.due.discard(row.rollout)
+            if row.replays:
+                continue
             expect(2, row.rollout in self.done, f"row {row.rollout} has no result")
             expect(2, row.rollout not in self.trained, f"rollout {row.rollout} is trained twice")
             expect(2, row.rollout not in self.released, f"row {row.rollout} was released before")

@@ -94,6 +94,7 @@ class Run:
             self._check_outstanding(actions)
         self.audit.answered(actions, capacity)
         self.audit.accounts(self.allocator.accounts())
+        expect(12, self.allocator.replayed == self.audit.replayed, f"{self.allocator.replayed} rows replayed, it says")
         for order in actions.generate:
             self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version))
         self.finished = actions.finished if actions.batch is None and not self.audit.in_batch else None

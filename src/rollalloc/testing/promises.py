@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Verdict
+from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Verdict, View
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
@@ -123,18 +123,18 @@ class WatchedPrompts(_Watch):
     def init(self, table: PromptTable) -> Memory:
         return self.rule.init(table)
 
-    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator) -> Any:
+    def pick(self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator) -> Any:
         before = deepcopy(memory) if self.promised is not None else memory
-        made = self.rule.pick(memory, k, free_N, rng)
-        self._keep(made, before, k, free_N)
+        made = self.rule.pick(memory, k, free_N, view, rng)
+        self._keep(made, before, k, free_N, view)
         return made
 
-    def observe(self, memory: Memory, group: GroupView) -> None:
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         reads = self._reads()
         again = None if reads is None else deepcopy(memory)
-        self.rule.observe(memory, group)
+        self.rule.observe(memory, group, view)
         if reads is not None:
-            self.rule.observe(again, _changed(group, reads))
+            self.rule.observe(again, _changed(group, reads), view)
             self._expect_alike(memory, again, f" of group {group.group}")
 
 

@@ -1,0 +1,272 @@
+"""Prompt rules that say, when they draw a prompt, what they expect of it: a baseline that costs no rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Drawn, Memory, View, at_least
+from rollalloc.core.table import PromptTable
+from rollalloc.predict.predictor import Predictor
+from rollalloc.rules.prompts import Shuffled, some_free
+
+_LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this where it decides what is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMean:
+    """Every prompt once an epoch, in random order; the baseline of each is the running mean of all rewards.
+
+        b = Σ w_i r_i / Σ w_i,  w_i = 2^(-rollouts since / half_life)
+
+    REINFORCE's oldest baseline (Williams 1992). None before the first reward.
+
+    Attributes:
+        half_life: rollouts after which a reward counts half, above 0.
+        order: draws the prompts.
+
+    Raises:
+        ValueError: a half-life that is not above 0.
+    """
+
+    reads: ClassVar = ("rewards_G",)
+
+    half_life: float = 500.0
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.half_life < inf:
+            raise ValueError(f"half_life must be above 0 and finite, got {self.half_life!r}")
+
+    def init(self, table: PromptTable) -> Memory:
+        return self.order.init(table) | {"reward_sum": 0.0, "reward_count": 0.0}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        mean = memory["reward_sum"] / memory["reward_count"] if memory["reward_count"] else None
+        return [Drawn(prompt, baseline=mean) for prompt in self.order.pick(memory, k, free_N, view, rng)]
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        kept = 0.5 ** (group.scored / self.half_life)
+        memory["reward_sum"] = kept * memory["reward_sum"] + float(group.rewards_G.sum())
+        memory["reward_count"] = kept * memory["reward_count"] + group.scored
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        baselines = {each.baseline for each in picked}
+        known = before["reward_count"] > 0
+        return {
+            "one baseline for all, as soon as there is a reward": len(baselines) <= 1
+            and (None in baselines) <= (not known),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """A success rate tracked for each prompt, forgotten as the weights move, and prompts drawn where it is least certain.
+
+        v = α / (α + β);  after a rollout of metric r:  α ← ρα + r,  β ← ρβ + 1 - r
+        ρ = 2^(-D / half_way), kept in [least, most];  D: how far the weights moved since the prompt's last visit
+        drawn with probability ∝ √(v(1 - v)) + spread
+
+    SPO, arXiv 2509.13232: its "KL-adaptive value tracker" and prioritised sampling. Before its first visit α + β is
+    1 / (1 - least), with the table's prior for v, or 1/2: the paper rolls every prompt out first. Where `Updated` never
+    told how far the weights moved, ρ is `least`.
+
+    Attributes:
+        half_way: divergence, in nats a token, at which half is forgotten; above 0.
+        least: lowest ρ, in (0, 1).
+        most: highest ρ, in [least, 1).
+        spread: share of every prompt in the draw, above 0.
+        pool: candidates for each prompt drawn, at least 1.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    reads_rate: ClassVar = True
+    reads_moved: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    half_way: float = 0.06
+    least: float = 0.875
+    most: float = 0.96
+    spread: float = 0.05
+    pool: int = 16
+
+    def __post_init__(self) -> None:
+        at_least("pool", self.pool, 1)
+        if not (0 < self.half_way < inf and 0 < self.least <= self.most < 1 and 0 < self.spread < inf):
+            raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
+
+    def init(self, table: PromptTable) -> Memory:
+        prior_N = np.full(len(table), 0.5)
+        if table.prior_N is not None:
+            prior_N = np.nan_to_num(np.asarray(table.prior_N), nan=0.5)
+        weight = 1 / (1 - self.least)
+        return {
+            "hits_N": (prior_N * weight).astype(np.float32),
+            "misses_N": ((1 - prior_N) * weight).astype(np.float32),
+            "moved_N": np.zeros(len(table), np.float32),
+        }
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        pool = some_free(free_N, self.pool * k, rng)
+        rate_K = self._rates(memory, pool)
+        chance_K = np.sqrt(rate_K * (1 - rate_K)) + self.spread
+        at = _without_replacement(chance_K, k, rng)
+        share_K = chance_K / chance_K.sum()
+        return [Drawn(int(pool[i]), float(rate_K[i]), float(rate_K[i]), float(share_K[i])) for i in at]
+
+    @staticmethod
+    def _rates(memory: Memory, prompts_K: NDArray[np.int64]) -> NDArray[np.float64]:
+        hits_K, misses_K = memory["hits_N"][prompts_K], memory["misses_N"][prompts_K]
+        return (hits_K / (hits_K + misses_K)).astype(np.float64)
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
+        moved = view.moved - float(memory["moved_N"][prompt])
+        memory["moved_N"][prompt] = view.moved
+        kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.moved else self.least
+        for metric in group.metrics_G.tolist():
+            hits_N[prompt] = kept * hits_N[prompt] + metric
+            misses_N[prompt] = kept * misses_N[prompt] + 1 - metric
+            kept = self.most  # nothing moved between the rollouts of a visit
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        free = int(np.count_nonzero(free_N))
+        return {
+            "as many as asked, or all that are free": len(picked) == min(k, free),
+            "each is expected to do as its record says": all(
+                abs((each.belief or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
+                for each in picked
+            ),
+        }
+
+
+def _weight(memory: Memory, prompt: int) -> float:
+    return float(memory["hits_N"][prompt]) + float(memory["misses_N"][prompt])
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """A success rate predicted for each prompt before a rollout of it is paid for, and prompts drawn where one teaches most.
+
+        drawn with probability ∝ (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
+        baseline  b = c + s · p̂,  with c and s the line from metric to reward that all rewards so far are nearest to
+
+    p̂ is `Predictor`'s: from the table's features, each prompt's own record and the running mean. Where there are no
+    features, prompts without a record are all expected to do as well as the mean.
+
+    Attributes:
+        exponent: 1 favours prompts of much variance, more of it hard ones; None: every prompt is as likely, and only
+            the baseline is predicted.
+        floor: share of the draws that is uniform, in [0, 1].
+        pool: candidates for each prompt drawn, at least 1; only for them a rate is predicted.
+        warm: rollouts before which every prompt is as likely, 0 or more.
+        predictor: predicts.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    reads_rate: ClassVar = True
+    reads: ClassVar = ("rewards_G", "metrics_G")
+
+    exponent: float | None = 3.0
+    floor: float = 0.1
+    pool: int = 16
+    warm: int = 256
+    predictor: Predictor = field(default_factory=Predictor)
+
+    def __post_init__(self) -> None:
+        at_least("pool", self.pool, 1)
+        at_least("warm", self.warm, 0)
+        if not 0 <= self.floor <= 1 or not (self.exponent is None or 0 <= self.exponent < inf):
+            raise ValueError(f"expected a floor in [0, 1] and an exponent of 0 or more, or None, got {self}")
+
+    def init(self, table: PromptTable) -> Memory:
+        widths = {name: int(block.shape[1]) for name, block in table.features.items()}
+        prior_N: Any = table.prior_N
+        # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
+        return self.predictor.init(len(table), widths, prior_N) | {"line": [0.0] * 5}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        features = view.table.features
+        if self.predictor.due(memory):
+            self.predictor.refit(memory, features)
+        selects = self.exponent is not None and memory["paid"] >= self.warm
+        pool = some_free(free_N, self.pool * k if selects else k, rng)
+        if not pool.size:
+            return []
+        belief_K = self.predictor(memory, features, pool)
+        chance_K = self.chances(belief_K) if selects else np.full(pool.size, 1 / pool.size)
+        at = _without_replacement(chance_K, k, rng)
+        offset, slope = _line(memory["line"])
+        return [
+            Drawn(int(pool[i]), float(belief_K[i]), offset + slope * float(belief_K[i]), float(chance_K[i])) for i in at
+        ]
+
+    def chances(self, belief_K: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The probability of drawing each candidate first, shape (K,), sum 1."""
+        if self.exponent is None:
+            return np.full(belief_K.size, 1 / belief_K.size)
+        rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
+        score_K = rate_K * (1 - rate_K) ** self.exponent
+        return (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if not group.scored:
+            return
+        metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
+        hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
+        self.predictor.observe(memory, group.prompt, group.belief, hits, group.scored)
+        sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
+        memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
+
+    def moved(self, memory: Memory, source_N: NDArray[np.int64]) -> Memory:
+        """The memory for another data set; its features must be made by the same means as those of the old one."""
+        return self.predictor.moved(memory, source_N)
+
+    def figures(self, memory: Memory) -> dict[str, float]:
+        """What the predictions were worth, see `Predictor.figures`."""
+        return self.predictor.figures(memory)
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        free = int(np.count_nonzero(free_N))
+        return {
+            "as many as asked, or all that are free": len(picked) == min(k, free),
+            "a success rate and a reward are expected of each": all(
+                each.belief is not None and each.baseline is not None for each in picked
+            ),
+        }
+
+
+def _line(sums: Sequence[float]) -> tuple[float, float]:
+    """Offset and slope of reward over metric: the identity, and what least squares, drawn to it, find beyond it."""
+    count, of_m, of_mm, of_d, of_md = sums
+    spread, weight = of_mm * count - of_m * of_m, count + 1.0
+    slope = (of_md * count - of_m * of_d) / (spread + weight)
+    return (of_d - slope * of_m) / weight, 1 + slope
+
+
+def _without_replacement(chance_K: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """At most k indices, one after the other by their chances among those left (Gumbel's trick), in order of their draw."""
+    key_K = np.log(chance_K) + rng.gumbel(size=chance_K.size)
+    return np.argsort(-key_K, kind="stable")[:k]
