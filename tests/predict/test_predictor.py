@@ -44,6 +44,29 @@ def test_before_anything_is_known_it_says_a_half_or_leans_to_the_prior():
     np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), [0.7, 0.5, 0.3])
 
 
+def test_before_a_fit_features_say_nothing():
+    predictor, said = Predictor(first_fits=(64,), track_every=8), []
+    for features in ({}, LINE):
+        memory = predictor.init(8, {name: block.shape[1] for name, block in features.items()})
+        feed(predictor, memory, features, [(at % 5, 0.0, 1) for at in range(40)])
+        assert memory["fits"] == 0
+        said.append(predictor(memory, features, range(8)).tolist())
+    assert said[0] == said[1]
+    assert max(said[0]) < 0.05
+
+
+def test_centre_and_scale_are_those_of_the_first_fit():
+    """Or parameters would mean something else after each."""
+    predictor = Predictor(first_fits=(8, 16), track_every=8)
+    memory = predictor.init(8, {"length": 1})
+    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at % 3, at % 2, 1) for at in range(8)])
+    first = memory["centre/length"].copy(), memory["scale/length"].copy()
+    np.testing.assert_allclose(first, ridge.measure(10 * LINE["length"][[0, 1, 2, 0, 1, 2, 0, 1]]))
+    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at, at % 2, 1) for at in range(8)])
+    assert memory["fits"] == 2
+    np.testing.assert_array_equal((memory["centre/length"], memory["scale/length"]), first)
+
+
 def test_the_mean_and_a_record_by_hand():
     """Half-lives of 2 rollouts for the mean and 4 for a record; 2 of 2 for prompt 0, then 0 of 4 for prompt 1."""
     predictor = Predictor(mean_half_life=2.0, half_life=4.0, record_weight=2.0)
@@ -69,12 +92,19 @@ def test_what_the_mean_and_the_record_held_is_stored_before_the_visit_is_known()
     assert memory["event_record_hits"][:2].tolist() == [0, 3]  # kept whole: no rollout came between
     assert memory["event_record_count"][:2].tolist() == [0, 4]
     assert memory["event_paid"][:2].tolist() == [4, 8]
+    assert memory["hits_N"].tolist() == [0, 1.5]  # faded over the 4 rollouts of the second visit
+    assert memory["count_N"].tolist() == [0, 6]
     np.testing.assert_array_equal(memory["event_belief"][:2], [0.25, np.nan])
 
 
 def test_the_loss_of_each_expert_by_hand():
-    """After a fit, one visit and a track: L ← L · 2^(-rollouts / loss_half_life) - h log p - (n - h) log(1 - p)."""
-    predictor = Predictor(first_fits=(4,), fit_every=1000, track_every=2, loss_half_life=2.0, ridges=(1.0,))
+    """After a fit, one visit and a track: L ← L · 2^(-rollouts / loss_half_life) - h log p - (n - h) log(1 - p).
+
+    And the drift: q = 1/2 and 2 rollouts make P⁻ = 1; p′ = κ p (1 - p).
+    """
+    predictor = Predictor(
+        first_fits=(4,), fit_every=1000, track_every=2, loss_half_life=2.0, ridges=(1.0,), drift_rate=0.5
+    )
     memory = predictor.init(8, {"length": 1})
     feed(predictor, memory, LINE, [(0, 0.0, 1), (7, 1.0, 1), (1, 0.0, 1), (6, 1.0, 1)])
     assert memory["fits"] == 1
@@ -90,6 +120,10 @@ def test_the_loss_of_each_expert_by_hand():
     said_E = np.array([fitted, mean, others])  # prompt 3 has no record, so that says what the others say
     expected_E = np.array([1.0, 2.0, 3.0]) / 2 - 0.5 * np.log(said_E) - 1.5 * np.log(1 - said_E)
     np.testing.assert_allclose(memory["loss_E"], expected_E, rtol=1e-6)
+    kappa = float(ridge.flatness(v)[0, 0])
+    assert kappa < 0.95
+    step = (0.5 - 2 * fitted) * kappa / (1 + 2 * kappa**2 * fitted * (1 - fitted))
+    assert memory["drift"] == pytest.approx(step, rel=1e-6)
 
 
 def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
@@ -351,6 +385,20 @@ def test_features_that_are_not_finite_are_refused_by_block_and_prompt(bad):
             ask()
     assert json.dumps(pack_tree(memory)) == frozen
     assert np.isfinite(predictor(memory, features, [0, 4])).all()
+
+
+def test_a_fit_that_cannot_be_leaves_losses_and_drift_as_they_were():
+    """The new visit can be tracked; a row of one that is fitted to cannot be read."""
+    predictor, memory = after()
+    predictor.observe(memory, 3, None, 1.0, 16)
+    predictor.observe(memory, 3, None, 1.0, 16)
+    assert memory["paid"] >= memory["fit_at"]
+    frozen = json.dumps(pack_tree(memory))
+    features = {"length": LINE["length"].copy()}
+    features["length"][5] = np.nan
+    with pytest.raises(ValueError, match="features 'length' of prompt 5 are not finite"):
+        predictor.refit(memory, features)
+    assert json.dumps(pack_tree(memory)) == frozen
 
 
 @pytest.mark.parametrize("features", [{}, {"length": LINE["length"][:7]}, {"length": np.zeros((8, 2))}])

@@ -31,10 +31,8 @@ def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
     Returns:
         centre and scale, each of shape (D,); the scale is at least 1.
     """
-    # float32 squares of entries above 1e19 overflow
-    return rows_KD.mean(0, dtype=np.float64).astype(np.float32), np.maximum(
-        rows_KD.std(0, dtype=np.float64), 1.0
-    ).astype(np.float32)
+    mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # squares beyond float32
+    return mean_D.astype(np.float32), np.maximum(deviation_D, 1.0).astype(np.float32)
 
 
 def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
