@@ -34,6 +34,8 @@ _HEADER = "rollalloc"  # the header's name in the metadata; its value is JSON
 _KEYS = "keys"
 _BLOCK = "block:"  # begins the name of a block's tensor
 _LONGEST_HEADER = 1 << 20  # bytes; ours have some hundred
+# What the contents of a file that is torn, or another program's, may raise.
+_NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def is_own(path: Path) -> bool:
             length = int.from_bytes(file.read(8), "little")
             head: Any = json.loads(file.read(length)) if length <= _LONGEST_HEADER else None
         return json.loads(head["__metadata__"][_HEADER])["made_by"] == _MADE_BY
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+    except (OSError, *_NOT_OURS):
         return False
 
 
@@ -159,7 +161,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             names = () if missing_N.any() else described["blocks"]
             blocks = {name: _taken(_block_of(file, name, described), rows_N) for name in names}
         features = Features(blocks, Cost(**described["cost"])) if blocks else None
-    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+    except _NOT_OURS as error:
         raise ValueError(
             f"{path}: not a whole file of features of schema {_SCHEMA} ({error}); make it again with `{_MADE_BY}`"
         ) from error
@@ -210,7 +212,7 @@ def _described(metadata: dict[str, str] | None) -> dict[str, Any]:
     """The header, as `write_features` wrote it.
 
     Raises:
-        ValueError, TypeError, LookupError: it is not.
+        One of _NOT_OURS: it is not.
     """
     described: Any = json.loads((metadata or {})[_HEADER])
     if (described["made_by"], described["schema"]) != (_MADE_BY, _SCHEMA):

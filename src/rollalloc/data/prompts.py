@@ -207,20 +207,17 @@ def encode_prompts(
     room = math.inf if context is None else context - max_new_tokens
     too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
     if too_long:
-        limit, smaller = f"context {context}", ""
-        if max_new_tokens:
-            limit, smaller = f"{limit} - max_new_tokens {max_new_tokens}", "a smaller max_new_tokens or "
+        of = f"context {context}" + (f" - max_new_tokens {max_new_tokens}" if max_new_tokens else "")
         problem = (
-            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens ({limit}), the longest "
+            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens ({of}), the longest "
             f"{max(map(len, tokens))}, the first of them {prompt_set.keys[too_long[0]]!r}"
         )
+        smaller = ["a smaller max_new_tokens"] if max_new_tokens else []
         if overlong == "error":
-            raise ValueError(
-                f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or take {smaller}a model with a "
-                "longer context"
-            )
+            remedy = "".join(smaller) or "take a model with a longer context"
+            raise ValueError(f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or {remedy}")
         if len(too_long) == len(tokens):
-            raise ValueError(f"{problem}; none is left: {smaller}a longer context is needed")
+            raise ValueError(f"{problem}; none is left: {' or '.join([*smaller, 'a longer context'])} is needed")
         prompt_set = prompt_set.without(set(too_long), "overlong")
     return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room))
 
