@@ -47,6 +47,7 @@ check: .venv/ready
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
 	.venv/bin/python benchmarks/sampler.py
+	.venv/bin/python benchmarks/features.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile
 	.venv/bin/python benchmarks/trl_driver.py speed

@@ -32,7 +32,7 @@ finite = st.floats(-1e6, 1e6, width=32)
 def test_each_column_has_mean_0_and_one_deviation_or_is_0(block_ND):
     x_ND = standardised(block_ND)
     assert x_ND.dtype == np.float32
-    varies_D = np.ptp(block_ND.astype(np.float64), axis=0) > 1e-4 * np.abs(block_ND).max(axis=0)
+    varies_D = np.ptp(block_ND.astype(np.float64), axis=0) > np.maximum(1e-4 * np.abs(block_ND).max(axis=0), 1e-28)
     constant_D = np.ptp(block_ND, axis=0) == 0
     assert not x_ND[:, constant_D].any()
     seen_D = x_ND.any(axis=0)
@@ -60,6 +60,12 @@ def test_what_rounding_makes_of_equal_values_is_constant():
     block_N1 = np.float32(0.1) * np.ones((100, 1), np.float32)
     block_N1[::2] = np.nextafter(np.float32(0.1), 1, dtype=np.float32)
     assert not standardised(block_N1).any()
+
+
+def test_numbers_without_digits_are_constant():
+    """The smallest that float32 knows, 1e-45, has no half: its deviation from the mean cannot be said."""
+    assert not standardised([[1e-45], [0.0]]).any()
+    assert standardised([[1e-20], [0.0]])[:, 0] == pytest.approx([4, -4], rel=1e-6)
 
 
 def test_the_input_is_left_as_it_was():

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rollalloc.data.features import Cost, log_length, projection, standardised, token_bag
-from rollalloc.engines.features import features_of, weights_digest
+from rollalloc.engines.features import _Reduction, features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0
 _FAMILIES = {
@@ -195,6 +195,16 @@ def test_one_prompt_has_features_that_say_nothing():
 def test_prompts_that_are_all_the_same_have_features_that_say_nothing():
     made = features_of(make_model(), [(5, 6, 7)] * 40, pad_id=PAD, batch_tokens=24)
     assert all(not block_ND.any() for block_ND in made.blocks.values())
+
+
+def test_what_rounding_makes_of_equal_sums_is_nothing():
+    """Kernels may sum equal prompts in another order in another batch; beside columns of size 1, 1e-7 is that."""
+    sums_LSH = torch.ones(2, 50, 3)
+    sums_LSH[0, :, 0] = torch.linspace(-2, 2, 50)
+    sums_LSH[1, ::2, 1] += 1e-6
+    x_ND = _Reduction(sums_LSH, 256, 0)(sums_LSH)
+    assert x_ND.any(axis=0).tolist() == [True] + [False] * 5
+    assert x_ND[:, 0] == pytest.approx(np.linspace(-2, 2, 50) / np.linspace(-2, 2, 50).std(), rel=1e-5)
 
 
 def test_prompts_of_one_token_and_a_width_of_one():

@@ -20,6 +20,7 @@ WIDTH = 256  # columns of a block by default
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
 _NOISE = 1e-6  # deviation, as a share of a column's root mean square, that float32 makes of equal values
+_FAINT = 1e-30  # deviation below which float32 runs out of digits
 _ROWS = 1 << 16  # worked on at a time, where something of their width is made beside them
 
 Tokens = Sequence[int]
@@ -100,7 +101,7 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
     for _ in range(2):  # the mean as rounded to float32 leaves a rest where it is far above the deviation
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
-    varies_D = deviation_D > _NOISE * size_D
+    varies_D = deviation_D > np.maximum(_NOISE * size_D, _FAINT)
     # What is divided by infinity is 0.
     x_ND /= np.where(varies_D, deviation_D, np.inf).astype(np.float32)
     x_ND *= np.float32(_SCALE / max(1, varies_D.sum()) ** 0.5)
