@@ -250,7 +250,7 @@ def test_a_message_of_the_installed_command_has_no_traceback(script):
 # help, recipes
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"], ["features", "--help"]])
 def test_help_does_not_import_torch(arguments):
     code = (
         "import sys\nfrom rollalloc.cli import app\n"

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
+from rollalloc.cli.features import features
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.train import train
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, features, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -1,10 +1,11 @@
-"""What a run shows while it trains: a bar in a terminal, else a line now and then."""
+"""What a command shows while it works: a bar in a terminal; of a run, else a line now and then."""
 
 from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Self
 
 import typer
@@ -113,6 +114,21 @@ class RunProgress:
         for reason, count in self._last["unscored"].items():
             table.add_row(escape(f"unscored: {reason}"), f"{count:,}", f"{count / paid:.0%}", style="yellow")
         return table
+
+
+@contextmanager
+def staged() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage of some work, on stderr, which vanish when all is done: (what, how much is done, of how much)."""
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        bars: dict[str, Any] = {}
+
+        def shown(what: str, done: int, of: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=of)
+            progress.update(bars[what], completed=done, total=of)
+
+        yield shown
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:

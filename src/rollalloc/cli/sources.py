@@ -62,8 +62,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    if not given.model:
-        raise ValueError("--model: expected a model's name or folder, got an empty one")
+    model = model_name(str(given.model))
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
@@ -72,7 +71,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         raise ValueError(f"{options}: without prompts to evaluate on it does nothing; give --heldout as well")
     source = Source(
-        model=str(given.model),
+        model=model,
         prompts=tuple(map(str, given.prompts or ())),
         heldout=None if given.heldout is None else str(given.heldout),
         reward=str(given.reward),
@@ -96,6 +95,17 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def model_name(text: str) -> str:
+    """The name or folder of a model, as an option gives it.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not text.strip():
+        raise ValueError("--model: expected a model's name or folder, got an empty one")
+    return text
 
 
 def _update(given: Given) -> dict[str, Any]:

@@ -91,6 +91,19 @@ class Policy:
         return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
 
 
+def load_tokenizer(name: str | Path) -> Any:
+    """A model's tokenizer without the model.
+
+    Args:
+        name: as for `Policy.load`.
+
+    Raises:
+        FileNotFoundError: the name is a path, and there is no folder.
+        OSError: no such model, or no tokenizer in it.
+    """
+    return AutoTokenizer.from_pretrained(_found(name))
+
+
 def usable_device(name: str | None) -> str:
     """The name of a device, tried; None: a GPU where there is one.
 
