@@ -60,8 +60,8 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def table(self) -> PromptTable:
-        """What the core may know: keys, sources numbered by first appearance, and priors where any prompt has one.
+    def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
+        """What the core may know: keys, sources numbered by first appearance, priors where any prompt has one, features.
 
         Raises:
             ValueError: no prompts, or a key that occurs twice.
@@ -72,6 +72,7 @@ class PromptSet:
             keys=self.keys,
             source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
             prior_N=None if np.isnan(prior_N).all() else prior_N,
+            features=features,
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:

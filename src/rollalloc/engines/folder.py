@@ -12,10 +12,10 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.checkpoint import CHECKPOINTS, METRICS, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
 
-DESCRIPTION, MODEL, ALLOCATOR = "run.json", "model", "allocator.json"
+DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
-_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, MODEL, _PARTIAL, CHECKPOINTS)
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _REMEDY = (
     "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
