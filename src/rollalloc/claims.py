@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from rollalloc.whole import write_text
+
 log = logging.getLogger(__name__)
 
 HIDDEN = ".rollalloc"
@@ -85,10 +87,7 @@ class Claims:
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and self._manifest.read_text(encoding="utf-8") == text:
             return
-        self._manifest.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._manifest.with_name(f".{self._manifest.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self._manifest)
+        write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that are ours, and folders of ours that nothing is left in."""

@@ -20,6 +20,7 @@ from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines.checkpoint import METRICS
 from rollalloc.engines.folder import RunFolder, latest
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.whole import write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def compare(
     results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
     if finished:
         claims.add([RESULTS])
-        (folder / RESULTS).write_text(json.dumps(results, indent=2))
+        write_text(folder / RESULTS, json.dumps(results, indent=2))
     if stop.by is not None:
         left = len(runs) - len(finished)
         raise Stopped(

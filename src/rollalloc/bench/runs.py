@@ -31,6 +31,7 @@ from rollalloc.named import make_recipe
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
+from rollalloc.whole import write_text
 
 _WHERE_IT_RUNS = (
     "reward_workers",
@@ -252,7 +253,7 @@ def execute(
             else:
                 place.begin(overwrite=overwrite)
             described = run.description() | {"digests": digests_of(source)}
-            checkpoint.write_whole(folder / DESCRIPTION, json.dumps(described, indent=2))
+            write_text(folder / DESCRIPTION, json.dumps(described, indent=2))
             return trainer.run()
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from rollalloc.data._files import is_readable, read_rows, written_whole
+from rollalloc.data._files import is_readable, read_rows
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.whole import write_text, written
 
 MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written
@@ -229,12 +230,11 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], name: str, entry: dict[st
 
     The manifest comes first: a call that is killed in between leaves a file that is known, not one that is in the way.
     """
-    with written_whole(path) as beside:
+    with written(path) as beside:
         write_prompts(beside, rows)
         entry = {**entry, "sha256": _digest(beside), _REPLACES: _digest(path)}
         manifest = {**_read_manifest(path.parent), name: entry}
-        with written_whole(path.parent / MANIFEST) as new:
-            new.write_text(json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
+        write_text(path.parent / MANIFEST, json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
     return entry
 
 

@@ -30,6 +30,7 @@ from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.whole import write_text
 
 __all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
 
@@ -217,7 +218,7 @@ class Trainer:
         self._write_evaluations(self.grid.last(self.allocator.version))
         if self.place is not None:
             self.place.save_model(self.policy)
-            checkpoint.write_whole(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
+            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
         self._write_last("end", why)
 
@@ -320,7 +321,7 @@ class Trainer:
         """Write what scoring was like since this process began, and which prompts it has given up."""
         assert self.folder is not None
         report = self.scorer.report() | {"quarantined": self._quarantined()}
-        checkpoint.write_whole(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
+        write_text(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
