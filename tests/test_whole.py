@@ -14,9 +14,14 @@ from rollalloc.whole import write_text, written
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, error):
     path = tmp_path / "page.html"
     path.write_text("before")
-    with pytest.raises(error, match="full"), written(path) as beside:
-        beside.write_text("half")
-        raise error("full")
+
+    def fail():
+        with written(path) as beside:
+            beside.write_text("half")
+            raise error("full")
+
+    with pytest.raises(error, match="full"):
+        fail()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rollalloc.cli.progress import Lines, RunProgress, TimeLeft
-from rollalloc.cli.standings import Rows
+from rollalloc.cli.standings import table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
@@ -33,7 +33,7 @@ def console(width, **options):
 @pytest.mark.parametrize("tasks", [["skills/late"], ["skills/late", "rg/number_filtering"]])
 def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tasks):
     shown = console(80)
-    shown.print(Rows([row(task, label) for task in tasks for label in LABELS]))
+    shown.print(table([row(task, label) for task in tasks for label in LABELS]))
     text = shown.file.getvalue()
     assert "…" not in text
     for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):
@@ -43,7 +43,7 @@ def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tas
 
 def test_a_wide_terminal_shows_all():
     shown = console(160)
-    shown.print(Rows([row("skills/late", label) for label in LABELS]))
+    shown.print(table([row("skills/late", label) for label in LABELS]))
     assert "zero variance 54%, out of band 15%" in shown.file.getvalue()
 
 

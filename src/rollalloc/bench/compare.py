@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
-from rollalloc.bench.runs import Run, execute, folder_of, one_thread
+from rollalloc.bench.execution import execute, one_thread
+from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
-from rollalloc.engines.checkpoint import METRICS
 from rollalloc.engines.folder import RunFolder, latest
+from rollalloc.engines.names import METRICS
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.whole import write_text
 

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Run, execute
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run
 
 
 def first_difference(run: Run, batches: int, folder: Path) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -31,6 +32,21 @@ def folder(text: str | Path) -> Path:
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
     return Path(text)
+
+
+def seconds(text: str | float) -> float:
+    """A time to wait, as an option gives it.
+
+    Raises:
+        typer.BadParameter: it is none, or not from a tenth of a second to a day.
+    """
+    try:
+        given = float(text)
+    except ValueError:
+        given = nan
+    if not 0.1 <= given <= 86_400:  # not a number is neither
+        raise typer.BadParameter(f"expected seconds from 0.1 to 86400, which is a day, got {text!r}; e.g. 2")
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)

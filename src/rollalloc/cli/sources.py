@@ -10,8 +10,8 @@ from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
-from rollalloc.engines.loss import Aggregation, Clip, Loss
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.objective import Aggregation, Clip, Loss
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
 from rollalloc.engines.settings import Settings
 from rollalloc.named import RECIPES, make_recipe

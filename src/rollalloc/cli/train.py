@@ -83,7 +83,7 @@ def train(
     ] = False,
 ) -> None:
     """Train one model under one recipe."""
-    from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import run_of
     from rollalloc.engines.checkpoint import newest
     from rollalloc.engines.native import ScoringFailed

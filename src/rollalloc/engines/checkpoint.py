@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollalloc.core.packing import exact_keys
+from rollalloc.engines.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.shape import TRAINER, Shape, check_shape
 from rollalloc.whole import sync
@@ -31,8 +32,6 @@ from rollalloc.whole import sync
 log = logging.getLogger(__name__)
 
 SCHEMA = 2  # of the folder
-METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
-CHECKPOINTS = "checkpoints"
 _GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}

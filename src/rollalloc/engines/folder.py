@@ -9,10 +9,9 @@ from typing import Any, Self
 
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines import checkpoint
-from rollalloc.engines.checkpoint import CHECKPOINTS, METRICS, REWARDS, ROLLOUTS
+from rollalloc.engines.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
 
-DESCRIPTION, MODEL, ALLOCATOR = "run.json", "model", "allocator.json"
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, MODEL, _PARTIAL, CHECKPOINTS)

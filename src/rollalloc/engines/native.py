@@ -21,8 +21,9 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.folder import ALLOCATOR, RunFolder
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
+from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
@@ -77,7 +78,7 @@ class Trainer:
         self.folder = None if self.place is None else self.place.path
         self.listener = listener
         self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        logged = self.folder / checkpoint.ROLLOUTS if self.folder is not None and settings.log_rollouts else None
+        logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
         self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
@@ -321,11 +322,11 @@ class Trainer:
         """Write what scoring was like since this process began, and which prompts it has given up."""
         assert self.folder is not None
         report = self.scorer.report() | {"quarantined": self._quarantined()}
-        write_text(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
+        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
-            with (self.folder / checkpoint.METRICS).open("a", encoding="utf-8") as file:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
