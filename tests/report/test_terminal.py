@@ -70,7 +70,7 @@ def test_eighty_columns_hold_of_several_runs_all_that_matters(write_run, labels)
 
 def test_a_wide_terminal_shows_of_several_runs_all(write_run):
     text = shown([read_run(write_run("grpo", seed, why=None)) for seed in range(2)], 120)
-    for word in ("wasted most on", "left", "taught", "▁"):
+    for word in ("wasted most on", "left", "taught", "█"):
         assert word in text, text
 
 
