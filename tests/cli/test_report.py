@@ -115,6 +115,17 @@ def test_watch_refuses_a_time_to_wait_that_is_none(tmp_path, every):
     assert "expected seconds from 0.1 to 86400" in " ".join(given.output.split())
 
 
+@pytest.mark.parametrize(
+    "command", [["report"], ["watch"], ["board"], ["verify-resume"], ["data", "prepare", "gsm8k", "--from-local"]]
+)
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    given = CliRunner().invoke(app, [*command, ""])
+    assert given.exit_code == 2
+    assert "expected the name of a folder, got an empty one" in " ".join(given.output.split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_follows_runs_needs_no_pytorch(tmp_path):
     """It takes seconds to import; `report` and `board` draw a comparison without."""
     for seed in (0, 1):

@@ -17,6 +17,7 @@ from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.engines.names import DESCRIPTION
 from rollalloc.engines.settings import SAVING, Settings
 from rollalloc.named import make_recipe
+from rollalloc.regular import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ class Run:
         """The description in a folder, and the digests beside it; empty where there is none."""
         path = folder / DESCRIPTION
         try:
-            saved = json.loads(path.read_text()) if path.exists() else {}
+            saved = json.loads(read_text(path)) if path.exists() else {}
             return saved, saved.pop("digests", {})  # of the files, which are not the run's
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None

@@ -20,15 +20,25 @@ def _option(help: str, panel: str, **others: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **others)
 
 
+def place(text: str | Path) -> Path:
+    """A folder by its name, whatever is there; a variable of the shell that is not set must not mean the current one.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
+    return Path(text)
+
+
 def folder(text: str | Path) -> Path:
     """A folder to write into, as an option gives it.
 
     Raises:
         typer.BadParameter: it is empty, or a file.
     """
-    if not str(text).strip():
-        raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
-    there = next(place for place in (Path(text), *Path(text).parents) if place.exists())
+    place(text)
+    there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
     return Path(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from rollalloc.data._files import is_readable, read_rows
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.regular import read_text
 from rollalloc.whole import write_text, written
 
 MANIFEST = "prepared.json"
@@ -243,12 +245,13 @@ def _read_manifest(out: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: a file of that name which is not a manifest of this version.
+        OSError: it cannot be read.
     """
     path = out / MANIFEST
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(read_text(path))
     except (ValueError, RecursionError):
         saved = None
     files = saved.get("files") if isinstance(saved, dict) and saved.get("schema") == _SCHEMA else None

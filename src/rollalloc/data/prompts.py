@@ -205,6 +205,11 @@ def encode_prompts(
         if not ids:
             raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
     room = context - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
+            f"{max_new_tokens}"
+        )
     too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
     if too_long:
         problem = (

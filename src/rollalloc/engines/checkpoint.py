@@ -27,6 +27,7 @@ from rollalloc.core.packing import exact_keys
 from rollalloc.engines.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.shape import TRAINER, Shape, check_shape
+from rollalloc.regular import read_text
 from rollalloc.whole import sync
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
         Torn: it is missing, cut off or of another shape.
     """
     try:
-        value = json.loads((place / name).read_text())
+        value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
         raise Torn(f"checkpoint {place} is torn: {name} is missing or cut off ({error})") from None
     try:
@@ -251,7 +252,7 @@ def _numbers(parent: Path) -> list[int]:
 def _ours(place: Path) -> set[str]:
     """The names in a checkpoint's folder that it wrote, as its manifest says; one that is torn may have none."""
     try:
-        named = set(json.loads((place / _MANIFEST).read_text())["files"])
+        named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
         named = {file.name for file in place.glob("*.safetensors")}
     return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}

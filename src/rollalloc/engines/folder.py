@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +13,7 @@ from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines import checkpoint
 from rollalloc.engines.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
+from rollalloc.regular import opened
 
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
@@ -86,9 +89,12 @@ class RunFolder:
         Raises:
             InUse: another trainer is at work in it.
             FileExistsError: it holds a run that is not to be overwritten, or what rollalloc did not write.
+            PermissionError: it cannot be made there.
         """
         if self.path.exists():
             self.lock()
+        else:  # said now rather than when the model is loaded
+            _refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
             raise FileExistsError(
@@ -164,14 +170,22 @@ class RunFolder:
         ]
 
 
+def _refuse_read_only(folder: Path) -> None:
+    there = next(place for place in folder.absolute().parents if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES, f"{folder} cannot be made: nothing can be written there, give another folder", str(there)
+        )
+
+
 def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
     """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
     path = folder / METRICS
     if not path.exists():
         return None
-    with path.open("rb") as file:
+    with opened(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
-        whole, _, _ = file.read().rpartition(b"\n")
+        whole, _, _ = file.readall().rpartition(b"\n")
     for line in reversed(whole.split(b"\n")):
         if line.startswith(b'{"kind": "' + (kind or "").encode()):
             return json.loads(line)
