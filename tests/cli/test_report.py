@@ -120,9 +120,9 @@ def test_watch_refuses_a_time_to_wait_that_is_none(tmp_path, every):
 )
 def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    given = CliRunner().invoke(app, [*command, ""])
+    given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})
     assert given.exit_code == 2
-    assert "expected the name of a folder, got an empty one" in " ".join(given.output.split())
+    assert "expected the name of a folder, got an empty one" in given.output
     assert not list(tmp_path.iterdir())
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.claims import InUse, Lock
+from rollalloc.engines.folder import RunFolder
 
 GRPO = recipes.grpo(4, 4)
 

@@ -20,7 +20,7 @@ from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines.folder import RunFolder, latest
 from rollalloc.engines.names import METRICS
-from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.engines.stopping import Stopped, StopRequest, unheard
 from rollalloc.whole import write_text
 
 
@@ -203,7 +203,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, self.overwrite), daemon=False)
-        self.process.start()
+        with unheard():
+            self.process.start()
         theirs.close()
 
     def give(self, run: Run, place: Path) -> None:
@@ -228,7 +229,7 @@ class _Worker:
         run, self.run = self.run, None
         try:
             error = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the other end may be reset rather than closed
             self.process.join()
             error = f"its process died with exit code {self.process.exitcode}"
             if replace:
@@ -237,8 +238,7 @@ class _Worker:
 
 
 def _work(connection: Connection, overwrite: bool) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C, which is unheard, it reaches all of a terminal
     threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     while True:

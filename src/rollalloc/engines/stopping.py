@@ -63,5 +63,18 @@ class StopRequest:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let processes that are started here not hear Ctrl-C, which reaches all of a terminal: their parent decides.
+
+    Not even while they import, when a handler of their own would not be there yet.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _say(by: signal.Signals) -> None:
     log.warning("%s: stops once the batch at work is trained and saved; Ctrl-C leaves at once", by.name)
