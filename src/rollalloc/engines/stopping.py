@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def unheard() -> Iterator[None]:
 
     Not even while they import, when a handler of their own would not be there yet.
     """
+    resource_tracker.ensure_running()  # multiprocessing's, which would unblock the signal when it is started below
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
