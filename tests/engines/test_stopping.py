@@ -55,9 +55,14 @@ def test_nor_does_one_of_multiprocessing_hear_it_before_its_first_line(tmp_path)
 
 
 def test_ctrl_c_that_comes_meanwhile_is_not_lost():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
+
     def interrupted():
         with unheard():
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
