@@ -16,7 +16,7 @@ from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings

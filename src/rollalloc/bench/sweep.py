@@ -22,6 +22,7 @@ from rollalloc.bench.compare import compare
 from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run
 from rollalloc.claims import Claims
+from rollalloc.whole import write_text
 
 LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
 
@@ -144,8 +145,8 @@ def main() -> None:
     made, tuned = "sweep.json", f"{task.replace('/', '-')}.json"
     Claims(given.out, "sweep").add([made, tuned])
     tables = sweep(plan, given.recipes, given.out, given.processes, overwrite=given.overwrite)
-    (given.out / made).write_text(json.dumps(tables, indent=2))
-    (given.out / tuned).write_text(json.dumps(tuned_file(plan, tables), indent=2))
+    write_text(given.out / made, json.dumps(tables, indent=2))
+    write_text(given.out / tuned, json.dumps(tuned_file(plan, tables), indent=2))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.folder import ALLOCATOR, RunFolder
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
+from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
@@ -32,6 +33,7 @@ from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.whole import write_text
 
 __all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
 
@@ -83,7 +85,7 @@ class Trainer:
         self.features = features
         blocks = None if features is None else features.blocks
         self.allocator = Allocator(recipe, train.prompt_set.table(blocks), settings.seed)
-        logged = self.folder / checkpoint.ROLLOUTS if self.folder is not None and settings.log_rollouts else None
+        logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
         self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
@@ -231,7 +233,7 @@ class Trainer:
         self._write_evaluations(self.grid.last(self.allocator.version))
         if self.place is not None:
             self.place.save_model(self.policy)
-            checkpoint.write_whole(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
+            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
         self._write_last("end", why)
 
@@ -334,11 +336,11 @@ class Trainer:
         """Write what scoring was like since this process began, and which prompts it has given up."""
         assert self.folder is not None
         report = self.scorer.report() | {"quarantined": self._quarantined()}
-        checkpoint.write_whole(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
+        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
-            with (self.folder / checkpoint.METRICS).open("a", encoding="utf-8") as file:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
