@@ -131,7 +131,7 @@ class Trainer:
     def _run(self) -> str:
         if self.features is not None and not self.counters.batches and not self.counters.next_at:
             self.counters.seconds += self.features.cost.seconds
-            self._write({"kind": "features", **self._spent(), **asdict(self.features.cost)})
+            self._write({"kind": "features", **self._spent(), "features": asdict(self.features.cost)})
         self._evaluate_until(0)
         why = self._why_stop()
         while why is None:
