@@ -177,7 +177,7 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN[:-1], "broken.py:score"), "cannot be loaded, since its module raises SyntaxError"),
         ((*OWN, "--recipe", "broken:recipe"), "its module raises SyntaxError when it is imported"),
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
-        ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
+        ((*OWN, "--max-new-tokens", "64"), "max_new_tokens must be less than the model's context of 64 tokens"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):
