@@ -116,7 +116,7 @@ def amount(value: Any, where: str) -> float | None:
     Raises:
         ValueError: neither None nor a finite number.
     """
-    if value is None or (isinstance(value, (int, float)) and isfinite(value)):
+    if value is None or (type(value) in (int, float) and isfinite(value)):
         return value
     raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is torn")
 
@@ -127,7 +127,7 @@ def rate(value: Any, where: str) -> float | None:
     Raises:
         ValueError: neither None nor a number in [0, 1].
     """
-    if value is None or (isinstance(value, (int, float)) and 0 <= value <= 1):
+    if value is None or (type(value) in (int, float) and 0 <= value <= 1):
         return value
     raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is torn")
 
