@@ -146,8 +146,8 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     for each in picked:
         if not _is_possible(each):
             raise RuleError(
-                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and a probability in (0, 1], each a number or "
-                f"None, got {each}"
+                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and a probability in (0, 1], or None for "
+                f"each, got {each}"
             )
         run.roster.take(each.prompt)
     return picked

@@ -143,8 +143,8 @@ def _load_memory(
     """The prompt rule's memory; another rule, accepted, begins with an empty one."""
     memory = run.memory
     rule = run.recipe.prompts
-    if source_N is not None and same_rule and isinstance(rule, MovablePromptRule):
-        run.memory = rule.moved(saved, source_N)
+    if source_N is not None and isinstance(rule, MovablePromptRule):
+        run.memory = rule.moved(saved, source_N, run.table) if same_rule else memory
         return
     fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
     if not fits and not same:
