@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from cases import PC, RECIPES, TRACED
+from cases import PC, RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
 from rollalloc.rules import prompts
@@ -15,7 +15,12 @@ from rollalloc.testing import check_recipe, trace
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_law_holds(name):
-    check_recipe(RECIPES[name])
+    check_recipe(RECIPES[name], table=TABLES.get(name, PromptTable.of))
+
+
+def test_a_table_of_another_size_than_asked_for_is_refused():
+    with pytest.raises(ValueError, match="table must make a data set of 4100 prompts, got 7"):
+        check_recipe(RECIPES["grpo"], table=lambda prompts: PromptTable(7))
 
 
 def test_law_6_the_same_actions_under_any_hash_seed():
