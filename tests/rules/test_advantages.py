@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc import recipes
@@ -206,6 +206,7 @@ def test_advantage_against_what_is_known_by_hand(rule, group, expected):
     np.testing.assert_allclose(rule(group, np.array([group.scored - 1])), expected[-1:], atol=1e-15)
 
 
+@settings(deadline=None)
 @given(value=FLOATS, count=st.integers(1, 9))
 def test_without_a_baseline_equal_rewards_are_exactly_zero(value, count):
     group = GroupView.of([0] * count, rewards=[value] * count)
@@ -231,6 +232,7 @@ def test_a_batchs_advantages_by_hand(rule, before, after):
     np.testing.assert_allclose(np.concatenate(made), np.concatenate(after), atol=1e-5)
 
 
+@settings(deadline=None)
 @given(value=FLOATS, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_equal_advantages_of_a_batch_are_exactly_zero_over_it(value, sizes):
     before = [np.full(size, value) for size in sizes]
@@ -238,6 +240,7 @@ def test_equal_advantages_of_a_batch_are_exactly_zero_over_it(value, sizes):
         assert not np.concatenate(rule(before, [], View.of())).any()
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=5), st.floats(0, 2))
 def test_the_promises_of_rules_over_a_batch_hold_for_any_batch(batch, neg):
     before = [np.array(each) for each in batch]

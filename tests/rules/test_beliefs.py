@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, PromptTable, recipes
@@ -236,6 +236,7 @@ def test_foresight_chances_by_hand():
     np.testing.assert_allclose(replace(rule, floor=1.0).chances(np.array([0.1, 0.3])), [0.5, 0.5])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0.001, 0.999), min_size=1, max_size=40),
     st.floats(0, 1e6),
@@ -299,6 +300,7 @@ def test_foresight_draws_from_a_pool_and_the_best_of_all_is_not_always_in_it():
     assert 0 < got < 40  # two of 400 are looked at: 2 expected, above 12 with probability below 1e-6
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.floats(-5, 5)), min_size=0, max_size=30),
 )

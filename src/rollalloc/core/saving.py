@@ -254,6 +254,8 @@ def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
 
 
 def _load_row(saved: list[Any], here: _Renumbering) -> Row:
+    if len(saved) != len(Row._fields):
+        raise ValueError(f"expected a row of {len(Row._fields)} entries, got {saved!r}; the state is torn")
     rollout, prompt, group, advantage, weight, version, replays = saved
     if amount(advantage, "advantage") is None or amount(weight, "weight") is None:
         raise ValueError(f"rollout {rollout}: expected an advantage and a weight, got {saved}; the state is torn")
