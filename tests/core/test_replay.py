@@ -119,7 +119,7 @@ def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
     driver = drive(replace(replaying(recipes.raft(2)), budget=Budget(run_rollouts=3)), 6, default=(1.0,))
     first, second = batches(driver, 2)
     assert (len(first[0]), len(second[0]), len(second[1])) == (2, 1, 2)
-    assert "run_rollouts" in driver.ask().finished
+    assert "no room for another group" in driver.ask().finished
     assert second[2] == set(rollouts(first[0] + second[0]))  # at the end
     assert driver.allocator.state_dict()["kept"] == []
 
@@ -272,4 +272,8 @@ def test_replay_is_part_of_the_recipe_and_its_fingerprint(kept):
         copy_of(kept, replaying(times=8))
     mixed = recipes.mix(recipes.dapo(2, 2, 6), replaying())
     assert mixed.replay == kept.recipe.replay
-    assert all(json.dumps(replaying(above=above).description) for above in (0.0, -1.0))
+    every = replaying(above=-inf)
+    state = Allocator(every, 6, 0).state_dict()
+    Allocator(every, 6, 0).load_state_dict(json.loads(json.dumps(state, allow_nan=False)))
+    with pytest.raises(ValueError, match=r"recipe.replay.above: saved '-inf', given 0.0"):
+        Allocator(replaying(), 6, 0).load_state_dict(state)

@@ -190,7 +190,8 @@ def describe(value: Any) -> Any:
         TypeError: a lambda, a closure or another object without a stable description.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        strict = not isinstance(value, float) or isfinite(value)
+        return value if strict else str(value)  # JSON has no word for what is not finite
     if isinstance(value, np.generic):
         return cast("np.generic[Any]", value).item()
     if isinstance(value, (tuple, list)):
