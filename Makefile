@@ -48,6 +48,7 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/core.py
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/predictor.py speed
 	.venv/bin/python benchmarks/sampler.py
+	.venv/bin/python benchmarks/features.py
 	.venv/bin/python benchmarks/rewards.py speed
 	.venv/bin/python benchmarks/rewards.py hostile
 	.venv/bin/python benchmarks/trl_driver.py speed

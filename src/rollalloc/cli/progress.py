@@ -1,10 +1,11 @@
-"""What a run shows while it trains: a bar in a terminal, else a line now and then."""
+"""What a command shows while it works: a bar in a terminal; of a run, else a line now and then."""
 
 from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Self
 
 import typer
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from rollalloc.report.text import visible
 
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
@@ -47,7 +50,7 @@ class Lines:
             return
         self._last = now
         try:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
         except (OSError, SystemExit):  # rich leaves where a pipe is broken
             self._gone = True
 
@@ -111,8 +114,23 @@ class RunProgress:
                 table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
         table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
         for reason, count in self._last["unscored"].items():
-            table.add_row(escape(f"unscored: {reason}"), f"{count:,}", f"{count / paid:.0%}", style="yellow")
+            table.add_row(escape(visible(f"unscored: {reason}")), f"{count:,}", f"{count / paid:.0%}", style="yellow")
         return table
+
+
+@contextmanager
+def staged() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage of some work, on stderr, which vanish when all is done: (what, how much is done, of how much)."""
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        bars: dict[str, Any] = {}
+
+        def shown(what: str, done: int, of: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=of)
+            progress.update(bars[what], completed=done, total=of)
+
+        yield shown
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:

@@ -10,8 +10,8 @@ from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
-from rollalloc.engines.loss import Aggregation, Clip, Loss
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.objective import Aggregation, Clip, Loss
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
 from rollalloc.engines.settings import Settings
 from rollalloc.named import RECIPES, make_recipe
@@ -23,7 +23,7 @@ _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
-    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device"),
+    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
 )
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
@@ -62,8 +62,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    if not given.model:
-        raise ValueError("--model: expected a model's name or folder, got an empty one")
+    model = model_name(str(given.model))
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
@@ -72,7 +71,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         raise ValueError(f"{options}: without prompts to evaluate on it does nothing; give --heldout as well")
     source = Source(
-        model=str(given.model),
+        model=model,
         prompts=tuple(map(str, given.prompts or ())),
         heldout=None if given.heldout is None else str(given.heldout),
         reward=str(given.reward),
@@ -83,6 +82,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         reward_cache=given.reward_cache,
         overlong_buffer=given.overlong_buffer,
         device=given.device,
+        features=given.features,
     )
     settings = Settings(
         seed=seed,
@@ -96,6 +96,17 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def model_name(text: str) -> str:
+    """The name or folder of a model, as an option gives it.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not text.strip():
+        raise ValueError("--model: expected a model's name or folder, got an empty one")
+    return text
 
 
 def _update(given: Given) -> dict[str, Any]:

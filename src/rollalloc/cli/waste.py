@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
     from rollalloc.waste.finding import Finding
@@ -66,7 +65,7 @@ def waste(
     check_format(format)
     check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
     options = Options(reward, _numbers(weights), group_size)
-    with _progress() as shown:
+    with staged() as shown:
         log = read_log(path, format, options, lambda file, done, files: shown("reading", done, files))
         finding = find(
             log, threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed,
@@ -124,21 +123,6 @@ def _table(headings: tuple[str, ...]) -> Table:
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     return table
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, which vanishes when all is done."""
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
-        bars: dict[str, Any] = {}
-
-        def shown(what: str, done: int, of: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=of)
-            progress.update(bars[what], completed=done, total=of)
-
-        yield shown
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:

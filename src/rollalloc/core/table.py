@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -15,6 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from rollalloc.core.packing import pack, unpack
 
 GONE = -1  # stands for a prompt that left the data set
+
+
+def key_digests(keys: Iterable[str]) -> NDArray[np.uint64]:
+    """A 64-bit digest of each key, shape (N,), the same in every process."""
+    joined = b"".join(blake2b(str(key).encode(), digest_size=8).digest() for key in keys)
+    return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +163,7 @@ class PromptTable:
         """64-bit digest of each key, shape (N,), by which a saved state finds its prompts again; shape (0,) without keys."""
         if isinstance(self.keys, int):
             return np.zeros(0, np.uint64)
-        joined = b"".join(blake2b(str(key).encode(), digest_size=8).digest() for key in self.keys)
-        return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
+        return key_digests(self.keys)
 
     @staticmethod
     def of(prompts: Any) -> PromptTable:

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import PathLike
@@ -20,6 +20,7 @@ from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
@@ -60,8 +61,8 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def table(self) -> PromptTable:
-        """What the core may know: keys, sources numbered by first appearance, and priors where any prompt has one.
+    def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
+        """What the core may know: keys, sources numbered by first appearance, priors where any prompt has one, features.
 
         Raises:
             ValueError: no prompts, or a key that occurs twice.
@@ -72,6 +73,7 @@ class PromptSet:
             keys=self.keys,
             source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
             prior_N=None if np.isnan(prior_N).all() else prior_N,
+            features=features,
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:
@@ -176,8 +178,8 @@ def encode_prompts(
     prompt_set: PromptSet,
     tokenizer: Any,
     *,
-    context: int,
-    max_new_tokens: int,
+    context: int | None,
+    max_new_tokens: int = 0,
     overlong: Literal["error", "drop"] = "error",
 ) -> EncodedPrompts:
     """Tokenizes every prompt and sees to it that prompt and completion fit the context.
@@ -188,8 +190,8 @@ def encode_prompts(
     Args:
         prompt_set: the prompts.
         tokenizer: a Hugging Face tokenizer.
-        context: tokens that the model can attend to, prompt and completion together.
-        max_new_tokens: most tokens of a completion.
+        context: tokens that the model can attend to, prompt and completion together; None: as many as there are.
+        max_new_tokens: most tokens of a completion; 0: the prompts alone must fit.
         overlong: what to do with a prompt of more than `context - max_new_tokens` tokens: raise, or leave it out and
             count it in `dropped["overlong"]`.
 
@@ -204,20 +206,25 @@ def encode_prompts(
     for key, prompt, ids in zip(prompt_set.keys, prompts, tokens, strict=True):
         if not ids:
             raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
-    room = context - max_new_tokens
+    room = math.inf if context is None else context - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
+            f"{max_new_tokens}"
+        )
     too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
     if too_long:
+        of = f"context {context}" + (f" - max_new_tokens {max_new_tokens}" if max_new_tokens else "")
         problem = (
-            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens (context {context} - "
-            f"max_new_tokens {max_new_tokens}), the longest {max(map(len, tokens))}, the first of them "
-            f"{prompt_set.keys[too_long[0]]!r}"
+            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens ({of}), the longest "
+            f"{max(map(len, tokens))}, the first of them {prompt_set.keys[too_long[0]]!r}"
         )
+        smaller = ["a smaller max_new_tokens"] if max_new_tokens else []
         if overlong == "error":
-            raise ValueError(
-                f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or a smaller max_new_tokens"
-            )
+            remedy = "".join(smaller) or "take a model with a longer context"
+            raise ValueError(f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or {remedy}")
         if len(too_long) == len(tokens):
-            raise ValueError(f"{problem}; none is left: a smaller max_new_tokens or a longer context is needed")
+            raise ValueError(f"{problem}; none is left: {' or '.join([*smaller, 'a longer context'])} is needed")
         prompt_set = prompt_set.without(set(too_long), "overlong")
     return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room))
 

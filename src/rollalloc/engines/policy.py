@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.engines.sampler import why_not
-
-Precision = Literal["auto", "fp32", "bf16"]
+from rollalloc.engines.settings import Precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +88,19 @@ class Policy:
     def answer(self, text: str) -> tuple[int, ...]:
         """A right answer as the token ids of a completion, end of sequence included."""
         return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """A model's tokenizer without the model.
+
+    Args:
+        name: as for `Policy.load`.
+
+    Raises:
+        FileNotFoundError: the name is a path, and there is no folder.
+        OSError: no such model, or no tokenizer in it.
+    """
+    return AutoTokenizer.from_pretrained(_found(name))
 
 
 def usable_device(name: str | None) -> str:

@@ -30,7 +30,7 @@ from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
-from rollalloc.engines.checkpoint import write_whole
+from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)
 
@@ -230,9 +230,8 @@ class RollallocTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         """Our state first: verl names a checkpoint the latest when the rest of it is written; without the rest, none."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
         state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
-        write_whole(folder / _STATE, json.dumps(state))
+        write_text(folder / _STATE, json.dumps(state))
         try:
             super()._save_checkpoint()
         except BaseException:  # a folder without our state is refused as torn

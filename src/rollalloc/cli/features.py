@@ -1,0 +1,89 @@
+"""`rollalloc features`: what the initial model makes of each prompt, in a file, for methods that predict success."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rollalloc.cli.progress import staged
+
+if TYPE_CHECKING:
+    from rollalloc.data.features import Features
+
+
+def features(
+    model: Annotated[
+        str, typer.Option(help="A causal language model, by name or folder: the one that training will begin with.")
+    ],
+    prompts: Annotated[list[Path], typer.Option(help="Parquet or JSONL in verl's schema; repeatable.")],
+    out: Annotated[Path, typer.Option(help="The file to write; it ends in .safetensors.")],
+    width: Annotated[int, typer.Option(help="Columns of a block at most.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the projection and the hash.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default a GPU where there is one.")] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Tokens of a forward pass, or one prompt; less needs less memory.")
+    ] = 4096,
+    drop_overlong: Annotated[
+        bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model.")
+    ] = False,
+    tokens_only: Annotated[
+        bool,
+        typer.Option("--tokens-only", help="Load only the tokenizer: a bag of tokens and lengths, no hidden states."),
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace features that stand there.")] = False,
+) -> None:
+    """Compute features of prompts once, from the initial model, for predicting which of them succeed."""
+    from rollalloc.cli.sources import model_name  # torch takes seconds to import, `--help` should not
+    from rollalloc.core.recipe import at_least
+    from rollalloc.data.feature_file import Origin, refuse_place, write_features
+    from rollalloc.data.features import check_width
+    from rollalloc.data.prompts import encode_prompts, load_prompts
+    from rollalloc.engines.features import BATCH_TOKENS, features_of, weights_digest
+    from rollalloc.engines.policy import Policy, load_tokenizer, usable_device
+
+    console = Console(stderr=True)
+    name = model_name(model)
+    check_width(width)
+    at_least("seed", seed, 0)
+    at_least("batch_tokens", batch_tokens, 1)
+    refuse_place(out, overwrite=overwrite)
+    if tokens_only and (device is not None or batch_tokens != BATCH_TOKENS or drop_overlong):
+        raise ValueError(
+            "--device, --batch-tokens, --drop-overlong: --tokens-only loads no model; take them out, or it"
+        )
+    usable_device(device)
+    with console.status("preparing"):
+        prompt_set = load_prompts(*prompts)
+        policy = None if tokens_only else Policy.load(name, device=device)
+        encoded = encode_prompts(
+            prompt_set,
+            load_tokenizer(name) if policy is None else policy.tokenizer,
+            context=None if policy is None else policy.context,
+            overlong="drop" if drop_overlong else "error",
+        )
+    with staged() as shown:
+        made = features_of(
+            None if policy is None else policy.model,
+            encoded.tokens,
+            pad_id=0 if policy is None else policy.pad_id,
+            width=width,
+            seed=seed,
+            batch_tokens=batch_tokens,
+            progress=lambda done, of: shown("tokens", done, of),
+        )
+    origin = Origin(name, None if policy is None else weights_digest(policy.model), seed)
+    write_features(out, encoded.prompt_set.keys, made, origin=origin, overwrite=overwrite)
+    dropped = encoded.prompt_set.dropped.get("overlong", 0)
+    if dropped:
+        console.print(f"{dropped:,} prompts that do not fit the model are left out", style="yellow", highlight=False)
+    console.print(f"{_summary(made)}; they are in {out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _summary(made: Features) -> str:
+    cost = made.cost
+    blocks = ", ".join(f"{name} ({block_ND.shape[1]})" for name, block_ND in made.blocks.items())
+    passed = f"{cost.tokens:,} tokens forwarded" if cost.tokens else "nothing forwarded"
+    return f"features of {cost.prompts:,} prompts: {blocks}; {passed}, {cost.seconds:.1f} s"

@@ -1,0 +1,316 @@
+"""The file of features: found again by key, whole or refused, and never over what is not ours."""
+
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from rollalloc.core.table import key_digests
+from rollalloc.data.feature_file import Origin, is_own, read_features, write_features
+from rollalloc.data.features import Cost, Features
+
+KEYS = tuple(f"mine/{number}" for number in range(6))
+ORIGIN = Origin("some/model", "abc", 3)
+
+
+def make_features(rows=6, **more):
+    numbers_N = np.arange(rows, dtype=np.float32)
+    blocks = {"hidden": np.stack([numbers_N, -numbers_N], axis=1), "length": numbers_N[:, None], **more}
+    return Features(blocks, Cost(rows, 40, 1.5))
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "features.safetensors"
+    write_features(file, KEYS, make_features(), origin=ORIGIN)
+    return file
+
+
+def described_in(path):
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    return json.loads(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]["rollalloc"])
+
+
+def changed(path, tensors=None, **header):
+    """The file written again with another header or other tensors."""
+    described = described_in(path) | header
+    numbers_N = np.arange(6, dtype=np.float32)
+    hidden_N2 = np.stack([numbers_N, -numbers_N], axis=1)
+    held = {"keys": key_digests(KEYS), "block:hidden": hidden_N2, "block:length": numbers_N[:, None]}
+    held = {name: array for name, array in (held | (tensors or {})).items() if array is not None}
+    save_file(held, path, metadata={"rollalloc": json.dumps(described)})
+
+
+# written and read
+
+
+def test_what_was_written_is_read(path):
+    read = read_features(path, KEYS)
+    assert list(read.blocks) == ["hidden", "length"]
+    for name, block_ND in make_features().blocks.items():
+        assert np.array_equal(read.blocks[name], block_ND)
+        assert read.blocks[name].dtype == np.float32
+    assert read.cost == Cost(6, 40, 1.5)
+    described = described_in(path)
+    assert described["origin"] == {"model": "some/model", "weights": "abc", "seed": 3}
+    assert described["blocks"] == {"hidden": 2, "length": 1}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
+def test_rows_come_in_the_readers_order(path, order):
+    read = read_features(path, [KEYS[row] for row in order])
+    assert read.blocks["length"][:, 0].tolist() == order
+    assert read.blocks["hidden"][:, 1].tolist() == [-row for row in order]
+
+
+def test_the_order_of_the_blocks_is_kept(tmp_path):
+    blocks = {name: np.ones((1, 1), np.float32) for name in ("zeta", "alpha", "mid dle/é")}
+    write_features(tmp_path / "f.safetensors", ["k"], Features(blocks, Cost(1, 0, 0.0)))
+    assert list(read_features(tmp_path / "f.safetensors", ["k"]).blocks) == list(blocks)
+
+
+def test_missing_prompts_are_counted_and_the_first_is_named(path):
+    with pytest.raises(ValueError, match=r"has no features of 2 of 3 prompts, the first 'other/1'; make it again") as e:
+        read_features(path, ["mine/3", "other/1", "other/2"])
+    assert str(path) in str(e.value)
+
+
+def test_no_prompts_are_an_error(path):
+    with pytest.raises(ValueError, match="at least one prompt, got none"):
+        read_features(path, [])
+
+
+def test_another_models_features_are_taken_with_a_warning(path, caplog):
+    with caplog.at_level(logging.WARNING):
+        read_features(path, KEYS, weights="abc")
+        assert not caplog.records
+        read_features(path, KEYS, weights="abd")
+    assert "was made with other weights ('some/model') than the run's" in caplog.text
+
+
+def test_features_of_unknown_origin_are_taken(tmp_path, caplog):
+    write_features(tmp_path / "f.safetensors", KEYS, make_features())
+    with caplog.at_level(logging.WARNING):
+        assert len(read_features(tmp_path / "f.safetensors", KEYS, weights="abc")) == 6
+    assert not caplog.records
+
+
+# never over what is not ours, and whole or not at all
+
+
+def test_features_are_replaced_only_when_told(path):
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match="holds features already; replace them"):
+        write_features(path, KEYS[:1], make_features(1))
+    assert path.read_bytes() == before
+    write_features(path, KEYS[:1], make_features(1), overwrite=True)
+    assert len(read_features(path, KEYS[:1])) == 1
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def make_foreign(path, kind):
+    path.unlink()
+    if kind == "model":
+        save_file({"weight": np.zeros(3, np.float32)}, path, metadata={"format": "pt"})
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        write_features(path.with_name("real.safetensors"), KEYS, make_features())
+        path.symlink_to("real.safetensors")
+    elif kind == "dangling":
+        path.symlink_to("nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.write_bytes({"empty": b"", "text": b"my notes", "huge header": b"\xff" * 100}[kind])
+
+
+@pytest.mark.parametrize("kind", ["model", "folder", "link", "dangling", "fifo", "empty", "text", "huge header"])
+def test_nothing_of_others_is_overwritten(path, kind):
+    make_foreign(path, kind)
+    before = sorted(path.parent.iterdir())
+    assert not is_own(path)
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match="is not what `rollalloc features` writes; move it away"):
+            write_features(path, KEYS, make_features(), overwrite=overwrite)
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_torn_one_of_ours_may_be_replaced(path):
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+    write_features(path, KEYS, make_features(), overwrite=True)
+    assert len(read_features(path, KEYS)) == 6
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, before):
+    path = tmp_path / "f.safetensors"
+    if before:
+        write_features(path, KEYS, make_features())
+    held = {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rollalloc.data.feature_file.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_features(path, KEYS, make_features(), overwrite=True)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == held
+
+
+@pytest.mark.parametrize("name", ["features", "features.npz", ".safetensors", "a/.safetensors"])
+def test_a_name_says_what_the_file_is(tmp_path, name):
+    with pytest.raises(ValueError, match=r"ends in \.safetensors"):
+        write_features(tmp_path / name, KEYS, make_features())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_no_folder_to_write_into(path):
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        write_features(path / "inner.safetensors", KEYS, make_features())
+
+
+def test_keys_and_rows_belong_together(tmp_path):
+    path = tmp_path / "f.safetensors"
+    with pytest.raises(ValueError, match="got 5 keys for 6 rows"):
+        write_features(path, KEYS[:5], make_features())
+    with pytest.raises(ValueError, match="1 keys occur twice"):
+        write_features(path, (*KEYS[:5], KEYS[0]), make_features())
+    assert not path.exists()
+
+
+# torn, foreign and hostile files
+
+
+def test_there_must_be_a_file(tmp_path):
+    for path in (tmp_path / "none.safetensors", tmp_path):
+        with pytest.raises(FileNotFoundError, match="no such file; `rollalloc features"):
+            read_features(path, KEYS)
+
+
+def test_a_torn_file_is_one_clear_error(path):
+    whole = path.read_bytes()
+    for length in {0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1}:
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="not a whole file of features"):
+            read_features(path, KEYS)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_read_right_or_refused(path, data):
+    """One byte of the header or of the keys is changed: the same rows, other numbers never."""
+    path.unlink()
+    write_features(path, KEYS, make_features(), origin=ORIGIN)
+    raw = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1 - 6 * 3 * 4))  # the numbers themselves have no digest
+    raw[at] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    said, blocks = "", {}
+    try:
+        blocks = read_features(path, KEYS).blocks
+    except ValueError as error:
+        said = str(error)
+    assert blocks or "not a whole file of features" in said or "has no features of" in said
+    for name, block_ND in blocks.items():
+        assert np.array_equal(block_ND, make_features().blocks[name])
+
+
+def test_a_foreign_safetensors_file_is_refused(path):
+    save_file({"weight": np.zeros(3, np.float32)}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not a whole file of features of schema 1"):
+        read_features(path, KEYS)
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+    with pytest.raises(ValueError, match="not a whole file of features of schema 1"):
+        read_features(path, KEYS)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"schema": 2},
+        {"schema": None},
+        {"made_by": "others"},
+        {"prompts": 7},
+        {"prompts": -6},
+        {"prompts": 6.0},
+        {"prompts": True},
+        {"keys": "0" * 32},
+        {"keys": None},
+        {"blocks": {}},
+        {"blocks": []},
+        {"blocks": None},
+        {"blocks": {"hidden": 3}},
+        {"blocks": {"hidden": "2"}},
+        {"blocks": {"hidden": 10**30}},
+        {"blocks": {"other": 2}},
+        {"cost": None},
+        {"cost": {}},
+        {"cost": {"prompts": 1, "tokens": 2, "seconds": "much"}},
+        {"cost": {"prompts": 1, "tokens": 2, "seconds": float("nan")}},
+        {"cost": {"prompts": 1, "tokens": 2, "seconds": 1.0, "dollars": 3}},
+        {"origin": []},
+        {"origin": {"model": "m"}},
+    ],
+)
+def test_a_header_that_is_not_ours_is_refused(path, header):
+    changed(path, **header)
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 5000, '{"made_by": "rollalloc features"}'])
+def test_a_header_that_is_no_json_of_ours_is_refused(path, text):
+    save_file({"keys": key_digests(KEYS)}, path, metadata={"rollalloc": text})
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"keys": None},
+        {"keys": key_digests(KEYS).astype(np.int64)},
+        {"keys": key_digests(KEYS).reshape(2, 3)},
+        {"keys": key_digests((*KEYS[:5], KEYS[0]))},
+        {"block:hidden": None},
+        {"block:hidden": np.zeros((6, 2))},
+        {"block:hidden": np.zeros((6, 3), np.float32)},
+        {"block:hidden": np.zeros((5, 2), np.float32)},
+        {"block:hidden": np.zeros(12, np.float32)},
+        {"block:hidden": np.full((6, 2), np.nan, np.float32)},
+    ],
+)
+def test_tensors_that_are_not_as_the_header_says_are_refused(path, tensors):
+    changed(path, tensors)
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+
+
+def test_a_repeated_key_in_a_file_is_refused(path):
+    from rollalloc.data.feature_file import _digest
+
+    twice = key_digests((*KEYS[:5], KEYS[0]))
+    changed(path, {"keys": twice}, keys=_digest(twice))
+    with pytest.raises(ValueError, match="a key occurs twice"):
+        read_features(path, KEYS[:2])
+
+
+def test_files_are_found_by_the_tables_own_digests():
+    """What a saved allocator state and a file of features know a prompt by is one thing."""
+    from rollalloc.core.packing import unpack
+    from rollalloc.core.table import PromptTable
+
+    assert np.array_equal(unpack(PromptTable(KEYS).state_dict()["keys"]), key_digests(KEYS))
