@@ -143,6 +143,7 @@ def foresight(
         ValueError: a number out of its range.
     """
     at_least("replay", replay, 0)
+    at_least("replay_staleness", replay_staleness, 1)
     base = grpo(groups, n)
     return replace(
         base,

@@ -1,11 +1,36 @@
 """The recipes that are put through the kit."""
 
 from dataclasses import replace
+from math import inf
 
-from rollalloc import recipes
-from rollalloc.rules import prompts
+import numpy as np
+
+from rollalloc import PromptTable, recipes
+from rollalloc.core.recipe import Replay
+from rollalloc.predict.predictor import Predictor
+from rollalloc.rules import beliefs, prompts
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
+# Fitted early and often, and cheap to copy: the kit copies a rule's memory at every decision.
+QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, track_every=8)
+
+
+def foresight(n=2, exponent=3.0, **how):
+    """Foresight that predicts after a few rollouts."""
+    rule = beliefs.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
+    return replace(recipes.foresight(4, n, exponent, **how), prompts=rule)
+
+
+def featured(prompts):
+    """A data set with keys where it is small, priors of some prompts, and two blocks of features."""
+    x_N = np.arange(prompts)
+    return PromptTable(
+        [f"p{x}" for x in x_N] if prompts < 10_000 else prompts,
+        prior_N=np.where(x_N % 5, np.nan, 0.3),
+        features={"length": (x_N % 7 - 3)[:, None], "kind": np.stack([x_N % 2, x_N % 3 - 1], 1)},
+    )
+
+
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
     "dapo": recipes.dapo(4, 4, 12),
@@ -34,9 +59,25 @@ RECIPES = {
     "racing_stale": recipes.racing(4, (4, 8, 16), 12, 4),
     "posterior_and_pilot_commit": replace(PC, prompts=prompts.Posterior()),
     "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
+    "reinforce": recipes.reinforce(8),
+    "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
+    "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5),
+    "rloo": recipes.rloo(4, 4),
+    "raft": recipes.raft(8),
+    "spo": recipes.spo(8),
+    "spo_pairs": recipes.spo(4, 2),
+    "foresight": foresight(replay=6, replay_staleness=3),
+    "foresight_one_rollout": foresight(1),
+    "foresight_uniform": foresight(exponent=None),
+    "foresight_features": foresight(1, replay=3, replay_staleness=2),
+    "replay_all": replace(recipes.dapo(4, 4, 12, "carry"), replay=Replay(rows=9, times=1, max_staleness=3, above=-inf)),
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),
     "offered_dapo_carry": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.AsOffered()),
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
 }
 
-TRACED = ("grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit")
+TABLES = {"foresight_features": featured}
+TRACED = (
+    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "spo",
+    "foresight",
+)  # fmt: skip

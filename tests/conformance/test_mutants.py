@@ -6,17 +6,18 @@ harmless.
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 import pytest
-from cases import RECIPES
+from cases import QUICK, RECIPES
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
-from rollalloc.core.recipe import Act, Budget, Verdict
+from rollalloc.core.recipe import Act, Budget, Replay, Verdict
 from rollalloc.core.roster import NOW
-from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 from rollalloc.testing import ConformanceError, check_recipe
 
 # --------------------------------------------------------------------------------------------- allocators that break a law
@@ -205,7 +206,125 @@ class ListsEveryPrompt(Allocator):
         return super().ask(capacity)
 
 
+def changing_replays(change):
+    """An allocator whose replayed rows are other than those that were trained."""
+
+    class Changes(Allocator):
+        def ask(self, capacity=None):
+            actions = super().ask(capacity)
+            if actions.batch is None:
+                return actions
+            rows = tuple(change(row) if row.replays else row for row in actions.batch.rows)
+            return bent(actions, batch=bent(actions.batch, rows=rows))
+
+    return Changes
+
+
+class ReplaysFirst(Allocator):
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        if actions.batch is None:
+            return actions
+        return bent(actions, batch=bent(actions.batch, rows=actions.batch.rows[::-1]))
+
+
+class ReplaysWhatWasNotTrained(Allocator):
+    """What a judge dropped is trained on after all."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        if actions.batch is None or not actions.release:
+            return actions
+        never = actions.batch.rows[0]._replace(rollout=actions.release[0], replays=1)
+        return bent(actions, batch=bent(actions.batch, rows=(*actions.batch.rows, never)))
+
+
+class FreesWhatItReplays(Allocator):
+    """Every row of a batch is released after its first update, and not again."""
+
+    rows = freed = frozenset()
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        due = self.rows if self.batch is None or actions.batch is not None else frozenset()
+        free = tuple(rollout for rollout in dict.fromkeys((*actions.release, *due)) if rollout not in self.freed)
+        self.freed |= set(free)
+        if actions.batch is not None:
+            self.rows = frozenset(row.rollout for row in actions.batch.rows)
+        return bent(actions, release=free)
+
+
+def frees_in_time(**changes):
+    """An allocator that releases what may not be replayed, and replays it all the same."""
+    return type("Frees", (bending(**changes), FreesWhatItReplays), {})
+
+
+class KeepsWhatItReplayed(Allocator):
+    """A row that was replayed is never released."""
+
+    again = frozenset()
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        self.again |= {row.rollout for row in (actions.batch.rows if actions.batch else ()) if row.replays}
+        return bent(actions, release=tuple(rollout for rollout in actions.release if rollout not in self.again))
+
+
+class KeepsAtTheEnd(Allocator):
+    """What is kept for replay when the run ends is not released."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        return actions if actions.finished is None else bent(actions, release=())
+
+
+class DoesNotCountReplays(Allocator):
+    @property
+    def replayed(self):
+        return 0
+
+
+class CountsReplaysAsPaid(Allocator):
+    def accounts(self):
+        accounts = super().accounts()
+        return accounts | {"trained": accounts["trained"] + self.replayed}
+
+
+class ForgetsWhatItKeepsOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(state | {"kept": []}, **how)
+
+
+REPLAY = RECIPES["foresight"].replay
+ALL_REPLAY = RECIPES["replay_all"].replay
 ALLOCATORS = [
+    # What may not be replayed and is kept for it is not released, which is seen first.
+    (5, "foresight", bending(replay=replace(REPLAY, times=9, max_staleness=9))),
+    (12, "foresight", bending(replay=replace(REPLAY, rows=99))),
+    (5, "foresight", bending(replay=replace(REPLAY, above=-inf))),
+    (5, "replay_all", bending(replay=replace(ALL_REPLAY, times=2))),
+    (5, "replay_all", bending(replay=replace(ALL_REPLAY, max_staleness=9, times=9))),
+    (5, "grpo", bending(replay=Replay(rows=2, times=1, max_staleness=2))),
+    (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=2))),
+    (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=9, max_staleness=9))),
+    (12, "foresight", frees_in_time(replay=replace(REPLAY, above=-inf))),
+    (12, "grpo", frees_in_time(replay=Replay(rows=2, times=1, max_staleness=2))),
+    (12, "foresight", changing_replays(lambda row: row._replace(advantage=2 * row.advantage))),
+    (12, "foresight", changing_replays(lambda row: row._replace(weight=0.5))),
+    (12, "foresight", changing_replays(lambda row: row._replace(version=row.version + 1))),
+    (12, "foresight", changing_replays(lambda row: row._replace(replays=1))),
+    (2, "foresight", changing_replays(lambda row: row._replace(replays=0))),
+    (12, "foresight", ReplaysFirst),
+    (12, "replay_all", ReplaysWhatWasNotTrained),
+    (12, "foresight", FreesWhatItReplays),
+    (12, "replay_all", FreesWhatItReplays),
+    (5, "foresight", KeepsWhatItReplayed),
+    (5, "foresight", KeepsAtTheEnd),
+    (12, "foresight", DoesNotCountReplays),
+    (8, "foresight", CountsReplaysAsPaid),
+    (6, "foresight", ForgetsWhatItKeepsOnLoad),
+    (6, "spo", ForgetsOnLoad),
+    (6, "foresight", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
     (2, "grpo", TrainsTwice),
@@ -678,6 +797,178 @@ class LooksAtAll(prompts.Posterior):
         return super().pick(memory, k, np.array(free_N), view, rng) if memory["hits_N"].max() > 0 else []
 
 
+@dataclass(frozen=True)
+class OwnBaselines(beliefs.RunningMean):
+    """A baseline for each prompt, where one for all is promised."""
+
+    def pick(self, memory, k, free_N, view, rng):
+        picked = super().pick(memory, k, free_N, view, rng)
+        return [each._replace(baseline=each.baseline and each.baseline + 1e-3 * each.prompt) for each in picked]
+
+
+@dataclass(frozen=True)
+class MeanOfMetrics(beliefs.RunningMean):
+    def observe(self, memory, group, view):
+        memory["reward_sum"] += float(group.metrics_G.sum())
+        memory["reward_count"] += group.scored
+
+
+@dataclass(frozen=True)
+class NeverABaseline(beliefs.RunningMean):
+    def pick(self, memory, k, free_N, view, rng):
+        return [each._replace(baseline=None) for each in super().pick(memory, k, free_N, view, rng)]
+
+
+@dataclass(frozen=True)
+class TracksRewards(beliefs.Tracker):
+    def observe(self, memory, group, view):
+        for reward in np.clip(group.rewards_G, 0, 1).tolist():
+            memory["hits_N"][group.prompt] += reward
+            memory["misses_N"][group.prompt] += 1 - reward
+
+
+@dataclass(frozen=True)
+class ExpectsHalf(beliefs.Tracker):
+    def pick(self, memory, k, free_N, view, rng):
+        picked = super().pick(memory, k, free_N, view, rng)
+        return [each._replace(belief=0.5, baseline=0.5) for each in picked]
+
+
+@dataclass(frozen=True)
+class FavoursTheCertain(beliefs.Tracker):
+    def pick(self, memory, k, free_N, view, rng):
+        picked = super().pick(memory, k, free_N, view, rng)
+        return [each._replace(probability=1 / (1e3 + 1e6 * (each.probability or 0))) for each in picked]
+
+
+@dataclass(frozen=True)
+class TracksAll(beliefs.Tracker):
+    def pick(self, memory, k, free_N, view, rng):
+        self._rates(memory, np.arange(free_N.size))
+        return super().pick(memory, k, free_N, view, rng)
+
+
+@dataclass(frozen=True)
+class ExpectsTheMetric(beliefs.Foresight):
+    """The reward is taken for the metric."""
+
+    def pick(self, memory, k, free_N, view, rng):
+        return [each._replace(baseline=each.belief) for each in super().pick(memory, k, free_N, view, rng)]
+
+
+@dataclass(frozen=True)
+class DrawsTheEasy(beliefs.Foresight):
+    def chances(self, belief_K):
+        return super().chances(1 - belief_K)
+
+
+@dataclass(frozen=True)
+class LearnsFromTokens(beliefs.Foresight):
+    def observe(self, memory, group, view):
+        super().observe(memory, group, view)
+        memory["mean_hits"] += float(group.tokens_G.sum() > 100)
+
+
+@dataclass(frozen=True)
+class DrawsHalf(beliefs.Foresight):
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, max(1, k // 2), free_N, view, rng)
+
+
+@dataclass(frozen=True)
+class PredictsAll(beliefs.Foresight):
+    def pick(self, memory, k, free_N, view, rng):
+        self.predictor(memory, view.table.features, np.arange(free_N.size))
+        return super().pick(memory, k, free_N, view, rng)
+
+
+@dataclass(frozen=True)
+class MetricForReward(advantages.Rewards):
+    def __call__(self, group, chosen_M):
+        return group.metrics_G[chosen_M]
+
+
+@dataclass(frozen=True)
+class CentredReward(advantages.Rewards):
+    def __call__(self, group, chosen_M):
+        return (group.rewards_G - group.rewards_G.mean())[chosen_M]
+
+
+@dataclass(frozen=True)
+class FailuresToo(advantages.Successes):
+    def __call__(self, group, chosen_M):
+        return group.rewards_G[chosen_M]
+
+
+@dataclass(frozen=True)
+class AllSuccessesAlike(advantages.Successes):
+    def __call__(self, group, chosen_M):
+        return (group.rewards_G[chosen_M] > 0) * 1.0
+
+
+@dataclass(frozen=True)
+class FullFailures(advantages.AgainstBaseline):
+    """`neg` is not heeded."""
+
+    def __call__(self, group, chosen_M):
+        return (group.rewards_G - (group.baseline if group.baseline is not None else group.rewards_G.mean()))[chosen_M]
+
+
+@dataclass(frozen=True)
+class AgainstItself(advantages.AgainstBaseline):
+    """The group's own mean, whatever was expected."""
+
+    def __call__(self, group, chosen_M):
+        over_G = group.rewards_G - group.rewards_G.mean()
+        return np.where(over_G < 0, self.neg * over_G, over_G)[chosen_M]
+
+
+@dataclass(frozen=True)
+class AgainstTheBelief(advantages.AgainstBaseline):
+    def __call__(self, group, chosen_M):
+        return (group.rewards_G - (group.belief or 0.0))[chosen_M]
+
+
+@dataclass(frozen=True)
+class MeanWithItself(advantages.BatchMean):
+    def __call__(self, made, groups, view):
+        mean = np.concatenate(made).mean()
+        return [each - mean for each in made]
+
+
+@dataclass(frozen=True)
+class MeanOfEachGroup(advantages.BatchMean):
+    def __call__(self, made, groups, view):
+        return [advantages.rloo(each) for each in made]
+
+
+@dataclass(frozen=True)
+class ScaledOnly(advantages.BatchNormalised):
+    def __call__(self, made, groups, view):
+        std = np.concatenate(made).std()
+        return [each / (std + self.eps) for each in made]
+
+
+@dataclass(frozen=True)
+class SampleDeviation(advantages.BatchNormalised):
+    def __call__(self, made, groups, view):
+        every = np.concatenate(made)
+        return [(each - every.mean()) / (every.std(ddof=1) + self.eps) for each in made]
+
+
+@dataclass(frozen=True)
+class WeighsByLength(advantages.BatchNormalised):
+    """It looks at what it does not say."""
+
+    def __call__(self, made, groups, view):
+        shorter = groups[0].tokens_G.sum() < groups[-1].tokens_G.sum()
+        return (
+            super().__call__(made, groups, view)
+            if shorter
+            else [-each for each in super().__call__(made, groups, view)]
+        )
+
+
 def staged(name, stage=-1, **changes):
     """A recipe with other rules in one of its stages."""
     recipe = RECIPES[name]
@@ -692,6 +983,7 @@ def other(name, **changes):
 
 GRPO, PODS = advantages.grpo, advantages.OverChosen(advantages.pods)
 WINDOW = (0.125, 0.25, 1.0)
+QUICKLY = {"pool": 4, "warm": 8, "predictor": QUICK}
 RULES = [
     (9, "Complete", staged("grpo", judge=Impatient())),
     (9, "Complete", staged("grpo", judge=Drops())),
@@ -745,6 +1037,30 @@ RULES = [
     (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(above_zero))),
     (9, "OverGroup", other("pods", advantage=ChosenForGroup(GRPO))),
     (9, "OverChosen", other("pods", advantage=GroupForChosen(advantages.pods))),
+    (9, "Rewards", other("reinforce", advantage=MetricForReward())),
+    (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
+    (9, "Successes", other("raft", advantage=FailuresToo())),
+    (9, "Successes", other("raft", advantage=AllSuccessesAlike())),
+    (9, "AgainstBaseline", other("reinforce_running", advantage=FullFailures(0.5))),
+    (9, "AgainstBaseline", other("foresight", advantage=AgainstItself(0.3))),
+    (9, "AgainstBaseline", other("foresight_one_rollout", advantage=AgainstTheBelief(1.0))),
+    (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
+    (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
+    (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
+    (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
+    (9, "BatchNormalised", other("spo", over_batch=WeighsByLength())),
+    (9, "RunningMean", other("reinforce_running", prompts=OwnBaselines())),
+    (9, "RunningMean", other("reinforce_running", prompts=MeanOfMetrics())),
+    (9, "RunningMean", other("reinforce_running", prompts=NeverABaseline())),
+    (9, "Tracker", other("spo", prompts=TracksRewards())),
+    (9, "Tracker", other("spo", prompts=ExpectsHalf())),
+    (9, "Tracker", other("spo", prompts=FavoursTheCertain())),
+    (11, "Tracker", other("spo", prompts=TracksAll())),
+    (9, "Foresight", other("foresight", prompts=ExpectsTheMetric(**QUICKLY))),
+    (9, "Foresight", other("foresight", prompts=DrawsTheEasy(**QUICKLY))),
+    (9, "Foresight", other("foresight", prompts=LearnsFromTokens(**QUICKLY))),
+    (9, "Foresight", other("foresight", prompts=DrawsHalf(**QUICKLY))),
+    (11, "Foresight", other("foresight", prompts=PredictsAll(**QUICKLY))),
     (9, "CommitLeaveOneOut", other("pilot_commit", advantage=MeanOfAll())),
     (9, "Shuffled", other("grpo", prompts=Stingy())),
     (6, "Shuffled", other("grpo", prompts=HiddenMemory())),
@@ -784,7 +1100,7 @@ def test_grpo_that_calls_itself_dapo():
 
 def test_every_rule_is_among_the_mutated():
     """A new rule states its promise, and has a mutant here that breaks it."""
-    families = (advantages, intake, judges, promote, prompts, rows, sizes, stops)
+    families = (advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops)
     public = {
         kind.__name__: kind
         for family in families

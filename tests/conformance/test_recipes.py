@@ -1,21 +1,33 @@
 """Every recipe through the conformance kit."""
 
 import os
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
 
+import numpy as np
 import pytest
-from cases import PC, RECIPES, TRACED
+from cases import PC, RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
-from rollalloc.rules import prompts
+from rollalloc.core.recipe import Drawn
+from rollalloc.rules import advantages, prompts
 from rollalloc.testing import check_recipe, trace
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_law_holds(name):
-    check_recipe(RECIPES[name])
+    check_recipe(RECIPES[name], table=TABLES.get(name, PromptTable.of))
+
+
+def test_a_table_of_another_size_than_asked_for_is_refused():
+    with pytest.raises(ValueError, match="table must make a data set of 4100 prompts, got 7"):
+        check_recipe(RECIPES["grpo"], table=lambda prompts: PromptTable(7))
 
 
 def test_law_6_the_same_actions_under_any_hash_seed():
@@ -37,6 +49,14 @@ def test_law_6_the_same_actions_under_any_hash_seed():
         for seed in ("0", "1", "4242")
     }
     assert digests == {f"{[trace(RECIPES[name], 64, 3) for name in TRACED]}\n"}
+
+
+def test_the_prompt_rule_of_the_documentation_keeps_every_law():
+    (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "docs/design.md").read_text("utf-8"), re.DOTALL)
+    names = {"dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "some_free": prompts.some_free}
+    exec(code, names)
+    rule = names["LastVisit"]()
+    check_recipe(replace(RECIPES["grpo"], prompts=rule, advantage=advantages.AgainstBaseline()), seeds=(0,))
 
 
 def test_another_seed_gives_other_actions():

@@ -1,7 +1,8 @@
 """Random drivers against a bookkeeper of its own: whatever is told in whatever order, the laws hold."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 
 import pytest
@@ -9,11 +10,39 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollalloc import Allocator, Budget, EventError, recipes
+from rollalloc import Allocator, Budget, EventError, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Failed, Progress, Updated
-from rollalloc.rules import prompts
+from rollalloc.core.recipe import Drawn, Replay
+from rollalloc.predict.predictor import Predictor
+from rollalloc.rules import beliefs, prompts
 
-PROMPTS = 14
+PROMPTS = PromptTable(
+    [f"p{x}" for x in range(14)],
+    prior_N=[0.5, float("nan")] * 7,
+    features={"x": [[x / 7 - 1, x % 3] for x in range(14)]},
+)
+QUICK = Predictor(ridges=(1.0,), events=16, first_fits=(4, 8), fit_every=8, track_every=4)
+ALL = Replay(rows=3, times=2, max_staleness=3, above=-inf)
+BOLD = Replay(rows=4, times=9, max_staleness=4)
+
+
+@dataclass(frozen=True)
+class Believes(prompts.Shuffled):
+    """Every group is drawn with thoughts that follow from its prompt and the version, so that they can be told again."""
+
+    def pick(self, memory, k, free_N, view, rng):
+        picked = super().pick(memory, k, free_N, view, rng)
+        return [thought(prompt, view.version) for prompt in picked]
+
+    def observe(self, memory, group, view):
+        seen = (group.belief, group.baseline, group.probability)
+        assert seen in [thought(group.prompt, version)[1:] for version in range(view.version + 1)]
+
+
+def thought(prompt, version):
+    return Drawn(prompt, (prompt % 5) / 4, -prompt / 3 + version, 1 / (2 + prompt))
+
+
 RECIPES = (
     recipes.grpo(2, 3),
     recipes.dapo(2, 2, 4),
@@ -27,6 +56,13 @@ RECIPES = (
     recipes.racing(2, (2, 4, 6), 3),
     recipes.racing(2, (2, 4), 3, 2),
     replace(recipes.pilot_commit(2, 2, 2, 4, p_lower=0.0), prompts=prompts.Posterior()),
+    replace(recipes.reinforce(3, neg=0.5), replay=BOLD, prompts=Believes()),
+    replace(recipes.pilot_commit(2, 2, 2, 5, p_lower=0.0), replay=ALL, prompts=Believes()),
+    replace(recipes.dapo(2, 2, 4, "carry"), replay=ALL),
+    replace(recipes.pods(2, 4, 2), replay=BOLD),
+    replace(recipes.spo(2, 2), replay=ALL),
+    recipes.reinforce(2, 2, baseline="running"),
+    replace(recipes.foresight(2, 2, replay=3), prompts=beliefs.Foresight(pool=2, warm=4, predictor=QUICK)),
 )
 DRAWS = st.integers(0, 2**32).map(Random)
 BUDGETS = (Budget(), Budget(), Budget(run_rollouts=37), Budget(batch_rollouts=19))
@@ -44,6 +80,8 @@ class Driver(RuleBasedStateMachine):
         self.results = {}  # rollout -> Done, where it was wanted
         self.cancelled, self.released, self.trained = set(), set(), set()
         self.batch = None
+        self.rows = {}  # rollout -> its row, as it was trained on last
+        self.replayed = 0
         self.since_batch = 0
         self.finished = None
 
@@ -88,16 +126,35 @@ class Driver(RuleBasedStateMachine):
         assert batch.rows
         assert batch.version == self.allocator.version
         rollouts = [row.rollout for row in batch.rows]
+        fresh = [row for row in batch.rows if not row.replays]
         assert len(set(rollouts)) == len(rollouts), "law 2: twice in a batch"
-        assert self.trained.isdisjoint(rollouts), "law 2: trained again"
+        assert self.trained.isdisjoint(row.rollout for row in fresh), "law 2: trained again"
         assert self.released.isdisjoint(rollouts), "law 2: trained although released"
-        groups = {row.group for row in batch.rows}
+        groups = {row.group for row in fresh}
         assert (len(groups) == self.recipe.groups) == (batch.short_because is None)
-        for row in batch.rows:
+        for row in batch.rows[len(fresh) :]:
+            assert row == self.rows[row.rollout]._replace(replays=row.replays), "law 12: not what was trained"
+            assert row.replays == self.rows[row.rollout].replays + 1, "law 12: not counted"
+            assert self.may_return(self.rows[row.rollout]), "law 12: too often, too old, or not worth it"
+        self.replayed += len(batch.rows) - len(fresh)
+        due = [row for row in self.rows.values() if row.rollout not in self.released and self.may_return(row)]
+        limit = 0 if self.recipe.replay is None else self.recipe.replay.rows
+        assert len(batch.rows) - len(fresh) == min(limit, len(due)), "law 12: as many as asked, or all that are kept"
+        self.rows |= {row.rollout: row for row in batch.rows}
+        for row in fresh:
             assert row.version == self.results[row.rollout].version
             assert batch.version - row.version <= self.recipe.max_staleness, "law 2: too old"
         self.trained |= set(rollouts)
         self.batch, self.since_batch = batch, 0
+
+    def may_return(self, row):
+        replay = self.recipe.replay
+        return (
+            replay is not None
+            and row.advantage > replay.above
+            and row.replays < replay.times
+            and self.allocator.version - row.version <= replay.max_staleness
+        )
 
     def end(self, event):
         """Tell a terminal event."""
@@ -156,11 +213,15 @@ class Driver(RuleBasedStateMachine):
             self.update()
 
     def update(self):
-        rows = set() if self.batch is None else {row.rollout for row in self.batch.rows}
-        self.allocator.tell([Updated(self.allocator.version + 1)])
+        held = {rollout for rollout in self.rows if rollout not in self.released}
+        version = self.allocator.version + 1
+        self.allocator.tell([Updated(version, (None, 0.0, 0.01, 3.0)[version % 4])])
         self.batch = None
         actions = self.allocator.ask(0)
-        assert rows <= set(actions.release), "law 5: the rows of a trained batch are not released"
+        over = {rollout for rollout in held if actions.finished or not self.may_return(self.rows[rollout])}
+        assert over == held & set(actions.release), (
+            "law 5: trained rows are released when they are not replayed any more"
+        )
         assert actions.generate == ()
         self.take(actions)
 
@@ -188,6 +249,7 @@ class Driver(RuleBasedStateMachine):
         assert min(accounts.values()) >= 0, "law 8"
         assert accounts["trained"] <= len(self.trained) <= accounts["trained"] + accounts["zero_variance"], "law 8"
         assert accounts["open"] >= len(self.running), "law 8: what runs is open"
+        assert self.allocator.replayed == self.replayed, "law 12: not counted"
 
     def teardown(self):
         """Let everything end: nothing may be left over."""

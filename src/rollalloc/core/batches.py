@@ -77,8 +77,8 @@ def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) ->
     """The same rows with the advantages that the whole batch gives them."""
     rule: Any = run.recipe.over_batch
     made = rule([choice.advantages for choice in choices], [group.view for group in groups], run.view())
-    if len(made) != len(choices):
-        raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {len(made)}")
+    if not hasattr(made, "__len__") or len(made) != len(choices):
+        raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {made!r}")
     return [
         choice._replace(advantages=_checked_advantages(rule, advantages, len(choice.chosen)))
         for choice, advantages in zip(choices, made, strict=True)
@@ -86,9 +86,12 @@ def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) ->
 
 
 def _checked_advantages(rule: Any, made: ArrayLike, count: int) -> NDArray[np.float64]:
-    advantages_M = np.asarray(made, np.float64)
-    if advantages_M.shape != (count,) or not all(map(isfinite, advantages_M.tolist())):
-        raise RuleError(f"{rule!r} must give {count} finite advantages, got {advantages_M}")
+    try:
+        advantages_M = np.asarray(made, np.float64)
+    except (TypeError, ValueError):
+        advantages_M = None
+    if advantages_M is None or advantages_M.shape != (count,) or not all(map(isfinite, advantages_M.tolist())):
+        raise RuleError(f"{rule!r} must give {count} finite advantages, got {made!r}")
     return advantages_M
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from math import isfinite
+from operator import index
+from typing import Any
 
 from rollalloc.core import endings
 from rollalloc.core.errors import RuleError
@@ -122,6 +124,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
     if run.loader is not None:  # an epoch of the loader's begins when the loader says so
         roster.dry = not roster.any_due()
     elif roster.roll():
+        run.forget_view()
         # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
         roster.dry = not pick() and not pick()
     return drawn
@@ -131,29 +134,44 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     rule, free_N = run.recipe.prompts, run.roster.free_N.view()
     free_N.flags.writeable = False
     draw = rng_when_used(run.seed, "pick", run.next_group + already, run.roster.epoch)
-    picked = [_drawn(each) for each in rule.pick(run.memory, k, free_N, run.view(), draw)]
+    made = rule.pick(run.memory, k, free_N, run.view(), draw)
+    try:
+        picked = [_drawn(each) for each in made]
+    except (TypeError, ValueError) as error:
+        raise RuleError(f"{rule!r} must pick indices of prompts or `Drawn`s of plain numbers, got {made!r}") from error
     prompts = [each.prompt for each in picked]
-    if len(prompts) > k or len(set(prompts)) < len(prompts) or not all(free_N[prompts]):
+    known = all(0 <= prompt < free_N.size for prompt in prompts)
+    if len(prompts) > k or len(set(prompts)) < len(prompts) or not known or not all(free_N[prompts]):
         raise RuleError(f"{rule!r} must pick at most {k} different free prompts, got {prompts[:20]}")
     for each in picked:
-        if not (_is_rate(each.belief) and _is_rate(each.probability) and isfinite(each.baseline or 0.0)):
+        if not _is_possible(each):
             raise RuleError(
-                f"{rule!r} must draw with a belief and a probability in [0, 1] and a finite baseline, or None, got {each}"
+                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and a probability in (0, 1], or None for "
+                f"each, got {each}"
             )
         run.roster.take(each.prompt)
     return picked
 
 
-def _drawn(picked: int | Drawn) -> Drawn:
-    """What a prompt rule picked, in plain numbers: NumPy's would end up in the saved state."""
+def _drawn(picked: Any) -> Drawn:
+    """What a prompt rule picked, in plain numbers: NumPy's would end up in the saved state.
+
+    Raises:
+        TypeError, ValueError: neither a whole number nor a `Drawn` of numbers.
+    """
     if not isinstance(picked, Drawn):
-        return Drawn(int(picked))
+        return Drawn(index(picked))
     prompt, *thought = picked
-    return Drawn(int(prompt), *(None if value is None else float(value) for value in thought))
+    return Drawn(index(prompt), *(None if value is None else float(value) for value in thought))
 
 
-def _is_rate(value: float | None) -> bool:
-    return value is None or 0 <= value <= 1
+def _is_possible(drawn: Drawn) -> bool:
+    _, belief, baseline, probability = drawn
+    return (
+        (belief is None or 0 <= belief <= 1)
+        and (baseline is None or isfinite(baseline))
+        and (probability is None or 0 < probability <= 1)
+    )
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:

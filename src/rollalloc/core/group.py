@@ -146,7 +146,7 @@ class GroupView:
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
         belief: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
         baseline: the reward that it expected, None where it expected none.
-        probability: with which it drew the prompt in its place, None where it is unknown.
+        probability: with which it would have drawn the prompt first among its candidates, None where it is unknown.
         record: the prompt's line in the ledger, from its visits before this one.
     """
 
@@ -186,7 +186,7 @@ class GroupView:
             group: id of the group.
             belief: the success rate that the prompt rule expected.
             baseline: the reward that it expected.
-            probability: with which it drew the prompt.
+            probability: with which it would have drawn the prompt first.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count

@@ -84,37 +84,43 @@ def on_updated(run: Run, event: Updated) -> None:
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
-    moved = 0.0 if event.moved is None else event.moved
-    if not 0 <= moved < inf:
+    moved = run.moved + _moved(event)
+    if moved == inf:
         raise EventError(
-            f"Updated({version}): moved must be a finite number of 0 or more, or None, got {event.moved!r}"
+            f"Updated({version}): moved is {event.moved!r}, after {run.moved!r}: no number holds their sum"
         )
-    run.version = version
-    run.moved += float(moved)
+    run.version, run.moved = version, moved
     run.changed()
     if run.batch is not None:
-        run.release.extend(row.rollout for row in run.batch.rows if not _keep(run, row))
+        for row in run.batch.rows:
+            run.kept[row.rollout] = row
         run.batch = None
-    forget(run, [row for row in run.kept.values() if not _may_replay(run, row)])
+    forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
     run.roster.on_version(version)
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
 
 
-def _keep(run: Run, row: Row) -> bool:
-    """Keep a row that was trained for replay, where the recipe wants it and may still use it."""
-    replay = run.recipe.replay
-    wanted = replay is not None and row.advantage > replay.above and row.replays < replay.times
-    if wanted and run.finished is None and _may_replay(run, row):
-        run.kept[row.rollout] = row
-        return True
-    run.kept.pop(row.rollout, None)
-    return False
+def _moved(event: Updated) -> float:
+    """How far an update went, as a plain number; 0 where that was not measured."""
+    try:
+        moved = 0.0 if event.moved is None else float(event.moved)
+    except (TypeError, ValueError):
+        moved = -1.0
+    if not 0 <= moved < inf:
+        raise EventError(
+            f"Updated({event.version}): moved must be a finite number of 0 or more, or None, got {event.moved!r}"
+        )
+    return moved
 
 
-def _may_replay(run: Run, row: Row) -> bool:
+def may_replay(run: Run, row: Row) -> bool:
+    """Whether a row that was trained may be trained on again: law 12."""
     replay = run.recipe.replay
-    return replay is not None and run.version - row.version <= replay.max_staleness
+    if replay is None or row.prompt == GONE or run.finished is not None:
+        return False
+    young = run.version - row.version <= replay.max_staleness
+    return young and row.replays < replay.times and row.advantage > replay.above
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:

@@ -116,7 +116,7 @@ def amount(value: Any, where: str) -> float | None:
     Raises:
         ValueError: neither None nor a finite number.
     """
-    if value is None or (isinstance(value, (int, float)) and isfinite(value)):
+    if value is None or (type(value) in (int, float) and isfinite(value)):
         return value
     raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is torn")
 
@@ -127,7 +127,7 @@ def rate(value: Any, where: str) -> float | None:
     Raises:
         ValueError: neither None nor a number in [0, 1].
     """
-    if value is None or (isinstance(value, (int, float)) and 0 <= value <= 1):
+    if value is None or (type(value) in (int, float) and 0 <= value <= 1):
         return value
     raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is torn")
 
@@ -190,7 +190,8 @@ def describe(value: Any) -> Any:
         TypeError: a lambda, a closure or another object without a stable description.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        strict = not isinstance(value, float) or isfinite(value)
+        return value if strict else str(value)  # JSON has no word for what is not finite
     if isinstance(value, np.generic):
         return cast("np.generic[Any]", value).item()
     if isinstance(value, (tuple, list)):

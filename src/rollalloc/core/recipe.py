@@ -123,7 +123,7 @@ class Drawn(NamedTuple):
         prompt: its index.
         belief: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
         baseline: the reward expected of it, finite; None: nothing is expected.
-        probability: of drawing it in its place, in (0, 1]; None: unknown.
+        probability: of drawing it first among the candidates that the rule looked at, in (0, 1]; None: unknown.
     """
 
     prompt: int
@@ -159,8 +159,8 @@ class PromptRule(Protocol):
 class MovablePromptRule(Protocol):
     """A prompt rule that takes its memory over to another data set by itself."""
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64]) -> Memory:
-        """The memory for another data set: `source_N` has each prompt's index in the old one, -1 where it is new."""
+    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set, `table`; `source_N` has each prompt's index in the old one, -1 for a new one."""
         ...
 
 

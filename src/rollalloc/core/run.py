@@ -70,8 +70,12 @@ class Run:
 
     def changed(self) -> None:
         """Something changed that a decision may depend on."""
-        self._view = None
+        self.forget_view()
         self.settled = False
+
+    def forget_view(self) -> None:
+        """What rules may know changed, by a decision that is being taken."""
+        self._view = None
 
     def view(self) -> View:
         """What rules may know about the run; made anew only after a change."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.group import Group
-from rollalloc.core.lifecycle import drop, forget
+from rollalloc.core.lifecycle import drop, forget, may_replay
 from rollalloc.core.packing import (
     amount,
     differences,
@@ -119,9 +119,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     """Everything that is not in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
-    if not isinstance(state["moved"], float) or not 0 <= state["moved"] < inf:
-        raise ValueError(f"moved: expected a finite number of 0 or more, got {state['moved']!r}; the state is torn")
-    run.moved = state["moved"]
+    run.moved = _whole_way(state["moved"])
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
@@ -145,8 +143,8 @@ def _load_memory(
     """The prompt rule's memory; another rule, accepted, begins with an empty one."""
     memory = run.memory
     rule = run.recipe.prompts
-    if source_N is not None and same_rule and isinstance(rule, MovablePromptRule):
-        run.memory = rule.moved(saved, source_N)
+    if source_N is not None and isinstance(rule, MovablePromptRule):
+        run.memory = rule.moved(saved, source_N, run.table) if same_rule else memory
         return
     fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
     if not fits and not same:
@@ -188,9 +186,19 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     with reading("kept"):
         kept = [_load_row(row, here) for row in state["kept"]]
         run.kept = {row.rollout: row for row in kept}
-        if len(run.kept) < len(kept):
-            raise ValueError("a row is there twice; the state is torn")
-    forget(run, [row for row in kept if run.recipe.replay is None or row.prompt == GONE])
+        _check_kept(run, kept)
+    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after their update
+    forget(run, [row for row in kept if row.rollout not in training and not may_replay(run, row)])
+
+
+def _check_kept(run: Run, kept: list[Row]) -> None:
+    alive = {rollout for group in run.flight.groups.values() for rollout in [*group.running, *group.owed]}
+    alive |= {done.rollout for group in run.flight.groups.values() for done in group.done}
+    over = alive.isdisjoint(run.kept) and run.flight.stopped.keys().isdisjoint(run.kept)
+    if len(run.kept) < len(kept) or not over or any(row.rollout >= run.next_rollout for row in kept):
+        raise ValueError("a row is there twice, in flight, or was never ordered; the state is torn")
+    if any(row.version > run.version or max(row.prompt, 0) >= len(run.table) for row in kept):
+        raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is torn")
 
 
 def _check_group(run: Run, group: Group) -> None:
@@ -246,8 +254,26 @@ def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
 
 
 def _load_row(saved: list[Any], here: _Renumbering) -> Row:
-    rollout, prompt, *rest = saved
-    return Row(natural(rollout, "rollout"), here[prompt], *rest)
+    if len(saved) != len(Row._fields):
+        raise ValueError(f"expected a row of {len(Row._fields)} entries, got {saved!r}; the state is torn")
+    rollout, prompt, group, advantage, weight, version, replays = saved
+    if amount(advantage, "advantage") is None or amount(weight, "weight") is None:
+        raise ValueError(f"rollout {rollout}: expected an advantage and a weight, got {saved}; the state is torn")
+    return Row(
+        natural(rollout, "rollout"),
+        here[prompt],
+        natural(group, "group"),
+        advantage,
+        weight,
+        natural(version, "version"),
+        natural(replays, "replays"),
+    )
+
+
+def _whole_way(moved: Any) -> float:
+    if amount(moved, "moved") is None or moved < 0:
+        raise ValueError(f"moved: expected a finite number of 0 or more, got {moved!r}; the state is torn")
+    return float(moved)
 
 
 def _shapes(memory: dict[str, Any]) -> dict[str, Any]:

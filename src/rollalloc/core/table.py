@@ -75,12 +75,19 @@ class PromptTable:
             blocks = {"features": given}
         checked: dict[str, NDArray[np.float32]] = {}
         for name, block in blocks.items():
-            features_ND = np.asarray(block, np.float32)
-            if features_ND.ndim != 2 or len(features_ND) != len(self):
-                raise ValueError(f"features {name!r} must have shape ({len(self)}, D), got {features_ND.shape}")
+            if not isinstance(name, str):  # pyright: ignore
+                raise ValueError(f"the names of features must be text, as JSON has them, got {name!r}")
+            try:
+                with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+                    features_ND = np.asarray(block, np.float32).view()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"features {name!r} must be numbers of shape ({len(self)}, D): {error}") from error
+            if features_ND.ndim != 2 or len(features_ND) != len(self) or features_ND.shape[1] < 1:
+                raise ValueError(f"features {name!r} must have shape ({len(self)}, D), D ≥ 1, got {features_ND.shape}")
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
                 raise ValueError(f"features {name!r} must be finite numbers of float32, those of prompt {row} are not")
+            features_ND.flags.writeable = False  # rules see it, and its digest is taken once
             checked[name] = features_ND
         return checked
 
@@ -126,7 +133,7 @@ class PromptTable:
             if saved["features"] != self._feature_digests:
                 raise ValueError(
                     f"the state was saved with the features {saved['features']}, these are {self._feature_digests}; give "
-                    "the same ones, or remap for others: what was learned of the old ones is forgotten"
+                    "the same ones, or remap for others: rules take those of the same names and widths to mean the same"
                 )
             return None
         if isinstance(remap, str):

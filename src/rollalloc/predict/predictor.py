@@ -246,17 +246,26 @@ class Predictor:
         area = quality.auc(belief_K, hits_K, count_K)
         return shown if area is None else shown | {"auc": area}
 
-    def moved(self, memory: Memory, source_N: ArrayLike) -> Memory:
+    def moved(
+        self,
+        memory: Memory,
+        source_N: ArrayLike,
+        widths: Mapping[str, int] | None = None,
+        prior_N: ArrayLike | None = None,
+    ) -> Memory:
         """The memory for another data set: records go with their prompts; parameters, losses and drift stay.
 
-        Events of prompts that left are forgotten in fits. The features of both data sets must be made by the same means.
+        Events of prompts that left are forgotten in fits. Features of the same widths must be made by the same means; of
+        other widths, parameters are fitted at the next `refit`, to the events that are kept, and losses begin anew.
 
         Args:
             memory: left as it is.
             source_N: for each prompt of the new data set its index in the old one, each at most once, −1 where it is new.
+            widths: the number of columns of each block of the new data set's features; None: they are as they were.
+            prior_N: as in `init`; looked at for new prompts.
 
         Raises:
-            ValueError: an index that the old data set does not have, or has been given twice.
+            ValueError: an index that the old data set does not have, or has been given twice; or as in `init`.
         """
         from_N = np.asarray(source_N, np.int64).reshape(-1)
         known_N, old = from_N >= 0, len(memory["hits_N"])
@@ -266,12 +275,28 @@ class Predictor:
             name: value.copy() if isinstance(value, np.ndarray) else list(value) if isinstance(value, list) else value
             for name, value in memory.items()
         }
+        before = dict(zip(memory["blocks"], memory["widths"], strict=True))
+        fresh = self.init(from_N.size, before if widths is None else widths, prior_N)
         for name in ("hits_N", "count_N", "last_N"):
-            out[name] = np.where(known_N, memory[name][from_N], 0).astype(memory[name].dtype)
+            out[name] = np.where(known_N, memory[name][from_N], fresh[name]).astype(memory[name].dtype)
+        out["last_N"] = np.where(known_N, out["last_N"], memory["paid"])
         here_M = np.full(old + 1, ring.GONE, np.int64)  # its last entry is that of events which are gone already
         here_M[from_N[known_N]] = np.flatnonzero(known_N)
         out["event_prompt"] = here_M[memory["event_prompt"]]
-        return out
+        return out if widths is None or dict(widths) == before else self._unfitted(out, fresh)
+
+    @staticmethod
+    def _unfitted(memory: Memory, fresh: Memory) -> Memory:
+        """The records and events of a memory, with the parameters of a fresh one, to be fitted at once."""
+        paid, seen = memory["paid"], memory["seen"]
+        memory["event_drift"] = np.zeros_like(memory["event_drift"])
+        fitted = ("blocks", "widths", "loss_E", "drift", "drift_variance", "drift_fits", "fits", "fit_at")
+        whole = {name: value for name, value in memory.items() if "/" not in name}
+        of_blocks = {name: value for name, value in fresh.items() if "/" in name}
+        changed = {name: fresh[name] for name in fitted} | {"event_fits": [seen, seen], "tracked": seen}
+        if paid >= fresh["fit_at"]:
+            changed |= {"fit_at": paid, "track_at": paid}
+        return whole | of_blocks | changed
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Drawn, Memory, View, at_least
 from rollalloc.core.table import PromptTable
+from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules.prompts import Shuffled, some_free
 
@@ -58,14 +59,22 @@ class RunningMean:
         memory["reward_sum"] = kept * memory["reward_sum"] + float(group.rewards_G.sum())
         memory["reward_count"] = kept * memory["reward_count"] + group.scored
 
+    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set: a new order, and the same mean."""
+        return self.init(table) | {name: memory[name] for name in ("reward_sum", "reward_count")}
+
     def promises(
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
-        baselines = {each.baseline for each in picked}
-        known = before["reward_count"] > 0
-        return {
-            "one baseline for all, as soon as there is a reward": len(baselines) <= 1
-            and (None in baselines) <= (not known),
+        total, count = before["reward_sum"], before["reward_count"]
+        promised = self.order.promises([each.prompt for each in picked], before, k, free_N, view)
+        return promised | {
+            "the baseline is the mean of the rewards so far, and none before the first": all(
+                each.baseline is None
+                if not count
+                else abs((each.baseline or 0.0) * count - total) <= 1e-9 * (1 + abs(total))
+                for each in picked
+            )
         }
 
 
@@ -79,7 +88,8 @@ class Tracker:
 
     SPO, arXiv 2509.13232: its "KL-adaptive value tracker" and prioritised sampling. Before its first visit α + β is
     1 / (1 - least), with the table's prior for v, or 1/2: the paper rolls every prompt out first. Where `Updated` never
-    told how far the weights moved, ρ is `least`.
+    told how far the weights moved, ρ is `least`. Nothing moves between the rollouts of a visit: ρ is `most` from the
+    second on. v is expected of the metric and of the reward alike, as in the paper, where both are one number.
 
     Attributes:
         half_way: divergence, in nats a token, at which half is forgotten; above 0.
@@ -134,14 +144,16 @@ class Tracker:
         return (hits_K / (hits_K + misses_K)).astype(np.float64)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if not group.scored:  # what the weights moved since the last visit is still to be forgotten
+            return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
         moved = view.moved - float(memory["moved_N"][prompt])
         memory["moved_N"][prompt] = view.moved
         kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.moved else self.least
-        for metric in group.metrics_G.tolist():
+        for metric in np.clip(group.metrics_G, 0, 1).tolist():
             hits_N[prompt] = kept * hits_N[prompt] + metric
             misses_N[prompt] = kept * misses_N[prompt] + 1 - metric
-            kept = self.most  # nothing moved between the rollouts of a visit
+            kept = self.most
 
     def promises(
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
@@ -151,7 +163,11 @@ class Tracker:
             "as many as asked, or all that are free": len(picked) == min(k, free),
             "each is expected to do as its record says": all(
                 abs((each.belief or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
+                and each.baseline == each.belief
                 for each in picked
+            ),
+            "the less certain it is, the likelier it is drawn": _rises(
+                picked, [-abs((each.belief or 0.0) - 0.5) for each in picked]
             ),
         }
 
@@ -160,12 +176,18 @@ def _weight(memory: Memory, prompt: int) -> float:
     return float(memory["hits_N"][prompt]) + float(memory["misses_N"][prompt])
 
 
+def _rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
+    """Whether of two that were drawn together the one of higher score had no smaller probability."""
+    chance_K = np.array([each.probability or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
+    return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
+
+
 @dataclass(frozen=True, slots=True)
 class Foresight:
     """A success rate predicted for each prompt before a rollout of it is paid for, and prompts drawn where one teaches most.
 
         drawn with probability ∝ (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
-        baseline  b = c + s · p̂,  with c and s the line from metric to reward that all rewards so far are nearest to
+        baseline  b = c + s · p̂,  c and s the least of Σ (r_i - c - s · m_i)² + c² + (s - 1)² over all rollouts so far
 
     p̂ is `Predictor`'s: from the table's features, each prompt's own record and the running mean. Where there are no
     features, prompts without a record are all expected to do as well as the mean.
@@ -199,10 +221,8 @@ class Foresight:
             raise ValueError(f"expected a floor in [0, 1] and an exponent of 0 or more, or None, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        widths = {name: int(block.shape[1]) for name, block in table.features.items()}
-        prior_N: Any = table.prior_N
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
-        return self.predictor.init(len(table), widths, prior_N) | {"line": [0.0] * 5}
+        return self.predictor.init(len(table), _widths(table), _prior_N(table)) | {"line": [0.0] * 5}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -227,21 +247,25 @@ class Foresight:
         if self.exponent is None:
             return np.full(belief_K.size, 1 / belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
-        score_K = rate_K * (1 - rate_K) ** self.exponent
-        return (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
+        log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
+        score_K = np.exp(log_K - log_K.max())  # however large the exponent, the best has 1
+        share_K = (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
+        return np.maximum(share_K, np.finfo(np.float64).tiny)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         if not group.scored:
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        self.predictor.observe(memory, group.prompt, group.belief, hits, group.scored)
+        belief = group.belief  # another rule's, where the recipe was changed meanwhile, may be 0 or 1
+        belief = None if belief is None else min(max(belief, quality.LEAST), 1 - quality.LEAST)
+        self.predictor.observe(memory, group.prompt, belief, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64]) -> Memory:
-        """The memory for another data set; its features must be made by the same means as those of the old one."""
-        return self.predictor.moved(memory, source_N)
+    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set; features of the same names and widths must be made by the same means."""
+        return self.predictor.moved(memory, source_N, _widths(table), _prior_N(table))
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""
@@ -251,19 +275,39 @@ class Foresight:
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         free = int(np.count_nonzero(free_N))
+        count, of_m, of_mm, of_d, of_md = before["line"]
+        offset, slope = np.linalg.solve([[count + 1, of_m], [of_m, of_mm + 1]], [of_d, of_md])
+        scale = 1e-6 * (1 + abs(offset) + abs(slope))
         return {
             "as many as asked, or all that are free": len(picked) == min(k, free),
-            "a success rate and a reward are expected of each": all(
-                each.belief is not None and each.baseline is not None for each in picked
+            "a success rate is expected of each, and the reward that goes with it": all(
+                each.belief is not None
+                and abs((each.baseline or 0.0) - (offset + each.belief + slope * each.belief)) < scale
+                for each in picked
             ),
+            "the more it may teach, the likelier it is drawn": self.exponent is None
+            or _rises(picked, [_score(each.belief or 0.0, self.exponent) for each in picked]),
         }
+
+
+def _score(belief: float, exponent: float) -> float:
+    rate = min(max(belief, _LEAST_RATE), 1 - _LEAST_RATE)
+    return float(np.log(rate) + exponent * np.log1p(-rate))
+
+
+def _widths(table: PromptTable) -> dict[str, int]:
+    return {name: int(block.shape[1]) for name, block in table.features.items()}
+
+
+def _prior_N(table: PromptTable) -> Any:
+    return table.prior_N
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:
     """Offset and slope of reward over metric: the identity, and what least squares, drawn to it, find beyond it."""
     count, of_m, of_mm, of_d, of_md = sums
-    spread, weight = of_mm * count - of_m * of_m, count + 1.0
-    slope = (of_md * count - of_m * of_d) / (spread + weight)
+    weight = count + 1.0
+    slope = (weight * of_md - of_m * of_d) / (weight * (of_mm + 1.0) - of_m * of_m)
     return (of_d - slope * of_m) / weight, 1 + slope
 
 

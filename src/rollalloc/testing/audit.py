@@ -162,6 +162,7 @@ class Auditor:
         expect(2, batch.version == self.version, f"a batch of version {batch.version} at version {self.version}")
         by_group: dict[int, list[Row]] = defaultdict(list)
         again = [row for row in batch.rows if row.replays]
+        expect(12, [*batch.rows[len(batch.rows) - len(again) :]] == again, "rows that are replayed do not come last")
         for row in again:
             self._replay(row, batch.version)
         expect(12, not again or len(again) <= self.recipe.replay.rows, f"{len(again)} rows replayed")  # pyright: ignore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -24,6 +24,7 @@ def check_recipe(
     allocator: type[Allocator] = Allocator,
     like: Recipe | None = None,
     rewards: tuple[float, float] = (-1.5, 1.0),
+    table: Callable[[int], PromptTable] = PromptTable.of,
 ) -> None:
     """Put a recipe through every law, in synchronous and asynchronous runs, with and without trouble.
 
@@ -35,18 +36,31 @@ def check_recipe(
         allocator: a driver's own subclass, or a broken one.
         like: the recipe whose promises the decisions must keep, with as many stages; the recipe itself by default.
         rewards: the lowest and the highest reward that occurs, for rules that do not take every number.
+        table: makes the data set of so many prompts, with the keys, sources, priors and features that rules look at; asked
+            for data sets of several sizes. Prompts that are known by their index only, by default.
 
     Raises:
         ConformanceError: names the law, the seed and the mode.
     """
-    first = len(Run(recipe, 4096 + recipe.groups, World(0, rewards=rewards)).ask(None).generate)
+    make = _sized(table)
+    first = len(Run(recipe, make(4096 + recipe.groups), World(0, rewards=rewards)).ask(None).generate)
     count = prompts or 8 * max(first, recipe.groups)
-    check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first)
+    check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first, make)
     paid_a_batch = check.runs()
-    check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count)
+    check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count, make)
     check.back_pressure()
     check.budgets(paid_a_batch)
     check.quarantine()
+
+
+def _sized(table: Callable[[int], PromptTable]) -> Callable[[int], PromptTable]:
+    def make(prompts: int) -> PromptTable:
+        made = table(prompts)
+        if len(made) != prompts:
+            raise ValueError(f"table must make a data set of {prompts} prompts, got {len(made)}")
+        return made
+
+    return make
 
 
 def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
@@ -67,6 +81,7 @@ class _Check:
     like: Recipe
     rewards: tuple[float, float]
     first: int  # groups that the first ask opens
+    table: Callable[[int], PromptTable]
 
     def _run(
         self, seed: int, *, reload: float = 0.0, hard: bool = False, failing: int = 0, prompts: int | None = None,
@@ -74,7 +89,7 @@ class _Check:
     ) -> Run:  # fmt: skip
         return Run(
             self.recipe if budget is None else replace(self.recipe, budget=budget),
-            prompts or self.prompts,
+            self.table(prompts or self.prompts),
             World(seed, hard=hard, failing=failing, rewards=self.rewards),
             seed=seed,
             allocator=self.allocator,

@@ -61,7 +61,7 @@ class Run:
             yield actions
             batches -= actions.batch is not None
             events = [self.end(rollout) for rollout in list(self.running)]
-            self.tell(events + [Updated(self.allocator.version + 1)] * (actions.batch is not None))
+            self.tell(events + [self.update()] * (actions.batch is not None))
 
     def asynchronous(self, batches: int, trouble: float, slots: int = 24) -> Iterator[Actions]:
         """One or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
@@ -75,10 +75,10 @@ class Run:
             if self.running and self.rng.random() < 0.3:
                 events.append(Progress(self.some(), int(self.rng.integers(1, 50))))
             if training and (self.rng.random() < 0.2 or not events):
-                events.append(Updated(self.allocator.version + 1))
+                events.append(self.update())
                 training, batches = False, batches - 1
             elif not training and self.rng.random() < trouble / 4:
-                events.append(Updated(self.allocator.version + 1))  # weights that changed without a batch of ours
+                events.append(self.update())  # weights that changed without a batch of ours
             self.tell(events)
 
     def ask(self, capacity: int | None) -> Actions:
@@ -118,6 +118,11 @@ class Run:
             self.allocator.tell([event])
         if self.twin is not None:
             self.twin.tell(events)
+
+    def update(self) -> Updated:
+        """The next weights; of every third it is not measured how far they went."""
+        version = self.allocator.version + 1
+        return Updated(version, 0.02 * (version % 5) if version % 3 else None)
 
     def terminal(self, trouble: float) -> Event:
         """The end of some running rollout: mostly its result, sometimes a failure or a cancellation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 from rollalloc.testing.feeder import Run
 from rollalloc.testing.world import World
@@ -19,15 +21,17 @@ _LARGEST = 1 << 20
 _DECISIONS = 4  # measured, after the first
 
 
-def check_work(recipe: Recipe, allocator: type[Allocator], world: World, few: int) -> None:
+def check_work(
+    recipe: Recipe, allocator: type[Allocator], world: World, few: int, table: Callable[[int], PromptTable]
+) -> None:
     """Law 11: among many prompts a decision looks at no more entries, and takes no more memory, than among few.
 
     The first decision of a run is not counted: it may put all prompts into an order, once in a pass. Bytes are there for
     what goes past the count, such as a Python list of all prompts.
     """
-    entries_few, bytes_few = _most_work(Run(recipe, few, world, allocator=allocator))
+    entries_few, bytes_few = _most_work(Run(recipe, table(few), world, allocator=allocator))
     many = max(_LARGE, min(8 * bytes_few, _LARGEST))
-    entries, allocated = _most_work(Run(recipe, many, world, allocator=allocator))
+    entries, allocated = _most_work(Run(recipe, table(many), world, allocator=allocator))
     for what, more, less in (("entries looked at", entries, entries_few), ("bytes allocated", allocated, bytes_few)):
         expect(11, more < 2 * less + many // 2, f"{what} for a decision: {more} of {many} prompts, {less} of {few}")
 

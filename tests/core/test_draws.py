@@ -1,0 +1,444 @@
+"""What a prompt rule thought of a prompt travels with its group; a rule over the batch; features; the plain recipes."""
+
+import json
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
+from rollalloc.core.events import Done, Updated
+from rollalloc.core.recipe import Drawn, View
+from rollalloc.core.roster import NEXT_EPOCH, NOW
+from rollalloc.rules import prompts
+from rollalloc.rules.advantages import Rewards
+
+KEYS = tuple(f"prompt {index}" for index in range(8))
+RATES = st.floats(0, 1)
+THOUGHTS = st.tuples(
+    st.none() | RATES, st.none() | st.floats(allow_nan=False, allow_infinity=False), st.none() | st.floats(1e-300, 1)
+)
+
+
+@dataclass(frozen=True)
+class Says(prompts.InOrder):
+    """Prompts in order, with these thoughts: (belief, baseline, probability) of each."""
+
+    thoughts: tuple = ()
+
+    def pick(self, memory, k, free_N, view, rng):
+        return [Drawn(prompt, *self.thoughts[prompt]) for prompt in super().pick(memory, k, free_N, view, rng)]
+
+
+@dataclass(frozen=True)
+class Picks(prompts.Shuffled):
+    """Picks what it was told to."""
+
+    made: object = None
+
+    def pick(self, memory, k, free_N, view, rng):
+        return MADE[self.made]
+
+
+@dataclass(frozen=True)
+class Sees:
+    """An advantage that is the group's baseline, and remembers what it saw of the groups."""
+
+    def __call__(self, group, chosen_M):
+        SEEN.append((group.prompt, group.belief, group.baseline, group.probability))
+        return np.full(chosen_M.size, group.baseline or 0.0)
+
+
+SEEN = []
+
+
+def copy_of(allocator, table=None, **how):
+    copy = Allocator(allocator.recipe, table or allocator.table, allocator.seed)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), **how)
+    return copy
+
+
+def done(allocator, orders, reward=1.0):
+    allocator.tell([Done(r, reward, 1.0, 1, allocator.version) for o in orders for r in o.rollouts])
+
+
+# ------------------------------------------------------------------------------------------- beliefs travel with the group
+
+
+@settings(deadline=None)
+@given(st.lists(THOUGHTS, min_size=4, max_size=4))
+def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
+    """In flight, and drawn while no budget had room: the batch has room for two groups of the four that were drawn."""
+    recipe = replace(
+        recipes.grpo(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(batch_rollouts=2)
+    )
+    allocator = Allocator(recipe, 4, 0)
+    SEEN.clear()
+    for _ in range(2):
+        orders = allocator.ask().generate
+        allocator = copy_of(allocator)
+        done(allocator, orders)
+        allocator = copy_of(allocator)
+        assert allocator.ask().batch.short_because
+        allocator = copy_of(allocator)
+        allocator.tell([Updated(allocator.version + 1)])
+    assert [(repr(seen)) for seen in SEEN] == [repr((prompt, *thought)) for prompt, thought in enumerate(thoughts)]
+
+
+def test_thoughts_in_drawn_are_saved_and_follow_their_prompts_to_other_data():
+    thoughts = tuple((k / 8, -k / 3, (k + 1) / 8) for k in range(8))
+    recipe = replace(recipes.grpo(4, 1), prompts=Says(thoughts), budget=Budget(batch_rollouts=2))
+    allocator = Allocator(recipe, PromptTable(KEYS), 0)
+    allocator.ask()
+    assert [drawn[:4] for drawn in allocator.state_dict()["drawn"]] == [[2, *thoughts[2]], [3, *thoughts[3]]]
+    keys = ("new", KEYS[3], KEYS[1], *KEYS[4:])  # 0 was running, 2 was drawn: both are gone
+    copy = copy_of(allocator, PromptTable(keys), remap="keys")
+    state = copy.state_dict()
+    assert state["drawn"] == [[1, *thoughts[3], 0]]
+    in_flight = [[group[name] for name in ("prompt", "belief", "baseline", "probability")] for group in state["groups"]]
+    assert in_flight == [[2, *thoughts[1]]]
+
+
+@pytest.mark.parametrize("name", ["belief", "baseline", "probability"])
+@pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
+def test_a_torn_thought_is_refused(name, value):
+    recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(batch_rollouts=1))
+    allocator = Allocator(recipe, 8, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["groups"][0][name] = value
+    with pytest.raises(ValueError, match=rf"groups\[0\]: {name}: expected .* or null"):
+        Allocator(recipe, 8, 0).load_state_dict(state)
+    state = allocator.state_dict()
+    state["drawn"][0][1 + ["belief", "baseline", "probability"].index(name)] = value
+    with pytest.raises(ValueError, match=r"drawn: expected .* or null"):
+        Allocator(recipe, 8, 0).load_state_dict(state)
+
+
+def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
+    MADE["numpy"] = [Drawn(np.int32(3), np.float32(0.5), np.float64(-2), np.float16(0.25)), np.int64(5)]
+    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made="numpy")), 8, 0)
+    assert [order.prompt for order in allocator.ask().generate] == [3, 5]
+    group = allocator.state_dict()["groups"][0]
+    assert [type(group[name]) for name in ("prompt", "belief", "baseline", "probability")] == [int, float, float, float]
+    assert json.dumps(copy_of(allocator).state_dict()) == json.dumps(allocator.state_dict())
+
+
+_NUMBERS = "must draw with a belief in .* a finite baseline and a probability in"
+MADE = {}
+WRONG = {
+    "a tuple that is no Drawn": ([(0, 0.5, 0.5, 0.5)], "must pick indices of prompts or `Drawn`s"),
+    "a fraction": ([1.7], "must pick indices"),
+    "text": (["a"], "must pick indices"),
+    "an array of two": ([np.array([0, 1])], "must pick indices"),
+    "nothing": (None, "must pick indices"),
+    "a number": (3, "must pick indices"),
+    "a fraction in Drawn": ([Drawn(0.5)], "must pick indices"),
+    "a belief that is text": ([Drawn(0, "x")], "must pick indices"),
+    "a belief that is an array": ([Drawn(0, np.array([0.5, 0.1]))], "must pick indices"),
+    "before the first": ([-1], "different free prompts"),
+    "after the last": ([Drawn(8)], "different free prompts"),
+    "twice": ([Drawn(1, 0.5), 1], "different free prompts"),
+    "too many": ([0, 1, 2], "at most 2 different free prompts"),
+    "belief nan": ([Drawn(0, float("nan"))], _NUMBERS),
+    "belief above 1": ([Drawn(0, 1.0001)], _NUMBERS),
+    "belief below 0": ([Drawn(0, -1e-9)], _NUMBERS),
+    "baseline infinite": ([Drawn(0, baseline=float("inf"))], _NUMBERS),
+    "baseline nan": ([Drawn(0, baseline=np.float64("nan"))], _NUMBERS),
+    "probability 0": ([Drawn(0, probability=0.0)], _NUMBERS),
+    "probability above 1": ([Drawn(0, probability=1.5)], _NUMBERS),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_prompt_rule_that_picks_nonsense_is_named(name):
+    MADE[name], message = WRONG[name]
+    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made=name)), 8, 0)
+    with pytest.raises(RuleError, match=rf"Picks\(.*{message}"):
+        allocator.ask()
+
+
+@dataclass(frozen=True)
+class SeesEpochs(prompts.InOrder):
+    """Each prompt's baseline is the epoch that the view told when it was drawn."""
+
+    def pick(self, memory, k, free_N, view, rng):
+        return [Drawn(prompt, baseline=float(view.epoch)) for prompt in super().pick(memory, k, free_N, view, rng)]
+
+
+def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
+    """Batches of 2 from 3 prompts: the second batch's second prompt is drawn in epoch 1."""
+    driver = drive(replace(recipes.grpo(2, 1), prompts=SeesEpochs()), 3)
+    epochs = []
+    for _ in range(3):
+        actions = driver.ask()
+        epochs += [group["baseline"] for group in driver.allocator.state_dict()["groups"]]
+        driver.answer(actions.generate)
+        assert driver.ask().batch
+        driver.update()
+    assert epochs == [0, 0, 0, 1, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------------------ over the batch
+
+
+@dataclass(frozen=True)
+class Over:
+    how: str
+
+    def __call__(self, advantages, groups, view):
+        return OVER[self.how](advantages)
+
+
+OVER = {
+    "a generator": lambda made: (each for each in made),
+    "nothing": lambda made: None,
+    "a number": lambda made: 3.0,
+    "one group less": lambda made: made[:-1],
+    "a row less": lambda made: [each[:-1] for each in made],
+    "a column": lambda made: [each[:, None] for each in made],
+    "nan": lambda made: [each * np.nan for each in made],
+    "infinite": lambda made: [each + np.inf for each in made],
+    "text": lambda made: ["a"] * len(made),
+    "ragged": lambda made: [[1.0, [2.0]]] * len(made),
+}
+
+
+@pytest.mark.parametrize("how", OVER)
+def test_a_rule_over_the_batch_that_gives_nonsense_is_named(drive, how):
+    driver = drive(replace(recipes.grpo(2, 2), over_batch=Over(how)))
+    driver.answer(driver.ask().generate)
+    with pytest.raises(RuleError, match=r"Over\(how=.*\) must give (the advantages of 2 groups|2 finite advantages)"):
+        driver.ask()
+
+
+@dataclass(frozen=True)
+class LooksOver:
+    """Advantages are numbered through; it checks that it is asked with whole groups, in order."""
+
+    def __call__(self, advantages, groups, view):
+        assert [group.group for group in groups] == sorted(group.group for group in groups)
+        assert [each.size for each in advantages] == [group.scored for group in groups]
+        return [100.0 * group.group + np.arange(each.size) for each, group in zip(advantages, groups, strict=True)]
+
+
+def test_a_rule_over_the_batch_credits_each_row_of_each_group(drive):
+    driver = drive(replace(recipes.grpo(3, 2), over_batch=LooksOver()))
+    batch = driver.until_batch().batch
+    assert [row.advantage for row in batch.rows] == [100 * row.group + row.rollout % 2 for row in batch.rows]
+
+
+def test_groups_that_the_batch_gives_nothing_are_booked_as_zero_variance(drive):
+    """Rewards 1 and 0 within each group, and a batch rule that says 0 to all: nothing is learned from it."""
+    OVER["zeros"] = lambda made: [each * 0 for each in made]
+    driver = drive(replace(recipes.grpo(2, 2), over_batch=Over("zeros")))
+    driver.until_batch()
+    accounts = driver.allocator.accounts()
+    assert (accounts["trained"], accounts["zero_variance"]) == (0, 4)
+
+
+# ----------------------------------------------------------------------------------------------------------- how far
+
+
+@pytest.mark.parametrize("moved", ["x", [1], -1e-9, float("nan"), float("inf"), None])
+def test_how_far_the_weights_went_is_a_finite_number(moved):
+    allocator = Allocator(recipes.grpo(1, 1), 2, 0)
+    if moved is None:
+        allocator.tell([Updated(1, None)])
+    else:
+        with pytest.raises(EventError, match=r"Updated\(1\): moved must be a finite number of 0 or more"):
+            allocator.tell([Updated(1, moved)])
+    assert allocator.version == int(moved is None)
+
+
+def test_the_way_of_the_weights_adds_up_and_is_saved():
+    allocator = Allocator(recipes.grpo(1, 1), 4, 0)
+    allocator.tell([Updated(1, np.float32(0.5)), Updated(2), Updated(3, 0.25)])
+    assert allocator._run.view().moved == copy_of(allocator)._run.view().moved == 0.75
+    state = allocator.state_dict()
+    for wrong in (-1.0, "far", float("nan"), None):
+        with pytest.raises(ValueError, match="moved: expected a finite number"):
+            Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"moved": wrong})
+    Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"moved": 0})  # as other writers of JSON have 0.0
+    with pytest.raises(EventError, match="no number holds their sum"):
+        allocator.tell([Updated(4, 1e308), Updated(5, 1e308)])
+
+
+# ----------------------------------------------------------------------------------------------------------- features
+
+
+def test_features_are_float32_blocks_and_read_only():
+    mine = np.arange(6, dtype=np.float64).reshape(3, 2)
+    table = PromptTable(3, features=mine)
+    assert list(table.features) == ["features"]
+    assert (table.features["features"].dtype, table.features["features"].tolist()) == (np.float32, mine.tolist())
+    mine32 = mine.astype(np.float32)
+    block = PromptTable(3, features={"a": mine32}).features["a"]
+    with pytest.raises(ValueError, match="read-only"):
+        block[0, 0] = 9
+    mine32[0, 0] = 1  # the caller's own array stays writable
+    assert PromptTable(3).features == PromptTable(3, features=None).features == {}
+    assert View.of(table).table.features is table.features
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.zeros(3), r"features 'features' must have shape \(3, D\), D ≥ 1, got \(3,\)"),
+        (np.zeros((2, 1)), r"must have shape \(3, D\)"),
+        (np.zeros((3, 0)), r"D ≥ 1, got \(3, 0\)"),
+        (np.zeros((3, 1, 1)), r"must have shape \(3, D\)"),
+        ({"x": [[1], [np.nan], [0]]}, "features 'x' must be finite numbers of float32, those of prompt 1 are not"),
+        ({"x": [[1], [0], [1e300]]}, "features 'x' must be finite numbers of float32, those of prompt 2 are not"),
+        ({"x": [["a"], ["b"], ["c"]]}, "features 'x' must be numbers of shape"),
+        ({"x": [[1, 2], [3], [4]]}, "features 'x' must be numbers of shape"),
+        ({0: np.zeros((3, 1))}, "names of features must be text"),
+        ("abc", "must be numbers of shape"),
+    ],
+)
+def test_features_of_another_shape_or_not_finite_are_refused(features, message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=message):
+            PromptTable(3, features=features)
+
+
+def test_a_state_has_the_features_digests_only_and_other_features_are_refused():
+    mine = np.linspace(0, 1, 4000).reshape(8, 500)
+    allocator = Allocator(recipes.grpo(2, 1), PromptTable(KEYS, features={"x": mine}), 0)
+    allocator.ask()
+    state = json.loads(json.dumps(allocator.state_dict()))
+    assert len(json.dumps(state["prompts"])) < 500
+    same = {
+        "float64": mine,
+        "float32": mine.astype(np.float32),
+        "fortran": np.asfortranarray(mine),
+        "big": mine.astype(">f4"),
+    }
+    for block in same.values():
+        Allocator(recipes.grpo(2, 1), PromptTable(KEYS, features={"x": block}), 0).load_state_dict(state)
+    other = mine.copy()
+    other[3, 3] += 1e-3
+    for features in ({"x": other}, {"y": mine}, {"x": mine, "y": mine}, {}, {"x": mine[:, ::-1]}):
+        table = PromptTable(KEYS, features=features)
+        with pytest.raises(ValueError, match=r"saved with the features \{'x': .* or remap for others"):
+            Allocator(recipes.grpo(2, 1), table, 0).load_state_dict(state)
+        copy = Allocator(recipes.grpo(2, 1), table, 0)
+        copy.load_state_dict(state, remap="keys")
+        assert copy.paid == allocator.paid
+
+
+# ------------------------------------------------------------------------------------------------------ the plain recipes
+
+
+def advantages_of(driver):
+    return [row.advantage for row in driver.until_batch().batch.rows]
+
+
+def test_reinforce_by_hand(drive):
+    """Rewards 1, 0, 0, 0 of four prompts: 1 - 0, and 0 - 1/3 each, at half weight for `neg`."""
+    for neg in (1.0, 0.5):
+        driver = drive(recipes.reinforce(4, neg=neg), 4, {0: [1.0]}, default=(0.0,))
+        rows = driver.until_batch().batch.rows
+        assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 1} | dict.fromkeys((1, 2, 3), -neg / 3))
+
+
+def test_reinforce_with_a_running_mean_by_hand(drive):
+    """Nothing is known in the first batch; then b = (.5 · 2^(-2/500) + 1) / ... of all four rewards."""
+    driver = drive(recipes.reinforce(4, baseline="running", neg=0.5), 4, {0: [1.0], 1: [-3.0]}, default=(0.0,))
+    assert advantages_of(driver) == [0] * 4
+    driver.update()
+    faded = 0.5 ** (np.arange(4)[::-1] / 500)
+    rewards = [{0: 1.0, 1: -3.0}.get(row.prompt, 0.0) for row in driver.log[-1].batch.rows]
+    baseline = float(faded @ rewards / faded.sum())
+    rows = driver.until_batch().batch.rows
+    for row in rows:
+        over = {0: 1.0, 1: -3.0}.get(row.prompt, 0.0) - baseline
+        assert row.advantage == pytest.approx(over if over > 0 else over / 2)
+
+
+def test_rloo_and_raft_by_hand(drive):
+    driver = drive(recipes.rloo(1, 4), 1, {0: [1.0, 0.0, 0.0, 0.0]})
+    assert advantages_of(driver) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    driver = drive(recipes.raft(1, 4), 1, {0: [1.0, 0.0, -2.0, 0.5]})
+    assert advantages_of(driver) == [1, 0, 0, 0.5]
+
+
+def test_spo_by_hand(drive):
+    """v = 1/2 for all at first: 1, 0, 0, 0 less 1/2 each, normalised over the batch: √3 and -1/√3."""
+    driver = drive(recipes.spo(4), 4, {0: [1.0]}, default=(0.0,))
+    rows = driver.until_batch().batch.rows
+    assert {row.prompt: row.advantage for row in rows} == pytest.approx(
+        {0: np.sqrt(3)} | dict.fromkeys((1, 2, 3), -1 / np.sqrt(3)), abs=1e-5
+    )
+    driver.update()
+    driver.ask()
+    beliefs = {group["prompt"]: group["belief"] for group in driver.allocator.state_dict()["groups"]}
+    assert beliefs == pytest.approx({0: 4.5 / 8} | dict.fromkeys((1, 2, 3), 3.5 / 8), abs=1e-6)
+
+
+def test_foresight_by_hand(drive):
+    """p̂ = 1/2 before the first rollout: 1 - 1/2, and 0.3 · (0 - 1/2)."""
+    driver = drive(recipes.foresight(4), 4, {0: [1.0]}, default=(0.0,))
+    rows = driver.until_batch().batch.rows
+    assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 0.5} | dict.fromkeys((1, 2, 3), -0.15))
+    driver.update()
+    driver.ask()
+    beliefs = {group["prompt"]: group["belief"] for group in driver.allocator.state_dict()["groups"]}
+    assert beliefs[0] > max(beliefs[prompt] for prompt in (1, 2, 3)) + 0.05
+
+
+def test_what_the_plain_recipes_are():
+    assert recipes.reinforce(4).advantage == Rewards()
+    assert recipes.reinforce(4, baseline="running").over_batch is None
+    assert recipes.foresight(4).replay is None
+    assert recipes.foresight(4, replay=8).replay.rows == 8
+    assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH
+    assert recipes.foresight(4).stages[0].judge.until == recipes.spo(4).stages[0].judge.until == NOW
+
+
+@pytest.mark.parametrize(
+    ("recipe", "how", "message"),
+    [
+        (recipes.reinforce, {"baseline": "group"}, "baseline"),
+        (recipes.reinforce, {"neg": -1.0}, "neg must be 0 or more"),
+        (recipes.reinforce, {"n": 0}, "must be a whole number of at least 1"),
+        (recipes.rloo, {"n": 1}, r"n must be a whole number of at least 2 \(a rollout alone has no others\)"),
+        (recipes.raft, {"n": 0.5}, "must be a whole number"),
+        (recipes.spo, {"half_way": 0}, "expected half_way and spread above 0"),
+        (recipes.spo, {"spread": 0}, "expected half_way and spread above 0"),
+        (recipes.foresight, {"exponent": -1}, "exponent of 0 or more"),
+        (recipes.foresight, {"floor": 2}, r"floor in \[0, 1\]"),
+        (recipes.foresight, {"neg": float("nan")}, "neg must be 0 or more"),
+        (recipes.foresight, {"replay": -1}, "replay must be a whole number of at least 0"),
+        (recipes.foresight, {"replay_staleness": 0}, "replay_staleness must be a whole number of at least 1"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(recipe, how, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(4, **how)
+
+
+def test_a_prompt_whose_rollouts_failed_comes_back_when_the_judge_says(drive):
+    """`Complete(NOW)`: at once, not at the next epoch; three such visits are one too many."""
+    for recipe, again in ((recipes.foresight(1), True), (recipes.grpo(1, 1), False)):
+        driver = drive(replace(recipe, prompts=prompts.InOrder()), 3, {0: [None]})
+        driver.answer(driver.ask().generate)
+        assert bool(driver.allocator._run.roster.free_N[0]) is again
+
+
+@pytest.mark.parametrize("name", ["reinforce", "spo", "foresight"])
+def test_a_data_set_of_one_prompt_and_a_metric_that_is_no_rate(name):
+    recipe = getattr(recipes, name)(1)
+    allocator = Allocator(recipe, 1, 0)
+    (order,) = allocator.ask().generate
+    refused = bool(recipe.rate_readers)
+    assert refused is (name != "reinforce")
+    if refused:
+        with pytest.raises(EventError, match="takes the metric for a success rate"):
+            allocator.tell([Done(order.rollouts[0], -1.0, 3.0, 1, 0)])
+    allocator.tell([Done(order.rollouts[0], -1.0, 0.0, 1, 0)])
+    assert len(allocator.ask().batch.rows) == 1

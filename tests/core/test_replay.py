@@ -1,0 +1,279 @@
+"""Replay, law 12: how often, how old, what, when it is released, and what a save, a load and other data leave of it."""
+
+import json
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from rollalloc import Allocator, Budget, PromptTable, recipes
+from rollalloc.core.events import Done, Updated
+from rollalloc.core.recipe import Replay
+
+KEYS = tuple(f"prompt {index}" for index in range(6))
+
+
+def replaying(recipe=None, **how):
+    return replace(recipe or recipes.raft(2), replay=Replay(**({"rows": 9, "times": 9, "max_staleness": 9} | how)))
+
+
+def batches(driver, count):
+    """The fresh and the replayed rows of so many batches, and what each update releases."""
+    made = []
+    for _ in range(count):
+        batch = driver.until_batch().batch
+        driver.update()
+        again = [row for row in batch.rows if row.replays]
+        made.append(([row for row in batch.rows if not row.replays], again, set(driver.ask(0).release)))
+    return made
+
+
+def rollouts(rows):
+    return [row.rollout for row in rows]
+
+
+def copy_of(allocator, recipe=None, table=None, **how):
+    copy = Allocator(recipe or allocator.recipe, table or allocator.table, allocator.seed)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), **how)
+    return copy
+
+
+# ------------------------------------------------------------------------------------------------- how often, how old, what
+
+
+def test_a_row_is_replayed_as_it_was_and_released_after_its_last_time(drive):
+    """One success a batch, twice more: trained in batches 0, 1, 2, released after the third."""
+    driver = drive(replaying(times=2), 6, default=(1.0, 0.0))
+    driver.default = (1.0,)
+    first, second, third, fourth = batches(driver, 4)
+    assert first[1] == []
+    assert second[1] == [row._replace(replays=1) for row in first[0]]
+    assert third[1] == [row._replace(replays=2) for row in first[0]] + [row._replace(replays=1) for row in second[0]]
+    assert fourth[1] == [row._replace(replays=2) for row in second[0]] + [row._replace(replays=1) for row in third[0]]
+    assert [made[2] for made in (first, second)] == [set(), set()]
+    assert third[2] == set(rollouts(first[0]))
+    assert fourth[2] == set(rollouts(second[0]))
+    assert driver.allocator.replayed == 0 + 2 + 4 + 4
+    accounts = driver.allocator.accounts()
+    assert (accounts["trained"], accounts["open"], sum(accounts.values())) == (8, 0, 8)  # each rollout once
+
+
+def test_a_row_is_replayed_while_it_is_young_enough(drive):
+    """Weights' versions 0, 1, 2: with `max_staleness` 1 a row of version 0 is in the batches of versions 0 and 1."""
+    driver = drive(replaying(max_staleness=1), 6, default=(1.0,))
+    first, second, third = batches(driver, 3)
+    assert rollouts(second[1]) == rollouts(first[0])
+    assert rollouts(third[1]) == rollouts(second[0])
+    assert (first[2], second[2]) == (set(), set(rollouts(first[0])))
+
+
+def test_weights_that_change_without_a_batch_age_what_is_kept(drive):
+    driver = drive(replaying(max_staleness=2), 6, default=(1.0,))
+    ((fresh, _, _),) = batches(driver, 1)
+    driver.update()
+    assert driver.ask(0).release == ()
+    driver.update()
+    assert set(driver.ask(0).release) == set(rollouts(fresh))
+    assert [row.replays for row in driver.until_batch().batch.rows] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("above", "kept"), [(0.0, [1.0]), (-inf, [1.0, 0.0, -2.0]), (0.99, [1.0]), (1.0, []), (-2.0, [1.0, 0.0])]
+)
+def test_only_rows_of_an_advantage_above_the_threshold_are_kept(drive, above, kept):
+    recipe = replaying(recipes.reinforce(1, 3), above=above)
+    driver = drive(replace(recipe, over_batch=None), 6, default=(1.0, 0.0, -2.0))
+    (fresh, _, freed), (_, again, _) = batches(driver, 2)
+    assert [row.advantage for row in again] == kept
+    assert freed == set(rollouts(fresh)) - set(rollouts(again))
+
+
+def test_what_counts_is_the_advantage_that_the_batch_gave(drive):
+    """Rewards 1 and 2: over the batch the first lacks 1, and is not replayed."""
+    driver = drive(replaying(recipes.reinforce(1, 2)), 6, default=(1.0, 2.0))
+    _, (_, again, _) = batches(driver, 2)
+    assert [row.advantage for row in again] == [1.0]
+
+
+def test_of_more_rows_than_asked_for_random_ones_come_in_order_and_the_others_stay():
+    """2 of 4 kept rows: each pair of the first replay as likely over 600 seeds, within 5 standard errors (1 - 1e-5)."""
+    counts, seeds = Counter(), 600
+    for seed in range(seeds):
+        allocator = Allocator(replaying(recipes.raft(4), rows=2, times=1), 6, seed)
+        for _ in range(2):
+            allocator.tell([Done(r, 1, 1, 1, allocator.version) for o in allocator.ask().generate for r in o.rollouts])
+            batch = allocator.ask().batch
+            allocator.tell([Updated(allocator.version + 1)])
+        again = rollouts(row for row in batch.rows if row.replays)
+        assert again == sorted(again)
+        assert [row.replays for row in batch.rows] == [0] * 4 + [1] * 2
+        counts[tuple(again)] += 1
+        assert len(allocator.state_dict()["kept"]) == 4 + 2
+    assert len(counts) == 6
+    assert all(abs(count - seeds / 6) < 5 * (seeds * 5 / 36) ** 0.5 for count in counts.values())
+
+
+def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
+    driver = drive(replace(replaying(recipes.raft(2)), budget=Budget(run_rollouts=3)), 6, default=(1.0,))
+    first, second = batches(driver, 2)
+    assert (len(first[0]), len(second[0]), len(second[1])) == (2, 1, 2)
+    assert "no room for another group" in driver.ask().finished
+    assert second[2] == set(rollouts(first[0] + second[0]))  # at the end
+    assert driver.allocator.state_dict()["kept"] == []
+
+
+# -------------------------------------------------------------------------------------------------------- a save and a load
+
+
+@pytest.fixture
+def kept(drive):
+    """An allocator with two rows kept of prompts 0 to 5, and a batch outstanding that replays them."""
+    driver = drive(replaying(), PromptTable(KEYS), default=(1.0,))
+    batches(driver, 1)
+    driver.until_batch()
+    return driver.allocator
+
+
+def test_a_batch_outstanding_at_a_save_is_replayed_on_after_the_load(kept):
+    copy = copy_of(kept)
+    assert copy.outstanding().batch == kept.outstanding().batch
+    for allocator in (kept, copy):
+        allocator.tell([Updated(2)])
+    assert json.dumps(copy.state_dict()["kept"]) == json.dumps(kept.state_dict()["kept"])
+    assert sorted(row[6] for row in copy.state_dict()["kept"]) == [0, 0, 1, 1]
+    assert copy.ask() == kept.ask()
+    assert copy.replayed == kept.replayed == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        Replay(rows=9, times=9, max_staleness=9, above=5.0),
+        Replay(rows=9, times=1, max_staleness=9),
+        Replay(rows=9, times=9, max_staleness=1),
+    ],
+)
+def test_under_a_recipe_that_replays_less_all_of_it_is_released_once(kept, other):
+    """With a batch outstanding whose rows it must not free before its update."""
+    batch = kept.outstanding().batch
+    copy = copy_of(kept, replace(kept.recipe, replay=other), accept_recipe=True)
+    assert copy.ask(0).release == ()
+    copy.tell([Updated(2)])
+    released = list(copy.ask(0).release)
+    still = {row[0] for row in copy.state_dict()["kept"]}
+    assert len(released) == len(set(released))
+    assert set(released) | still == set(rollouts(batch.rows))
+    limit = 0 if other is None or other.above else 1
+    fresh = [row for row in batch.rows if not row.replays]
+    assert still == (set(rollouts(fresh)) if limit else set())
+
+
+def test_what_is_kept_between_batches_is_held_to_the_limits_of_the_recipe_it_is_loaded_under(kept):
+    """Kept rows with replays 0 and 1, of versions 1 and 0, at version 2."""
+    kept.tell([Updated(2)])
+    kept.ask(0)
+    for other, left in (
+        (Replay(rows=9, times=1, max_staleness=9), {0}),
+        (Replay(rows=9, times=9, max_staleness=1), {0}),
+        (Replay(rows=9, times=9, max_staleness=9, above=1.0), set()),
+        (Replay(rows=1, times=9, max_staleness=9), {0, 1}),
+    ):
+        copy = copy_of(kept, replace(kept.recipe, replay=other), accept_recipe=True)
+        assert {row[6] for row in copy.state_dict()["kept"]} == left
+        assert len(copy.ask(0).release) == 4 - len(copy.state_dict()["kept"])
+
+
+def test_a_run_that_begins_to_replay_after_a_load(drive):
+    driver = drive(recipes.raft(2), 6, default=(1.0,))
+    driver.until_batch()
+    driver.allocator = copy_of(driver.allocator, replaying(), accept_recipe=True)
+    batch = driver.allocator.outstanding().batch
+    driver.update()
+    assert driver.ask(0).release == ()
+    assert rollouts(row for row in driver.until_batch().batch.rows if row.replays) == rollouts(batch.rows)
+
+
+@pytest.mark.parametrize("outstanding", [True, False])
+def test_rows_of_prompts_that_are_gone_are_not_replayed(kept, outstanding):
+    """The first is gone from the data: its row stays in the batch outstanding, and is released after its update, once."""
+    batch = kept.outstanding().batch
+    gone = batch.rows[-1]
+    assert gone.replays
+    if not outstanding:
+        kept.tell([Updated(2)])
+        kept.ask(0)
+    keys = tuple(reversed([key for at, key in enumerate(KEYS) if at != gone.prompt]))
+    copy = copy_of(kept, table=PromptTable(keys), remap="keys")
+    if outstanding:
+        assert rollouts(copy.outstanding().batch.rows) == rollouts(batch.rows)
+        assert copy.ask(0).release == ()
+        copy.tell([Updated(2)])
+    # A prompt may have been in several rows: all of those are gone.
+    lost = {row.rollout for row in batch.rows if row.prompt == gone.prompt}
+    assert set(copy.ask(0).release) == lost
+    left = {row[0]: row[1] for row in copy.state_dict()["kept"]}
+    assert left == {row.rollout: keys.index(KEYS[row.prompt]) for row in batch.rows if row.rollout not in lost}
+    copy.tell([Done(r, 1, 1, 1, 2) for o in copy.ask().generate for r in o.rollouts])
+    again = [row for row in copy.ask().batch.rows if row.replays]
+    assert {row.rollout: row.prompt for row in again} == left
+
+
+def test_a_torn_state_is_refused_with_its_place(kept):
+    kept.tell([Updated(2)])
+    kept.ask(0)
+    good = json.loads(json.dumps(kept.state_dict()))
+    alive = next(iter(kept.ask().generate)).rollouts[0]
+    in_flight = json.loads(json.dumps(kept.state_dict()))
+
+    def refused(state, message, change):
+        state = deepcopy(state)
+        change(state["kept"])
+        with pytest.raises(ValueError, match=rf"kept:? .*{message}|kept cannot be read.*{message}"):
+            Allocator(kept.recipe, kept.table, 0).load_state_dict(state)
+
+    refused(good, "twice", lambda rows: rows.append(rows[0]))
+    refused(good, "a row of 7 entries", lambda rows: rows[0].append(1))
+    refused(good, "advantage", lambda rows: rows[0].__setitem__(3, float("nan")))
+    refused(good, "advantage", lambda rows: rows[0].__setitem__(3, None))
+    refused(good, "weight", lambda rows: rows[0].__setitem__(4, "1"))
+    refused(good, "newer", lambda rows: rows[0].__setitem__(5, 3))
+    refused(good, "replays", lambda rows: rows[0].__setitem__(6, -1))
+    refused(good, "no prompt", lambda rows: rows[0].__setitem__(1, 6))
+    refused(good, "never ordered", lambda rows: rows[0].__setitem__(0, 10**6))
+    refused(in_flight, "in flight", lambda rows: rows[0].__setitem__(0, alive))
+    for name, value in (("replayed", -1), ("replayed", 1.5)):
+        with pytest.raises(ValueError, match="replayed"):
+            Allocator(kept.recipe, kept.table, 0).load_state_dict(good | {name: value})
+
+
+# --------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"rows": 0}, "rows must be a whole number of at least 1"),
+        ({"times": 0}, "times must be a whole number of at least 1"),
+        ({"max_staleness": 0}, "max_staleness must be a whole number of at least 1"),
+        ({"rows": 1.5}, "rows must be a whole number"),
+        ({"above": float("nan")}, "above must be a number, got nan"),
+    ],
+)
+def test_a_replay_out_of_range_is_refused(how, message):
+    with pytest.raises(ValueError, match=message):
+        replaying(**how)
+
+
+def test_replay_is_part_of_the_recipe_and_its_fingerprint(kept):
+    with pytest.raises(ValueError, match=r"another recipe .*recipe.replay.times: saved 9, given 8"):
+        copy_of(kept, replaying(times=8))
+    mixed = recipes.mix(recipes.dapo(2, 2, 6), replaying())
+    assert mixed.replay == kept.recipe.replay
+    every = replaying(above=-inf)
+    state = Allocator(every, 6, 0).state_dict()
+    Allocator(every, 6, 0).load_state_dict(json.loads(json.dumps(state, allow_nan=False)))
+    with pytest.raises(ValueError, match=r"recipe.replay.above: saved '-inf', given 0.0"):
+        Allocator(replaying(), 6, 0).load_state_dict(state)

@@ -1,0 +1,421 @@
+"""Prompt rules that say what they expect: by hand, what they draw and how often, what they refuse, and what a move keeps."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollalloc import Allocator, PromptTable, recipes
+from rollalloc.core.events import Done, Updated
+from rollalloc.core.group import GroupView
+from rollalloc.core.packing import pack_tree
+from rollalloc.core.recipe import View
+from rollalloc.core.seeds import rng
+from rollalloc.predict.predictor import Predictor
+from rollalloc.rules.beliefs import Foresight, RunningMean, Tracker
+
+QUICK = Predictor(ridges=(1.0,), events=64, first_fits=(8, 16), fit_every=32, track_every=8)
+VIEW = View.of(4)
+RULES = (RunningMean(), Tracker(), Foresight(), Foresight(warm=0), Foresight(None), Foresight(warm=0, floor=1.0))
+
+
+def draw(rule, memory, k, free_N, call=0, view=VIEW):
+    return rule.pick(memory, k, np.asarray(free_N, bool), view, rng(0, "pick", call))
+
+
+def firsts(rule, memory, times, free_N):
+    """How often each prompt is drawn first, of so many draws."""
+    return Counter(draw(rule, memory, 1, free_N, call)[0].prompt for call in range(times))
+
+
+# ----------------------------------------------------------------------------------------------------- what all of them do
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_few_free_prompts_are_all_drawn_once(rule):
+    memory = rule.init(PromptTable(4))
+    assert list(draw(rule, memory, 3, [0, 0, 0, 0])) == []
+    assert [each.prompt for each in draw(rule, memory, 3, [0, 0, 1, 0])] == [2]
+    assert sorted(each.prompt for each in draw(rule, memory, 99, [1, 1, 0, 1])) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_visit_without_a_score_teaches_nothing(rule):
+    memory = rule.init(PromptTable(4))
+    rule.observe(memory, GroupView.of([1, 0], prompt=1), View.of(4, moved=0.1))
+    before = json.dumps(pack_tree(memory))
+    rule.observe(memory, GroupView.of([], prompt=1), View.of(4, moved=0.4))
+    assert json.dumps(pack_tree(memory)) == before
+
+
+@pytest.mark.parametrize("rule", [*RULES, Foresight(warm=8, predictor=QUICK)], ids=repr)
+def test_draws_survive_json_bit_for_bit(rule):
+    """In flight, and the memory between two draws: a run that is saved and loaded at every step draws the same."""
+    recipe = replace(recipes.foresight(2, 2), prompts=rule)
+    table = PromptTable(12, features=np.linspace(-1, 1, 12)[:, None])
+    whole, broken = Allocator(recipe, table, 5), Allocator(recipe, table, 5)
+    for _ in range(12):
+        copy = Allocator(recipe, table, 5)
+        copy.load_state_dict(json.loads(json.dumps(broken.state_dict())))
+        broken = copy
+        one, other = whole.ask(), broken.ask()
+        assert one == other
+        thoughts = [
+            [(g["belief"], g["baseline"], g["probability"]) for g in a.state_dict()["groups"]] for a in (whole, broken)
+        ]
+        assert thoughts[0] == thoughts[1]
+        events = [
+            Done(r, (r * 7) % 5 / 4 - 0.5, float(r % 3 > 0), 3, whole.version) for o in one.generate for r in o.rollouts
+        ]
+        events += [Updated(whole.version + 1, 0.01)] if one.batch else []
+        whole.tell(events)
+        broken.tell(events)
+
+
+# ----------------------------------------------------------------------------------------------------------- running mean
+
+
+def test_the_running_mean_by_hand():
+    """b = Σ w_i r_i / Σ w_i with w halved every rollout: (-1 and 3) · 1/2 + 2, of weights 2 · 1/2 + 1."""
+    rule = RunningMean(half_life=1.0)
+    memory = rule.init(PromptTable(4))
+    assert draw(rule, memory, 1, [1] * 4)[0].baseline is None
+    rule.observe(memory, GroupView.of([0, 1], rewards=[-1.0, 3.0], prompt=0), VIEW)
+    assert draw(rule, memory, 1, [1] * 4)[0].baseline == 1.0
+    rule.observe(memory, GroupView.of([0], rewards=[2.0], prompt=3), VIEW)
+    picked = draw(rule, memory, 4, [1] * 4)
+    assert {each.baseline for each in picked} == {(2 * 0.5 + 2) / (2 * 0.5 + 1)}
+    assert {(each.belief, each.probability) for each in picked} == {(None, None)}
+    assert json.loads(json.dumps(pack_tree(memory)))["reward_sum"] == 3.0
+
+
+def test_a_mean_of_nothing_but_zeros_is_a_baseline():
+    rule = RunningMean()
+    memory = rule.init(PromptTable(2))
+    rule.observe(memory, GroupView.of([0, 0]), VIEW)
+    assert draw(rule, memory, 1, [1, 1])[0].baseline == 0.0
+
+
+@pytest.mark.parametrize("half_life", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_half_life_that_is_none_is_refused(half_life):
+    with pytest.raises(ValueError, match="half_life must be above 0 and finite"):
+        RunningMean(half_life)
+
+
+def test_the_running_mean_outlives_a_change_of_the_data():
+    keys = tuple("abcdef")
+    recipe = recipes.reinforce(2, baseline="running")
+    allocator = Allocator(recipe, PromptTable(keys), 0)
+    order = allocator.ask().generate
+    allocator.tell([Done(r, 0.75, 1.0, 1, 0) for o in order for r in o.rollouts])
+    assert allocator.ask().batch
+    copy = Allocator(recipe, PromptTable(("z", *keys[2:])), 0)
+    copy.load_state_dict(allocator.state_dict(), remap="keys")
+    copy.tell([Updated(1)])
+    copy.ask()
+    assert [group["baseline"] for group in copy.state_dict()["groups"]] == pytest.approx([0.75, 0.75])
+
+
+# ---------------------------------------------------------------------------------------------------------------- tracker
+
+
+def test_the_tracker_by_hand():
+    """α = β = 4 at first; D = 0.06 at half_way 0.12 gives ρ = √½, kept at most at `most`."""
+    rule = Tracker(half_way=0.12, least=0.5, most=0.75, spread=0.05)
+    memory = rule.init(PromptTable(3, prior_N=[0.25, np.nan, 1.0]))
+    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([0.5, 1.0, 2.0], [1.5, 1.0, 0.0])
+    rule.observe(memory, GroupView.of([1.0, 0.0], prompt=1), View.of(3))  # nothing told: ρ = least, then most
+    assert (memory["hits_N"][1], memory["misses_N"][1]) == (0.75 * (0.5 + 1), 0.75 * 0.5 + 1)
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=0.06))
+    np.testing.assert_allclose(memory["hits_N"][1], np.sqrt(0.5) * 1.125 + 1, rtol=1e-6)
+    before = memory["misses_N"][1]
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=0.0601))  # hardly moved: ρ = most
+    np.testing.assert_allclose(memory["misses_N"][1], 0.75 * before, rtol=1e-6)
+    before = memory["misses_N"][1]
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=9.0))  # far away: ρ = least
+    np.testing.assert_allclose(memory["misses_N"][1], 0.5 * before, rtol=1e-6)
+    assert (memory["hits_N"][0], memory["misses_N"][0]) == (0.5, 1.5)
+
+
+def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
+    rule = Tracker()
+    seen, missed = rule.init(PromptTable(1)), rule.init(PromptTable(1))
+    for memory in (seen, missed):
+        rule.observe(memory, GroupView.of([1.0]), View.of(moved=0.01))
+    rule.observe(missed, GroupView.of([]), View.of(moved=5.0))
+    for memory in (seen, missed):
+        rule.observe(memory, GroupView.of([0.0]), View.of(moved=5.001))
+    assert seen["hits_N"] == missed["hits_N"]
+
+
+def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rates():
+    rule = Tracker()
+    memory = rule.init(PromptTable(1))
+    for _ in range(400):
+        rule.observe(memory, GroupView.of([1 + 1e-6]), View.of())
+    (drawn,) = draw(rule, memory, 1, [1], view=View.of())
+    assert 0.999 < drawn.belief <= 1
+
+
+def test_the_tracker_graded_metrics_count_in_part():
+    rule = Tracker(least=0.5, most=0.75)
+    memory = rule.init(PromptTable(1))
+    rule.observe(memory, GroupView.of([0.25], rewards=[-7.0]), View.of())
+    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([0.75], [1.25])
+    assert draw(rule, memory, 1, [1], view=View.of())[0] == (0, 0.375, 0.375, 1.0)
+
+
+def test_the_tracker_draws_in_proportion_and_says_so():
+    """Shares of √(v(1 - v)) + spread; 20,000 draws: a count off by 5 standard errors has probability below 1e-6."""
+    rule, times = Tracker(spread=0.1), 20_000
+    rate_N = np.array([0.5, 0.9, 0.02, 0.2])
+    memory = rule.init(PromptTable(4, prior_N=rate_N))
+    share_N = np.sqrt(rate_N * (1 - rate_N)) + 0.1
+    share_N /= share_N.sum()
+    drawn = draw(rule, memory, 4, [1] * 4)
+    for each in drawn:
+        assert each.probability == pytest.approx(share_N[each.prompt], rel=1e-6)
+        assert each.belief == each.baseline == pytest.approx(rate_N[each.prompt], rel=1e-6)
+    counts = firsts(rule, memory, times, [1] * 4)
+    for prompt, share in enumerate(share_N):
+        assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"half_way": 0.0}, {"half_way": float("inf")}, {"least": 0.0}, {"least": 0.97}, {"most": 1.0}, {"spread": 0.0},
+        {"spread": float("nan")}, {"least": float("nan")},
+    ],
+)  # fmt: skip
+def test_the_tracker_refuses_numbers_out_of_range(wrong):
+    with pytest.raises(ValueError, match="expected half_way and spread above 0 and 0 < least <= most < 1"):
+        Tracker(**wrong)
+
+
+@pytest.mark.parametrize("pool", [0, 1.5, True])
+def test_a_pool_of_nothing_is_refused(pool):
+    for rule in (Tracker, Foresight):
+        with pytest.raises(ValueError, match="pool must be a whole number of at least 1"):
+            rule(pool=pool)
+
+
+def test_what_the_tracker_knows_moves_with_its_prompts():
+    keys, recipe = tuple("abcdef"), recipes.spo(2)
+    allocator = Allocator(recipe, PromptTable(keys), 0)
+    allocator.tell([Done(r, 1.0, 1.0, 1, 0) for o in allocator.ask().generate for r in o.rollouts])
+    allocator.ask()
+    allocator.tell([Updated(1, 0.25)])
+    allocator.tell([Done(r, 1.0, 1.0, 1, 1) for o in allocator.ask().generate for r in o.rollouts])
+    allocator.ask()
+    copy = Allocator(recipe, PromptTable(("z", *keys[::-1]), prior_N=[0.25] * 7), 0)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), remap="keys")
+    for name in ("hits_N", "misses_N", "moved_N"):
+        assert copy._run.memory[name][1:].tolist() == allocator._run.memory[name][::-1].tolist()
+    assert (copy._run.memory["hits_N"][0], copy._run.memory["moved_N"][0]) == (2.0, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------------- foresight
+
+
+def test_foresight_chances_by_hand():
+    """(1 - f) p(1 - p)^a / Σ + f / K: of .5, .2 and .8 with a = 3 the scores are .0625, .1024, .0064."""
+    rule = Foresight(exponent=3.0, floor=0.1)
+    score_K = np.array([0.0625, 0.1024, 0.0064])
+    np.testing.assert_allclose(
+        rule.chances(np.array([0.5, 0.2, 0.8])), 0.9 * score_K / score_K.sum() + 0.1 / 3, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        replace(rule, exponent=0.0).chances(np.array([0.1, 0.3])), [0.9 / 4 + 0.05, 0.9 * 0.75 + 0.05]
+    )
+    np.testing.assert_allclose(replace(rule, exponent=None).chances(np.array([0.1, 0.3])), [0.5, 0.5])
+    np.testing.assert_allclose(replace(rule, floor=1.0).chances(np.array([0.1, 0.3])), [0.5, 0.5])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0.001, 0.999), min_size=1, max_size=40),
+    st.floats(0, 1e6),
+    st.sampled_from([0.0, 1e-300, 0.1, 1.0]),
+)
+def test_foresight_chances_are_probabilities_for_any_exponent(beliefs, exponent, floor):
+    chance_K = Foresight(exponent=exponent, floor=floor).chances(np.array(beliefs))
+    assert chance_K.sum() == pytest.approx(1)
+    assert ((chance_K > 0) & (chance_K <= 1)).all()
+
+
+def believing(rule, rate_N):
+    """A memory in which each prompt has a record of this rate, so long that nothing counts beside it."""
+    memory = rule.init(PromptTable(len(rate_N)))
+    memory["hits_N"][:], memory["count_N"][:] = 1e6 * np.asarray(rate_N), 1e6
+    memory["paid"], memory["last_N"][:] = 1000, 1000
+    memory["fit_at"] = memory["track_at"] = 10**9
+    memory["loss_E"] = np.array([50.0, 0.0])  # the mean, the record
+    return memory
+
+
+def test_foresight_draws_in_proportion_and_says_so():
+    """20,000 first draws: a count off by 5 standard errors has probability below 1e-6."""
+    rule, times, rate_N = Foresight(exponent=3.0, floor=0.1), 20_000, np.array([0.5, 0.2, 0.8, 0.05])
+    memory = believing(rule, rate_N)
+    share_N = rule.chances(rate_N)
+    for each in draw(rule, memory, 4, [1] * 4):
+        assert each.probability == pytest.approx(share_N[each.prompt], rel=1e-4)
+        assert each.belief == pytest.approx(rate_N[each.prompt], rel=1e-4)
+    counts = firsts(rule, memory, times, [1] * 4)
+    for prompt, share in enumerate(share_N):
+        assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
+
+
+def test_the_second_of_a_draw_is_drawn_among_those_left():
+    """P(i, then j) = q_i q_j / (1 - q_i): 20,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
+    rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 20_000, np.array([0.5, 0.2, 0.9, 0.05])
+    memory, share_N = believing(rule, rate_N), rule.chances(rate_N)
+    pairs = Counter(
+        tuple(each.prompt for each in draw(rule, memory, 2, [1] * 4, call, View.of(4))) for call in range(times)
+    )
+    for i in range(4):
+        for j in set(range(4)) - {i}:
+            share = share_N[i] * share_N[j] / (1 - share_N[i])
+            assert abs(pairs[i, j] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
+
+
+@pytest.mark.parametrize("rule", [Foresight(warm=2000), Foresight(None), Foresight(floor=1.0)], ids=repr)
+def test_foresight_draws_uniformly_before_it_is_warm_or_where_it_is_told_to(rule):
+    """10,000 first draws of four: each within 5 standard errors of a quarter."""
+    counts = firsts(rule, believing(rule, [0.5, 0.2, 0.9, 0.01]), 10_000, [1] * 4)
+    assert all(abs(counts[prompt] - 2500) < 5 * np.sqrt(10_000 * 0.25 * 0.75) for prompt in range(4))
+
+
+def test_foresight_draws_from_a_pool_and_the_best_of_all_is_not_always_in_it():
+    rule = Foresight(floor=0.0, pool=2)
+    rate_N = np.full(400, 0.999)
+    rate_N[7] = 0.3
+    memory = believing(rule, rate_N)
+    got = sum(draw(rule, memory, 1, np.ones(400), call, View.of(400))[0].prompt == 7 for call in range(400))
+    assert 0 < got < 40  # two of 400 are looked at: 2 expected, above 12 with probability below 1e-6
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.floats(-5, 5)), min_size=0, max_size=30),
+)
+def test_the_reward_line_is_the_least_squares_drawn_to_the_identity(pairs):
+    """c, s minimise Σ (r - c - s m)² + c² + (s - 1)²: least squares with two more rows, solved by numpy."""
+    rule = Foresight()
+    memory = rule.init(PromptTable(4))
+    for metric, reward in pairs:
+        rule.observe(memory, GroupView.of([metric], rewards=[reward]), VIEW)
+    rows = np.array([[1.0, metric] for metric, _ in pairs] + [[1, 0], [0, 1]])
+    wanted = np.array([reward for _, reward in pairs] + [0.0, 1.0])
+    offset, slope = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    for each in draw(rule, memory, 4, [1] * 4):
+        assert each.baseline == pytest.approx(offset + slope * each.belief, abs=1e-8)
+
+
+def test_the_reward_line_by_hand():
+    """Metric 0 → reward -1, metric 1 → 2, a thousand times each: b → -1 + 3 p̂, and p̂ itself before the first reward."""
+    rule = Foresight()
+    memory = rule.init(PromptTable(4))
+    assert {(each.belief, each.baseline) for each in draw(rule, memory, 4, [1] * 4)} == {(0.5, 0.5)}
+    for prompt in range(2):
+        rule.observe(memory, GroupView.of([0, 1] * 500, rewards=[-1.0, 2.0] * 500, prompt=prompt), VIEW)
+    for each in draw(rule, memory, 4, [1] * 4):
+        assert each.baseline == pytest.approx(-1 + 3 * each.belief, abs=0.01)
+
+
+def test_rewards_that_are_the_metric_have_the_belief_for_their_baseline():
+    rule = Foresight()
+    memory = rule.init(PromptTable(4))
+    for prompt in range(4):
+        rule.observe(memory, GroupView.of([0, 1, 0.5, 1], prompt=prompt), VIEW)
+    assert all(each.baseline == each.belief for each in draw(rule, memory, 4, [1] * 4))
+
+
+@pytest.mark.parametrize("belief", [0.0, 1.0, None, 1e-9])
+def test_foresight_takes_a_group_that_another_rule_drew(belief):
+    """As after a load under an accepted recipe: SPO's belief may be 0 or 1."""
+    rule = Foresight()
+    memory = rule.init(PromptTable(1))
+    rule.observe(memory, GroupView.of([1 + 1e-6, 1], belief=belief), View.of())
+    assert (memory["paid"], memory["seen"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"floor": -0.1}, {"floor": 1.1}, {"floor": float("nan")}, {"exponent": -1.0}, {"exponent": float("inf")}]
+)
+def test_foresight_refuses_numbers_out_of_range(wrong):
+    with pytest.raises(ValueError, match=r"expected a floor in \[0, 1\] and an exponent of 0 or more, or None"):
+        Foresight(**wrong)
+    with pytest.raises(ValueError, match="warm must be a whole number of at least 0"):
+        Foresight(warm=-1)
+
+
+def visited(table, recipe, steps=30):
+    """An allocator whose prompts succeed where their first feature is above 0."""
+    allocator = Allocator(recipe, table, 0)
+    block = next(iter(table.features.values()))
+    for _ in range(steps):
+        actions = allocator.ask()
+        wins = {r: float(block[o.prompt, 0] > 0) for o in actions.generate for r in o.rollouts}
+        allocator.tell([Done(r, win, win, 1, allocator.version) for r, win in wins.items()])
+        if allocator.batch:
+            allocator.tell([Updated(allocator.version + 1)])
+    return allocator
+
+
+def test_foresight_learns_from_the_tables_features_and_takes_them_to_other_data():
+    """Prompts never visited before, in a data set that changed: those of higher x are expected to do better at once."""
+    recipe = replace(recipes.foresight(4), prompts=Foresight(warm=8, predictor=QUICK))
+    x_N = np.linspace(-2, 2, 40)
+    allocator = visited(PromptTable([f"p{i}" for i in range(40)], features={"x": x_N[:, None]}), recipe)
+    table = PromptTable(["p3", *(f"new{i}" for i in range(20))], features={"x": np.linspace(-2, 2, 21)[:, None]})
+    copy = Allocator(recipe, table, 0)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), remap="keys")
+    memory = copy._run.memory
+    rate_N = recipe.prompts.predictor(memory, table.features, np.arange(1, 21))
+    assert rate_N[-1] > 0.8 > 0.2 > rate_N[0]
+    assert (memory["count_N"][0] > 0, memory["count_N"][1:].any()) == (allocator._run.memory["count_N"][3] > 0, False)
+    assert memory["line"] == allocator._run.memory["line"]
+
+
+def test_foresight_learns_other_features_from_the_visits_it_has_kept():
+    recipe = replace(recipes.foresight(4), prompts=Foresight(warm=8, predictor=QUICK))
+    keys, x_N = [f"p{i}" for i in range(40)], np.linspace(-2, 2, 40)
+    allocator = visited(PromptTable(keys, features={"x": x_N[:, None]}), recipe)
+    others = PromptTable(keys, features={"y": np.stack([np.zeros(40), -x_N], 1), "z": np.ones((40, 1))})
+    copy = Allocator(recipe, others, 0)
+    with pytest.raises(ValueError, match=r"the state was saved with the features \{.x.: "):
+        copy.load_state_dict(allocator.state_dict())
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), remap="keys")
+    assert copy._run.memory["hits_N"].tolist() == allocator._run.memory["hits_N"].tolist()
+    copy.tell([Done(r, 1, 1, 1, copy.version) for o in copy.outstanding().generate for r in o.rollouts])
+    while not copy.ask().generate:
+        copy.tell([Updated(copy.version + 1)])
+    assert copy._run.memory["fits"] == 1  # at the first draw
+    blind = copy._run.memory | {"count_N": np.zeros(40, np.float32), "hits_N": np.zeros(40, np.float32)}
+    rate_K = recipe.prompts.predictor(blind, others.features, [0, 39])
+    assert rate_K[0] + 0.2 < rate_K[1]
+    plain = PromptTable(keys)
+    bare = Allocator(recipe, plain, 0)
+    bare.load_state_dict(json.loads(json.dumps(copy.state_dict())), remap="keys")
+    assert bare._run.memory["blocks"] == []
+    bare.tell([Done(r, 1, 1, 1, bare.version) for o in bare.outstanding().generate for r in o.rollouts])
+    assert bare.ask().batch or bare.outstanding().generate
+
+
+def test_a_block_whose_name_ends_in_n_is_no_array_of_prompts():
+    """Under another rule, accepted together with other data, nothing of the old memory is taken for a prompt's."""
+    keys = [f"p{i}" for i in range(12)]
+    features = {"lenN": np.linspace(-2, 2, 12)[:, None]}
+    recipe = replace(recipes.foresight(4), prompts=Foresight(warm=8, predictor=QUICK))
+    allocator = visited(PromptTable(keys, features=features), recipe, 8)
+    other = replace(recipe, prompts=replace(recipe.prompts, exponent=2.0))
+    copy = Allocator(other, PromptTable(keys[::-1], features={"lenN": features["lenN"][::-1]}), 0)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), accept_recipe=True, remap="keys")
+    assert copy._run.memory["paid"] == 0
+    assert copy.paid == allocator.paid
