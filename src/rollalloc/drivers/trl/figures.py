@@ -40,15 +40,17 @@ def generated_figures(allocation: Allocation) -> Figures:
 
 
 def batch_figures(batch: Batch) -> Figures:
-    """What is trained on."""
+    """What is trained on; groups are those of this batch, without what is replayed."""
     ages = [batch.version - row.version for row in batch.rows]
     groups: dict[int, list[float]] = {}
     for row in batch.rows:
-        groups.setdefault(row.group, []).append(row.advantage)
+        if not row.replays:
+            groups.setdefault(row.group, []).append(row.advantage)
     return {
         "frac_reward_zero_std": float(np.mean([not any(advantages) for advantages in groups.values()])),
         "rollalloc/rows": len(batch.rows),
         "rollalloc/groups": len(groups),
+        "rollalloc/replayed": sum(row.replays > 0 for row in batch.rows),
         "rollalloc/short": float(batch.short_because is not None),
         "rollalloc/staleness_mean": float(np.mean(ages)),
         "rollalloc/staleness_max": max(ages),
