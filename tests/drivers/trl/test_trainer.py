@@ -27,8 +27,6 @@ from rollalloc.engines.sampler import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules import advantages
 
-every_recipe = pytest.mark.parametrize("recipe", tiny_trl.RECIPES)
-
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:
     for name, tensor in one.items():
