@@ -42,7 +42,11 @@ def test_foresight_draws_and_credits_where_pilot_commit_stages():
 def test_pods_and_darts_choose_rows_and_bring_no_statistics_where_a_baseline_is_known():
     for recipe in (recipes.foresight(4, 8), recipes.spo(4, 8), recipes.reinforce(4, 8), recipes.raft(4, 8)):
         pods = recipes.mix(recipe, recipes.pods(4, 8, 4))
-        assert (pods.rows, pods.advantage, pods.over_batch) == (rows.MaxVariance(4), recipe.advantage, recipe.over_batch)
+        assert (pods.rows, pods.advantage, pods.over_batch) == (
+            rows.MaxVariance(4),
+            recipe.advantage,
+            recipe.over_batch,
+        )
         darts = recipes.mix(recipe, recipes.darts(4, 3, 1))
         assert (darts.rows, darts.advantage) == (rows.ShortestAndLongest(3, 1), recipe.advantage)
         assert darts.stages[0].judge == recipe.stages[0].judge
