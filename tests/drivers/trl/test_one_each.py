@@ -372,3 +372,26 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
 def test_a_file_that_is_not_there_is_said_when_the_trainer_is_made(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors: no such file"):
         tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors")})
+    with pytest.raises(ValueError, match="key='name' is no column"):
+        tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors"), "key": "name"})
+
+
+def test_features_of_a_sharded_model_are_refused_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setattr("rollalloc.drivers.trl.features._sharded", lambda trainer: True)
+    with pytest.raises(ValueError, match="the whole model in each process, but it is sharded; make a file"):
+        tiny_trl.trainer(tmp_path, "foresight")
+    assert tiny_trl.trainer(tmp_path, "foresight", driver={"features": None})
+
+
+def test_in_half_precision_with_checkpointed_activations_under_an_adapter(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path,
+        "foresight_replay",
+        more={"peft_config": LoraConfig(target_modules=["q_proj", "v_proj"], r=2)},
+        bf16=True,
+        gradient_checkpointing=True,
+        max_steps=6,
+    )
+    trainer.train()
+    assert trainer.allocation.made is not None
+    assert trainer.allocation.allocator.replayed > 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
-from rollalloc.drivers.trl.keys import keyed
+from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.engines.features import features_of
 from rollalloc.recipes import predicts
 
@@ -52,19 +52,24 @@ def features_for(
         if predicts(recipe):
             log.warning("no features: a prompt without a record is expected to do as well as the mean")
         return {}
+    check_key(trainer.train_dataset, key)
     keys: Any = keyed(trainer.train_dataset, key).keys
     return read_features(Path(given), keys).blocks
 
 
 def _check_whole(trainer: Any) -> None:
     """Refuse to make features where no process has the whole model, or rows have no prompt."""
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if _sharded(trainer):
         raise ValueError(
             'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
             "(`rollalloc features`) and give features=FILE, or features=None"
         )
     if "prompt" not in trainer.train_dataset[0]:
         raise ValueError('features="model": the prompts are made up by environments; give features=None')
+
+
+def _sharded(trainer: Any) -> bool:
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
 
 
 def _of_model(trainer: Any) -> Blocks:
