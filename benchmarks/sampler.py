@@ -16,7 +16,8 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.engines.likelihood import padded
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate, stream
+from rollalloc.engines.sampler import Generation, Request, generate, stream
+from rollalloc.engines.sampling import Sampling
 
 PAD, EOS, VOCABULARY = 0, 1, 54
 ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 8

@@ -28,8 +28,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc import Budget, recipes
 from rollalloc.bench.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.bench.execution import execute, one_thread
 from rollalloc.bench.presets import PRESETS, task_run, task_source, tuned_of
-from rollalloc.bench.runs import execute, one_thread
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer

@@ -5,7 +5,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.core.roster import NEXT_EPOCH, NOW
-from rollalloc.rules import advantages, beliefs, judges, rows
+from rollalloc.rules import advantages, judges, rows
 from rollalloc.testing import check_recipe
 
 PILOT_COMMIT = recipes.pilot_commit(4, 4, 4, 12)
@@ -79,9 +79,3 @@ REFUSED = {
 def test_what_makes_no_sense_together_is_refused_by_name(says):
     with pytest.raises(ValueError, match=says):
         recipes.mix(*REFUSED[says])
-
-
-def test_only_what_predicts_wants_features():
-    assert recipes.predicts(recipes.mix(PILOT_COMMIT, recipes.foresight(4)))
-    assert isinstance(recipes.spo(4).prompts, beliefs.Tracker)
-    assert not recipes.predicts(recipes.spo(4))

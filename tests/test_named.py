@@ -69,3 +69,18 @@ def test_a_parameter_of_the_wrong_kind_is_said_by_name(name, parameters, message
 def test_a_list_of_sizes_is_the_tuple():
     given = {"groups": 2, "gen_groups": 4}
     assert make_recipe("racing", given | {"sizes_S": [2, 4]}) == make_recipe("racing", given | {"sizes_S": (2, 4)})
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (":", "expected package.module:object"),
+        ("my_recipe.py:make", "No module named 'my_recipe'; install it, or run from the folder that holds it"),
+        ("a b:make", "expected package.module:object"),
+        ("os:nope", "has no attribute 'nope'; check the name after the colon"),
+        ("builtins:dict", "expected a Recipe or a function that returns one"),
+    ],
+)
+def test_an_object_that_cannot_be_found_is_said_with_what_to_do(name, why):
+    with pytest.raises((ValueError, ImportError, AttributeError), match=why):
+        make_recipe(name, {})

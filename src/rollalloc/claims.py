@@ -14,8 +14,12 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
+
+from rollalloc.regular import opened, read_text
+from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +54,12 @@ class Claims:
 
         Raises:
             ValueError: the manifest is damaged.
+            OSError: it cannot be read.
         """
-        if not self._manifest.exists():
+        if not os.path.lexists(self._manifest):
             return frozenset()
         try:
-            saved: Any = json.loads(self._manifest.read_text(encoding="utf-8"))
+            saved: Any = json.loads(read_text(self._manifest))
             names = saved["claims"] if saved["schema"] == _SCHEMA else None
             if not isinstance(names, list) or not all(map(_is_inside, names)):
                 raise ValueError(f"expected schema {_SCHEMA} and paths in the folder")
@@ -83,12 +88,9 @@ class Claims:
     def keep(self, names: Iterable[str]) -> None:
         """Let these be ours, whatever has them, and no others."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
-        if self._manifest.exists() and self._manifest.read_text(encoding="utf-8") == text:
+        if self._manifest.exists() and read_text(self._manifest) == text:
             return
-        self._manifest.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._manifest.with_name(f".{self._manifest.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self._manifest)
+        write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that are ours, and folders of ours that nothing is left in."""
@@ -150,7 +152,7 @@ class Lock:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
-        self._descriptor: int | None = None
+        self._file: FileIO | None = None
         _LOCKS.add(self)
 
     def take(self) -> None:
@@ -158,22 +160,27 @@ class Lock:
 
         Raises:
             InUse: another one does; names it.
+            FileExistsError: something else has the name of the hidden folder.
+            OSError: the folder cannot be written to.
         """
-        if self._descriptor is not None:
+        if self._file is not None:
             return
-        (self.folder / HIDDEN).mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.folder / HIDDEN / f"{self.kind}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        hidden = self.folder / HIDDEN
+        if os.path.lexists(hidden) and not hidden.is_dir():
+            refuse(self.folder, [HIDDEN], "move it away, or give another folder")
+        hidden.mkdir(parents=True, exist_ok=True)
+        self._file = opened(hidden / f"{self.kind}.lock", os.O_RDWR | os.O_CREAT)
         try:
-            self._wait(self._descriptor)
+            self._wait(self._file.fileno())
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Hold it no longer."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __del__(self) -> None:
         self.release()

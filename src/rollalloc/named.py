@@ -142,7 +142,12 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
 
 
 def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return {} if isinstance(made, Recipe) else inspect.signature(made).parameters
+    if isinstance(made, Recipe):
+        return {}
+    try:
+        return inspect.signature(made).parameters
+    except ValueError as error:  # of something built into Python
+        raise ValueError(f"expected a Recipe or a function that returns one, got {made!r} ({error})") from error
 
 
 def _parts(name: str) -> dict[str, Recipe | Callable[..., Any]]:
@@ -161,9 +166,15 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
             )
         return RECIPES[name]
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ValueError(f"recipe {name!r}: expected package.module:object, names of Python joined by dots")
     try:
         made = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError):  # these say what is wrong
+    except ModuleNotFoundError as error:
+        raise ImportError(f"recipe {name}: {error}; install it, or run from the folder that holds it") from error
+    except AttributeError as error:
+        raise AttributeError(f"recipe {name}: {error}; check the name after the colon") from error
+    except ImportError:  # this says what is wrong
         raise
     except (Exception, SystemExit) as error:
         raise ImportError(

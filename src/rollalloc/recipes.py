@@ -399,11 +399,6 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
     return recipe
 
 
-def predicts(recipe: Recipe) -> bool:
-    """Whether the recipe predicts how well each prompt will do, and so wants to know features of them."""
-    return isinstance(recipe.prompts, beliefs.Foresight)
-
-
 def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -> Stage:
     size = first.size
     if not keep_size and not isinstance(second.size, sizes.Fixed):

@@ -12,7 +12,7 @@ from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import sort
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.bench.tasks.tiny import WarmUp
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from rollalloc.bench.compare import Standing, _Worker, compare, is_finished, latest, result_of, standing
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Source, digests_of, execute
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Source, digests_of
 from rollalloc.claims import InUse, Lock
 from rollalloc.engines.checkpoint import newest
 from rollalloc.engines.stopping import Stopped

@@ -12,11 +12,12 @@ from transformers import AutoTokenizer
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Run, execute, folder_of
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run, folder_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.named import make_recipe
 
@@ -37,7 +38,7 @@ def test_recipes_are_those_of_the_package():
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, dapo"),
+        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, reinforce"),
         ("pilotcommit", {}, r"did you mean 'pilot_commit'"),
         ("zzz", {}, r"unknown recipe 'zzz'; there are .*module:object"),
         (

@@ -11,7 +11,7 @@ from rollalloc.bench import summary
 from rollalloc.bench.compare import compare
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.summary import Interval, interquartile_mean, interval, summaries, summarise
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
 

@@ -15,7 +15,8 @@ from rollalloc.bench.tasks import skills, sort
 from rollalloc.bench.tasks.files import compute_score, make_once
 from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, WarmUp
 from rollalloc.engines.likelihood import exact_success
-from rollalloc.engines.sampler import Request, Sampling, generate
+from rollalloc.engines.sampler import Request, generate
+from rollalloc.engines.sampling import Sampling
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
 SKILLS = skills.Config(train=300, heldout=70, warm_up=TINY)

@@ -16,7 +16,7 @@ from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
@@ -177,7 +177,7 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN[:-1], "broken.py:score"), "cannot be loaded, since its module raises SyntaxError"),
         ((*OWN, "--recipe", "broken:recipe"), "its module raises SyntaxError when it is imported"),
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
-        ((*OWN, "--max-new-tokens", "64"), "24 of 24 prompts have more than 0 tokens"),
+        ((*OWN, "--max-new-tokens", "64"), "max_new_tokens must be less than the model's context of 64 tokens"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from rollalloc.cli.progress import Lines, RunProgress, TimeLeft
-from rollalloc.cli.standings import Rows
+from rollalloc.cli.saying import say
+from rollalloc.cli.standings import table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
@@ -33,7 +34,7 @@ def console(width, **options):
 @pytest.mark.parametrize("tasks", [["skills/late"], ["skills/late", "rg/number_filtering"]])
 def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tasks):
     shown = console(80)
-    shown.print(Rows([row(task, label) for task in tasks for label in LABELS]))
+    shown.print(table([row(task, label) for task in tasks for label in LABELS]))
     text = shown.file.getvalue()
     assert "…" not in text
     for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):
@@ -43,7 +44,7 @@ def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tas
 
 def test_a_wide_terminal_shows_all():
     shown = console(160)
-    shown.print(Rows([row("skills/late", label) for label in LABELS]))
+    shown.print(table([row("skills/late", label) for label in LABELS]))
     assert "zero variance 54%, out of band 15%" in shown.file.getvalue()
 
 
@@ -80,6 +81,15 @@ def test_the_time_left_counts_from_where_a_resumed_run_went_on(clock):
     clock[0] += 10
     assert left(0.6) == "0:40"
     assert left(1.0) == ""
+
+
+def test_nothing_that_is_said_acts_on_the_terminal():
+    shown, lines = console(80, force_terminal=False), console(80, force_terminal=False)
+    say(shown, "model and metrics are in \x1b]0;owned\x07[red]\u202e")
+    Lines(lines).say("a reason \x1b[2J")
+    text = shown.file.getvalue() + lines.file.getvalue()
+    assert set(text).isdisjoint("\x1b\x07\u202e")
+    assert "␛]0;owned␇[red]" in text
 
 
 def test_a_reader_that_is_gone_ends_no_run():

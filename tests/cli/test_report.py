@@ -11,7 +11,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rollalloc.cli.app import app
 from rollalloc.cli.watch import watch
 
 ROLLALLOC = [sys.executable, "-m", "rollalloc.cli.app"]
@@ -104,6 +106,37 @@ def test_watch_of_a_file_is_refused(start, tmp_path):
     process = start("watch", tmp_path / "file")
     assert "NotADirectoryError" in process.communicate(timeout=60)[0]
     assert process.returncode == 2
+
+
+@pytest.mark.parametrize("every", ["nan", "inf", "-inf", "-1", "0", "1e300", "", "soon"])
+def test_watch_refuses_a_time_to_wait_that_is_none(tmp_path, every):
+    given = CliRunner().invoke(app, ["watch", str(tmp_path), "--every", every])
+    assert given.exit_code == 2
+    assert "expected seconds from 0.1 to 86400" in " ".join(given.output.split())
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["watch"], ["board"], ["verify-resume"], ["data", "prepare", "gsm8k", "--from-local"]]
+)
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})
+    assert given.exit_code == 2
+    assert "expected the name of a folder, got an empty one" in given.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_follows_runs_needs_no_pytorch(tmp_path):
+    """It takes seconds to import; `report` and `board` draw a comparison without."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"grpo-{seed}", ended=True)
+    script = (
+        "import sys; from pathlib import Path; import rollalloc.report.board, rollalloc.report.terminal;"
+        "from rollalloc.report.page import write_page; write_page(Path(sys.argv[1]));"
+        "print(*{'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_watch_leaves_when_the_run_has_ended(start, tmp_path):

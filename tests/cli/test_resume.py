@@ -11,7 +11,7 @@ from rollalloc.bench import verify
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.

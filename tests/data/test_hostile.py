@@ -173,7 +173,7 @@ def test_a_call_that_is_killed_before_the_file_has_its_name_may_be_repeated(sets
     def killed(self, target):
         if target.suffix == ".parquet" and not left.pop():
             return self
-        if target.suffix == ".parquet" and self.parent == out and not self.name.startswith(".partial-.partial"):
+        if target.suffix == ".parquet" and target.parent == out and not target.name.startswith(".partial"):
             raise KeyboardInterrupt
         left.append(1)
         return replace(self, target)

@@ -369,3 +369,9 @@ def test_a_prompt_without_tokens_is_refused(make_tokenizer):
 def test_an_unknown_way_with_overlong_prompts_is_refused(make_tokenizer):
     with pytest.raises(ValueError, match="overlong must be 'error' or 'drop', got 'truncate'"):
         encode_prompts(prompt_set("1"), make_tokenizer(), context=12, max_new_tokens=8, overlong="truncate")
+
+
+@pytest.mark.parametrize("most", [12, 10**30])
+def test_more_new_tokens_than_the_context_holds_are_refused_as_such(make_tokenizer, most):
+    with pytest.raises(ValueError, match="max_new_tokens must be less than the model's context of 12 tokens"):
+        encode_prompts(prompt_set("1"), make_tokenizer(), context=12, max_new_tokens=most, overlong="drop")

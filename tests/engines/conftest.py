@@ -15,7 +15,7 @@ from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.engines.native import Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 

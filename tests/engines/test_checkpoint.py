@@ -22,7 +22,7 @@ from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.loss import Clip, Loss
+from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.stopping import ASKING, Stopped
 

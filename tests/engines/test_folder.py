@@ -14,6 +14,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.claims import InUse, Lock
+from rollalloc.engines.folder import RunFolder
 
 GRPO = recipes.grpo(4, 4)
 
@@ -246,3 +247,10 @@ def test_a_file_system_without_locks_is_said_and_used(trainer_of, tmp_path, monk
     monkeypatch.setattr("rollalloc.claims.fcntl.flock", none)
     trainer_of(GRPO, 32, folder=tmp_path).run()
     assert "has no locks" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.engines.folder.os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(PermissionError, match="cannot be made: nothing can be written there"):
+        RunFolder(tmp_path / "a" / "b").check()
+    assert not list(tmp_path.iterdir())

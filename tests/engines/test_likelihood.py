@@ -8,7 +8,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, exact_success, padded, positions
-from rollalloc.engines.sampler import Request, Sampling, generate
+from rollalloc.engines.sampler import Request, generate
+from rollalloc.engines.sampling import Sampling
 
 PAD, EOS, VOCABULARY = 0, 1, 12
 PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]

@@ -17,7 +17,7 @@ from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.native import ScoringFailed
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
 from rollalloc.rewards.scorers import WorkerScorer

@@ -25,7 +25,8 @@ from transformers import (
 
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.sampler import Request, Sampling, draw, draw_keys, generate, restrict, stream, uniforms
+from rollalloc.engines.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
+from rollalloc.engines.sampling import Sampling
 
 PAD, EOS, OTHER_EOS, VOCABULARY = 0, 1, 2, 24
 REQUESTS = [

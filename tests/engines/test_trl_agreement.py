@@ -11,8 +11,9 @@ import torch
 from rollalloc.bench.tasks.tiny import PAD_ID
 from rollalloc.core.events import Batch, Row
 from rollalloc.engines.likelihood import padded
-from rollalloc.engines.loss import Clip, Loss
-from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.objective import Clip, Loss
+from rollalloc.engines.sampler import Generation
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Updater
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.engines.loss import Loss
-from rollalloc.engines.sampler import Generation, Sampling
+from rollalloc.engines.objective import Loss
+from rollalloc.engines.sampler import Generation
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Example, Updater, passes
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollalloc.bench.runs import Run, Source, execute
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import skills
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.engines.native import Settings
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 
 pytestmark = pytest.mark.learning
 

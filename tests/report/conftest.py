@@ -13,7 +13,7 @@ import pytest
 
 from rollalloc.bench.runs import Run, Source
 from rollalloc.engines.native import Settings
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
 PROMPTS = 400

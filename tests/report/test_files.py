@@ -13,7 +13,6 @@ from rollalloc.report.board import Board
 from rollalloc.report.files import open_regular
 from rollalloc.report.follow import read_run
 from rollalloc.report.found import comparisons, run_folders
-from rollalloc.report.own import write_whole
 from rollalloc.report.page import write_page
 from rollalloc.report.samples import samples
 
@@ -147,15 +146,3 @@ def test_nothing_else_is_replaced_by_a_page(write_run, make):
     with pytest.raises(FileExistsError):
         write_page(folder)
     assert contents(folder) == before
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path):
-    (tmp_path / "page").write_text("before")
-
-    def fail(file):
-        file.write(b"half")
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        write_whole(tmp_path / "page", fail)
-    assert contents(tmp_path) == {"page": b"before"}

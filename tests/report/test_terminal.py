@@ -53,6 +53,27 @@ def test_of_several_runs_each_is_a_line(write_run):
     assert all("40%" in line for line in lines)
 
 
+@pytest.mark.parametrize("labels", [["grpo", "dapo_carry"], ["pilot_commit+pods", "a label of twenty-four c"]])
+def test_eighty_columns_hold_of_several_runs_all_that_matters(write_run, labels):
+    runs = [
+        read_run(write_run(label, seed, why=why, max_rollouts=2_000_000))
+        for label in labels
+        for seed, why in ((0, None), (11, "target: reached"))
+    ]
+    runs = [replace(run, metrics=[*run.metrics[:-1], run.last | {"rollouts_paid": 1_234_567}]) for run in runs]
+    text = shown(runs, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("seed", "rollouts", "accuracy", "state", "1,234,567", "target reached", "not ended", *labels):
+        assert word in text, text
+    assert "…" not in text
+
+
+def test_a_wide_terminal_shows_of_several_runs_all(write_run):
+    text = shown([read_run(write_run("grpo", seed, why=None)) for seed in range(2)], 120)
+    for word in ("wasted most on", "left", "taught", "█"):
+        assert word in text, text
+
+
 def test_labels_cannot_write_to_the_terminal(write_run):
     run = read_run(write_run("\x1b]0;owned\x07[bold]\u202e"))
     for runs in ([run], [run, run]):

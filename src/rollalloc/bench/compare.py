@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
-from rollalloc.bench.runs import Run, execute, folder_of, one_thread
+from rollalloc.bench.execution import execute, one_thread
+from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
-from rollalloc.engines.checkpoint import METRICS
 from rollalloc.engines.folder import RunFolder, latest
-from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.engines.names import METRICS
+from rollalloc.engines.stopping import Stopped, StopRequest, unheard
+from rollalloc.whole import write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def compare(
     results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
     if finished:
         claims.add([RESULTS])
-        (folder / RESULTS).write_text(json.dumps(results, indent=2))
+        write_text(folder / RESULTS, json.dumps(results, indent=2))
     if stop.by is not None:
         left = len(runs) - len(finished)
         raise Stopped(
@@ -201,7 +203,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, self.overwrite), daemon=False)
-        self.process.start()
+        with unheard():
+            self.process.start()
         theirs.close()
 
     def give(self, run: Run, place: Path) -> None:
@@ -226,7 +229,7 @@ class _Worker:
         run, self.run = self.run, None
         try:
             error = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the other end may be reset rather than closed
             self.process.join()
             error = f"its process died with exit code {self.process.exitcode}"
             if replace:
@@ -235,8 +238,7 @@ class _Worker:
 
 
 def _work(connection: Connection, overwrite: bool) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C, which is unheard, it reaches all of a terminal
     threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     while True:

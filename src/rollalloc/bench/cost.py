@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from rollalloc.regular import opened
 
 COSTS = ("rollouts", "tokens", "seconds", "steps")
 
@@ -70,7 +73,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def metrics_in(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of `read_metrics` one by one, for a file that is not to be held in memory."""
-    with path.open(encoding="utf-8") as file:
+    with TextIOWrapper(opened(path), encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if line == "\n":
                 continue

@@ -10,7 +10,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
 
     A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
     chooses half of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three
-    batches' worth at a time.
+    batches' worth at a time. Those that need no group have as many rollouts a batch, each of a prompt of its own.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
@@ -23,8 +23,11 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     if n < 4 or n % 2:
         raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
     half, ahead = n // 2, {"gen_groups": 3 * groups}
+    if recipe in ("reinforce", "raft", "spo", "foresight"):
+        return {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {
         "grpo": {"n": n},
+        "rloo": {"n": n},
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},

@@ -19,7 +19,7 @@ from typing import Any
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import gym, skills, sort
 from rollalloc.bench.tasks.files import TaskFiles
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
 TUNING_SEEDS = (1000, 1001, 1002)

@@ -22,6 +22,7 @@ from rollalloc.bench.compare import compare
 from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
 from rollalloc.bench.runs import Run
 from rollalloc.claims import Claims
+from rollalloc.whole import write_text
 
 LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
 
@@ -48,6 +49,31 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "darts": _shapes("groups shortest longest", ((8, 3, 1), (16, 2, 1), (16, 3, 1), (32, 3, 1), (8, 7, 1), (16, 7, 1))),
     "racing": _ahead(
         _shapes("groups sizes_S", ((8, (2, 4)), (16, (2, 4)), (8, (2, 8)), (4, (4, 8)), (8, (4, 8)), (16, (4, 8))))
+    ),
+    "reinforce": _shapes(
+        "groups baseline neg",
+        (
+            (64, "running", 0.1),
+            (64, "batch", 0.1),
+            (64, "running", 0.3),
+            (64, "batch", 1.0),
+            (32, "running", 0.1),
+            (128, "running", 0.1),
+        ),
+    ),
+    "rloo": _shapes("groups n", ((16, 4), (32, 2), (8, 8), (64, 2), (16, 8), (32, 4))),
+    "raft": _shapes("groups n", ((64, 1), (32, 1), (128, 1), (16, 4), (32, 2), (16, 8))),
+    "spo": _shapes("groups half_way", ((64, 0.06), (64, 0.02), (32, 0.06), (128, 0.06), (64, 0.006), (32, 0.02))),
+    "foresight": _shapes(
+        "groups exponent neg replay",
+        (
+            (64, 3.0, 0.1, 0),
+            (64, 3.0, 0.3, 64),
+            (64, 3.0, 0.3, 0),
+            (64, 1.0, 0.1, 0),
+            (64, None, 0.1, 0),
+            (32, 3.0, 0.1, 0),
+        ),
     ),
     "pilot_commit+pods": _ahead(_shapes("groups n_pilot n_commit m", _MIXED)),
 }
@@ -144,8 +170,8 @@ def main() -> None:
     made, tuned = "sweep.json", f"{task.replace('/', '-')}.json"
     Claims(given.out, "sweep").add([made, tuned])
     tables = sweep(plan, given.recipes, given.out, given.processes, overwrite=given.overwrite)
-    (given.out / made).write_text(json.dumps(tables, indent=2))
-    (given.out / tuned).write_text(json.dumps(tuned_file(plan, tables), indent=2))
+    write_text(given.out / made, json.dumps(tables, indent=2))
+    write_text(given.out / tuned, json.dumps(tuned_file(plan, tables), indent=2))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Run, execute
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run
+from rollalloc.engines.stopping import unheard
 
 
 def first_difference(run: Run, batches: int, folder: Path) -> str | None:
@@ -55,8 +57,12 @@ def _succeed(run: Run, folder: Path) -> None:
 
 def _exit_code(run: Run, folder: Path, kill_after: int | None = None) -> int | None:
     process = multiprocessing.get_context("spawn").Process(target=_execute, args=(run, folder, kill_after))
-    process.start()
-    process.join()
+    with unheard():
+        process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # where Ctrl-C came; one that has ended does not mind
     return process.exitcode
 
 

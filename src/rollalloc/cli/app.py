@@ -16,11 +16,11 @@ from rollalloc.cli.data import data
 from rollalloc.cli.features import features
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
+from rollalloc.cli.saying import say
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
-from rollalloc.report.text import visible
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -47,8 +47,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
-        console.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-        console.print(visible(str(error)), markup=False, highlight=False)  # it may quote what others wrote
+        say(console, "error: ", "bold red", end="")
+        say(console, f"{type(error).__name__}: {error}")
         sys.exit(2)
 
 

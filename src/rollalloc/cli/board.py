@@ -8,18 +8,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.options import place
+from rollalloc.cli.saying import say
+
 
 def board(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.", parser=place)] = Path("runs"),
     port: Annotated[int, typer.Option(help="Of the page; 0: a free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
     from rollalloc.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
-    from rollalloc.report.text import visible
 
     console = Console(stderr=True)
     with serve(folder, port) as server:
-        console.print(visible(f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves"), markup=False)
+        say(console, f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

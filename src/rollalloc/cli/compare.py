@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rollalloc.cli.options import Given, folder, parameters_of, with_given
 from rollalloc.cli.progress import leave
+from rollalloc.cli.saying import say
 from rollalloc.cli.standings import Standings, uses
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _show(console: Console, out: Path) -> None:
     if (out / RESULTS).exists():
         for summary in summaries(out):
             console.print(cost_table(summary, wide=console.width >= _WIDE))
-        console.print(f"results are in {out}, the report in {write_page(out)}", markup=False)
+        say(console, f"results are in {out}, the report in {write_page(out)}")
 
 
 def _runs(

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rollalloc.cli.options import folder
+from rollalloc.cli.options import folder, place
+from rollalloc.cli.saying import say
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
@@ -32,7 +33,7 @@ def prepare(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the files.", parser=folder)] = Path("data"),
     from_local: Annotated[
-        Path | None, typer.Option(help="Folder with the sets' own files, where there is no hub.")
+        Path | None, typer.Option(help="Folder with the sets' own files, where there is no hub.", parser=place)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make files again that are there.")] = False,
     ngram: Annotated[int, typer.Option(help="Words that overlapping questions share.")] = 13,
@@ -51,7 +52,7 @@ def prepare(
             progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
         )
     console.print(_table(files, ngram))
-    console.print(f"the files are in {out}", markup=False)
+    say(console, f"the files are in {out}")
 
 
 def _table(files: list[Prepared], ngram: int) -> Table:

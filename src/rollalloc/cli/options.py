@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -19,18 +20,43 @@ def _option(help: str, panel: str, **others: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **others)
 
 
+def place(text: str | Path) -> Path:
+    """A folder by its name, whatever is there; a variable of the shell that is not set must not mean the current one.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
+    return Path(text)
+
+
 def folder(text: str | Path) -> Path:
     """A folder to write into, as an option gives it.
 
     Raises:
         typer.BadParameter: it is empty, or a file.
     """
-    if not str(text).strip():
-        raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
-    there = next(place for place in (Path(text), *Path(text).parents) if place.exists())
+    place(text)
+    there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
     return Path(text)
+
+
+def seconds(text: str | float) -> float:
+    """A time to wait, as an option gives it.
+
+    Raises:
+        typer.BadParameter: it is none, or not from a tenth of a second to a day.
+    """
+    try:
+        given = float(text)
+    except ValueError:
+        given = nan
+    if not 0.1 <= given <= 86_400:  # not a number is neither
+        raise typer.BadParameter(f"expected seconds from 0.1 to 86400, which is a day, got {text!r}; e.g. 2")
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +111,13 @@ class Given:
         int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
+    features: Annotated[
+        str | None,
+        _option(
+            "For a recipe that predicts: a file that `rollalloc features` made, or none; by default made at the start.",
+            _HOW,
+        ),
+    ] = None
     track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
     tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE, parser=folder)] = Path(
         "runs/tasks"

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rollalloc.report.text import visible
+
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
 
@@ -48,7 +50,7 @@ class Lines:
             return
         self._last = now
         try:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
         except (OSError, SystemExit):  # rich leaves where a pipe is broken
             self._gone = True
 
@@ -112,7 +114,7 @@ class RunProgress:
                 table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
         table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
         for reason, count in self._last["unscored"].items():
-            table.add_row(escape(f"unscored: {reason}"), f"{count:,}", f"{count / paid:.0%}", style="yellow")
+            table.add_row(escape(visible(f"unscored: {reason}")), f"{count:,}", f"{count / paid:.0%}", style="yellow")
         return table
 
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.options import place
+from rollalloc.cli.saying import say
+
 _EXIT_ON_DAMAGE = 1
 
 
@@ -23,7 +26,9 @@ def page(text: str | Path) -> Path:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=place)
+    ],
     out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
 ) -> None:
     """Write one HTML page that needs nothing else, and its figures as PNG.
@@ -33,7 +38,6 @@ def report(
     """
     from rollalloc.report.found import comparisons  # matplotlib takes a second to import, `--help` should not
     from rollalloc.report.page import sections, write_sections
-    from rollalloc.report.text import visible
 
     console = Console(stderr=True)
     with console.status("drawing"):
@@ -41,7 +45,7 @@ def report(
         page = write_sections(made, out or folder / "report.html")
     problems = [problem for section in made for problem in section.problems]
     for problem in problems:
-        console.print(problem, style="yellow", markup=False, highlight=False)
-    console.print(visible(f"the report is {page}"), markup=False, highlight=False)
+        say(console, problem, "yellow")
+    say(console, f"the report is {page}")
     if problems:
         raise typer.Exit(_EXIT_ON_DAMAGE)

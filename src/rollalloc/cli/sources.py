@@ -10,8 +10,8 @@ from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
-from rollalloc.engines.loss import Aggregation, Clip, Loss
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.objective import Aggregation, Clip, Loss
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
 from rollalloc.engines.settings import Settings
 from rollalloc.named import RECIPES, make_recipe
@@ -23,7 +23,7 @@ _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
-    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device"),
+    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
 )
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
@@ -82,6 +82,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         reward_cache=given.reward_cache,
         overlong_buffer=given.overlong_buffer,
         device=given.device,
+        features=given.features,
     )
     settings = Settings(
         seed=seed,

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Self
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.live import Live
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from rollalloc.cli.progress import Lines, TimeLeft
+from rollalloc.report.fitting import Fitting
 
 if TYPE_CHECKING:
     from rollalloc.bench.compare import Standing
     from rollalloc.bench.runs import Run
 
 _NOW_AND_THEN_S = 60.0  # between two lines on runs that have not ended, where there is no terminal
-_OPTIONAL = (
-    "wasted on",
-    "taught",
-    "left, at most",
-)  # columns that are left out where the terminal is narrow, in this order
-
-Row = dict[str, str]
+_PROSE = ("task", "recipe", "wasted on")
+_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal does without
 
 
 class Standings:
@@ -56,17 +48,17 @@ class Standings:
     def show(self, standings: Sequence[tuple[Run, Standing]]) -> None:
         """Take where each run stands."""
         if self._live is not None:
-            self._live.update(Rows(self._rows(standings)))
+            self._live.update(table(self._rows(standings)))
         if self._lines is not None:
             self._say(self._lines, standings)
 
-    def _rows(self, standings: Sequence[tuple[Run, Standing]]) -> list[Row]:
+    def _rows(self, standings: Sequence[tuple[Run, Standing]]) -> list[dict[str, str]]:
         rows: dict[tuple[str, str], list[Standing]] = {}
         for run, standing in standings:
             rows.setdefault((run.task, run.name), []).append(standing)
         return [self._row(task, label, of_row) for (task, label), of_row in rows.items()]
 
-    def _row(self, task: str, label: str, standings: Sequence[Standing]) -> Row:
+    def _row(self, task: str, label: str, standings: Sequence[Standing]) -> dict[str, str]:
         known = [standing.accuracy for standing in standings if standing.accuracy is not None]
         taught, waste = uses([standing.accounts for standing in standings])
         return {
@@ -101,35 +93,17 @@ class Standings:
         lines.say(f"{len(ended)} of {len(standings)} runs ended · {paid:,} rollouts", every_s=_NOW_AND_THEN_S)
 
 
-class Rows:
-    """A table of rows with as many of its columns as the terminal has room for.
+def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
+    """Rows of tasks and recipes, as far as the terminal has room.
 
     Args:
         rows: each with its values by column, "task" and "recipe" among them.
     """
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
-        tasks = {row["task"] for row in rows}
-        self._left_out = () if len(tasks) > 1 else ("task",)
-        self._title = next(iter(tasks)) if len(tasks) == 1 else ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables = [self._table((*self._left_out, *_OPTIONAL[:count])) for count in range(len(_OPTIONAL) + 1)]
-        unbounded = options.update(width=1000)
-        fitting = (each for each in tables if Measurement.get(console, unbounded, each).maximum <= options.max_width)
-        yield next(fitting, tables[-1])
-
-    def _table(self, left_out: Collection[str]) -> Table:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(self._title) or None)
-        table.title_justify = "left"
-        headings = [name for name in (self.rows[0] if self.rows else ()) if name not in left_out]
-        for heading in headings:
-            prose = heading in ("task", "recipe", "wasted on")
-            table.add_column(heading, justify="left" if prose else "right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*(Text(row[heading]) for heading in headings))
-        return table
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    title = tasks[0] if len(tasks) == 1 else ""
+    if len(tasks) < 2:
+        rows = [{heading: value for heading, value in row.items() if heading != "task"} for row in rows]
+    return Fitting(rows, prose=_PROSE, optional=_OPTIONAL, title=title)
 
 
 def uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from rollalloc.cli.options import Given, folder, parameters_of, with_given
 from rollalloc.cli.progress import RunProgress, leave
+from rollalloc.cli.saying import say
 
 
 @with_given
@@ -83,7 +84,7 @@ def train(
     ] = False,
 ) -> None:
     """Train one model under one recipe."""
-    from rollalloc.bench.runs import execute, one_thread  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import run_of
     from rollalloc.engines.checkpoint import newest
     from rollalloc.engines.native import ScoringFailed
@@ -100,18 +101,16 @@ def train(
     if given.task:
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
-    console.print(f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}", markup=False)
+    say(console, f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}")
     at = newest(out) if resume else None
     if resume and at is None:
-        console.print(f"no checkpoint in {out}: the run starts afresh", style="yellow", markup=False)
+        say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
     elif resume:
-        console.print(f"resuming; the newest checkpoint is that after batch {at}", highlight=False)
+        say(console, f"resuming; the newest checkpoint is that after batch {at}")
     if run.max_rollouts is None and run.settings.target is None:
-        console.print(
-            "no --max-rollouts and no --target: the run goes on until nothing is left to learn", style="yellow"
-        )
+        say(console, "no --max-rollouts and no --target: the run goes on until nothing is left to learn", "yellow")
     if run.source.heldout is None:
-        console.print("no --heldout prompts: the accuracy will not be known", style="yellow")
+        say(console, "no --heldout prompts: the accuracy will not be known", "yellow")
     progress = RunProgress(console, run.max_rollouts)
     try:
         with progress:
@@ -131,6 +130,6 @@ def train(
     except ScoringFailed:
         console.print(progress.summary())
         raise
-    console.print(why, highlight=False, markup=False)
+    say(console, why)
     console.print(progress.summary())
-    console.print(f"model and metrics are in {out}", markup=False)
+    say(console, f"model and metrics are in {out}")

@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.options import place
+from rollalloc.cli.saying import say
+
 
 def verify_resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.", parser=place)],
     batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.")] = 6,
 ) -> None:
     """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""
@@ -23,6 +26,6 @@ def verify_resume(
     with TemporaryDirectory(prefix="rollalloc-verify-") as folder, console.status("training it twice"):
         difference = first_difference(described, batches, Path(folder))
     if difference is not None:
-        console.print(f"not the same after a resume: {difference}", markup=False, highlight=False)
+        say(console, f"not the same after a resume: {difference}")
         raise typer.Exit(1)
-    console.print(f"identical: metrics and final weights of {batches} batches, killed and resumed after {batches // 2}")
+    say(console, f"identical: metrics and final weights of {batches} batches, killed and resumed after {batches // 2}")

@@ -11,10 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from rollalloc.cli.options import place, seconds
+
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison; it may not be there yet.")],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run or of a comparison; it may not be there yet.", parser=place)
+    ],
+    every: Annotated[float, typer.Option(help="Seconds between two looks, 0.1 to 86400.", parser=seconds)] = 1.0,
 ) -> None:
     """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C."""
     from rollalloc.report.follow import Reader

@@ -218,6 +218,11 @@ class Allocator:
         """Passes over the prompts begun, from 0."""
         return self._run.roster.epoch
 
+    def prompt_figures(self) -> dict[str, float]:
+        """What the prompt rule says of itself, such as how good its predictions were; empty where it says nothing."""
+        figures = getattr(self._run.recipe.prompts, "figures", None)
+        return {} if figures is None else dict(figures(self._run.memory))
+
     def quarantined(self) -> list[int]:
         """The prompts that are not drawn again because their rollouts always failed."""
         return self._run.ledger.with_fate(QUARANTINED)

@@ -387,6 +387,16 @@ class Recipe:
         return tuple(repr(rule) for rule in slots if getattr(rule, "reads_rate", False))
 
     @property
+    def reads_features(self) -> bool:
+        """Whether the prompt rule looks at the table's features; it says so by an attribute of its class."""
+        return bool(getattr(self.prompts, "reads_features", False))
+
+    @property
+    def reads_moved(self) -> bool:
+        """Whether the prompt rule wants to be told, by `Updated`, how far the weights moved; it says so likewise."""
+        return bool(getattr(self.prompts, "reads_moved", False))
+
+    @property
     def stopping(self) -> tuple[int, ...]:
         """Stages, by their number, whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)

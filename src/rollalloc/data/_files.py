@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkstemp
 from typing import Any
 
 from rollalloc.data.jsonl import Unreadable, read_lines
+from rollalloc.whole import written
 
 _ROWS = 1024  # of a parquet file, held at a time
 
@@ -45,32 +43,13 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             dict, for both a value that is no plain data or text with half a character.
     """
     _, write = _format(path)
-    with written_whole(path) as beside:
+    with written(path) as beside:
         try:
             write(beside, rows)
         except _NOT_PLAIN as error:
             raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
         except ValueError as error:  # the writer knows the file beside, not this one
             raise ValueError(f"{path}: {error}") from error
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A file beside the one to write, which takes its place at the end; what fails or is killed leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two who write the same file do not write into each other's.
-    opened, name = mkstemp(suffix=path.suffix, prefix=f".partial-{path.stem}-", dir=path.parent)
-    os.close(opened)
-    beside = Path(name)
-    try:
-        yield beside
-        mask = os.umask(0)
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # mkstemp lets nobody else read it
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 _NOT_PLAIN = (TypeError, AttributeError, UnicodeError, RecursionError, OverflowError)

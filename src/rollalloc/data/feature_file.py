@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
-from rollalloc.data._files import written_whole
 from rollalloc.data.features import Cost, Features
+from rollalloc.whole import written
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def write_features(
         "cost": asdict(features.cost),
     }
     tensors = {f"{_BLOCK}{name}": np.ascontiguousarray(block_ND) for name, block_ND in features.blocks.items()}
-    with written_whole(path) as beside:
+    with written(path) as beside:
         try:
             save_file({_KEYS: keys_N, **tensors}, beside, metadata={_HEADER: json.dumps(described)})
         except SafetensorError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from rollalloc.data._files import is_readable, read_rows, written_whole
+from rollalloc.data._files import is_readable, read_rows
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.regular import read_text
+from rollalloc.whole import write_text, written
 
 MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written
@@ -229,12 +232,11 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], name: str, entry: dict[st
 
     The manifest comes first: a call that is killed in between leaves a file that is known, not one that is in the way.
     """
-    with written_whole(path) as beside:
+    with written(path) as beside:
         write_prompts(beside, rows)
         entry = {**entry, "sha256": _digest(beside), _REPLACES: _digest(path)}
         manifest = {**_read_manifest(path.parent), name: entry}
-        with written_whole(path.parent / MANIFEST) as new:
-            new.write_text(json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
+        write_text(path.parent / MANIFEST, json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
     return entry
 
 
@@ -243,12 +245,13 @@ def _read_manifest(out: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: a file of that name which is not a manifest of this version.
+        OSError: it cannot be read.
     """
     path = out / MANIFEST
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(read_text(path))
     except (ValueError, RecursionError):
         saved = None
     files = saved.get("files") if isinstance(saved, dict) and saved.get("schema") == _SCHEMA else None

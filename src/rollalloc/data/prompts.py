@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import PathLike
@@ -20,6 +20,7 @@ from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
@@ -60,8 +61,8 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def table(self) -> PromptTable:
-        """What the core may know: keys, sources numbered by first appearance, and priors where any prompt has one.
+    def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
+        """What the core may know: keys, sources numbered by first appearance, priors where any prompt has one, features.
 
         Raises:
             ValueError: no prompts, or a key that occurs twice.
@@ -72,6 +73,7 @@ class PromptSet:
             keys=self.keys,
             source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
             prior_N=None if np.isnan(prior_N).all() else prior_N,
+            features=features,
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:
@@ -205,6 +207,11 @@ def encode_prompts(
         if not ids:
             raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
     room = math.inf if context is None else context - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
+            f"{max_new_tokens}"
+        )
     too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
     if too_long:
         of = f"context {context}" + (f" - max_new_tokens {max_new_tokens}" if max_new_tokens else "")

@@ -24,14 +24,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollalloc.core.packing import exact_keys
+from rollalloc.engines.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.shape import TRAINER, Shape, check_shape
+from rollalloc.regular import read_text
+from rollalloc.whole import sync
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 2  # of the folder
-METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
-CHECKPOINTS = "checkpoints"
 _GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
@@ -114,14 +115,14 @@ def save(
         files = {file.name: _stamp(file) for file in sorted(partial.iterdir())}
         (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         if final.exists():  # torn, or the run would not have come here again
             if foreign := _foreign(final):
                 raise FileExistsError(f"{', '.join(foreign)} in it is not of a checkpoint, move it away")
             _remove(final)
         partial.rename(final)
-        _sync(parent)
+        sync(parent)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             _unlink(partial)
@@ -200,7 +201,7 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
         Torn: it is missing, cut off or of another shape.
     """
     try:
-        value = json.loads((place / name).read_text())
+        value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
         raise Torn(f"checkpoint {place} is torn: {name} is missing or cut off ({error})") from None
     try:
@@ -251,7 +252,7 @@ def _numbers(parent: Path) -> list[int]:
 def _ours(place: Path) -> set[str]:
     """The names in a checkpoint's folder that it wrote, as its manifest says; one that is torn may have none."""
     try:
-        named = set(json.loads((place / _MANIFEST).read_text())["files"])
+        named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
         named = {file.name for file in place.glob("*.safetensors")}
     return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}
@@ -285,23 +286,6 @@ def _unlink(place: Path) -> None:
         place.rmdir()
 
 
-def _sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a folder's names."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that a killed run leaves the old or the new one."""
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text)
-    _sync(beside)
-    beside.replace(path)
-
-
 # ------------------------------------------------------------------------------------------- metrics and logged rollouts
 
 
@@ -309,7 +293,7 @@ def bytes_written(folder: Path) -> dict[str, int]:
     """Bytes of each file that grows with the run, once the disk holds them."""
     there = [name for name in _GROWING if (folder / name).exists()]
     for name in there:
-        _sync(folder / name)
+        sync(folder / name)
     return {name: (folder / name).stat().st_size for name in there}
 
 

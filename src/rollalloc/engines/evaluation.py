@@ -12,7 +12,8 @@ from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines.likelihood import exact_success
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, generate
+from rollalloc.engines.sampler import Generation, Request, generate
+from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Scored
 
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from rollalloc.claims import Claims, Lock, refuse
+from rollalloc.data.feature_file import write_features
+from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
-from rollalloc.engines.checkpoint import CHECKPOINTS, METRICS, REWARDS, ROLLOUTS
+from rollalloc.engines.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
+from rollalloc.regular import opened
 
-DESCRIPTION, MODEL, ALLOCATOR = "run.json", "model", "allocator.json"
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
-_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, MODEL, _PARTIAL, CHECKPOINTS)
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _REMEDY = (
     "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
@@ -87,9 +92,12 @@ class RunFolder:
         Raises:
             InUse: another trainer is at work in it.
             FileExistsError: it holds a run that is not to be overwritten, or what rollalloc did not write.
+            PermissionError: it cannot be made there.
         """
         if self.path.exists():
             self.lock()
+        else:  # said now rather than when the model is loaded
+            _refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
             raise FileExistsError(
@@ -135,6 +143,15 @@ class RunFolder:
         self._claims.keep(names)
         self._begun = True
 
+    def save_features(self, keys: Sequence[str], features: Features) -> None:
+        """Write the features that the run began with: it goes on with these, whatever another machine would make of them.
+
+        Raises:
+            FileExistsError: somebody else put a file of the same name there.
+        """
+        self._claims.add({FEATURES})
+        write_features(self.path / FEATURES, keys, features, overwrite=True)
+
     def save_model(self, policy: Policy) -> None:
         """Write the model, whole or not at all, in place of one that was written before.
 
@@ -165,14 +182,22 @@ class RunFolder:
         ]
 
 
+def _refuse_read_only(folder: Path) -> None:
+    there = next(place for place in folder.absolute().parents if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES, f"{folder} cannot be made: nothing can be written there, give another folder", str(there)
+        )
+
+
 def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
     """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
     path = folder / METRICS
     if not path.exists():
         return None
-    with path.open("rb") as file:
+    with opened(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
-        whole, _, _ = file.read().rpartition(b"\n")
+        whole, _, _ = file.readall().rpartition(b"\n")
     for line in reversed(whole.split(b"\n")):
         if line.startswith(b'{"kind": "' + (kind or "").encode()):
             return json.loads(line)

@@ -2,68 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo"]
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """How far a token's ratio may leave 1 before its gradient stops, and how much a stale row may weigh.
-
-    Attributes:
-        low: the ratio is clipped below 1 - low, in (0, 1].
-        high: and above 1 + high; larger than low is "clip-higher" (DAPO, arXiv 2503.14476). Above 0.
-        dual: a token with a negative advantage loses at most this many times its size (arXiv 1912.09729), above 1; None:
-            no bound.
-        stale: truncation of the importance weight of rows sampled from older weights, at least 1.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
-
-    low: float = 0.2
-    high: float = 0.28
-    dual: float | None = None
-    stale: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.low <= 1 and self.high > 0 and self.stale >= 1):
-            raise ValueError(f"expected low in (0, 1], high above 0 and stale of at least 1, got {self}")
-        if self.dual is not None and not 1 < self.dual < inf:
-            raise ValueError(f"expected dual above 1 and finite, or None for no bound, got {self.dual}")
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What an optimizer step makes small.
-
-    Attributes:
-        clip: limits of the surrogate.
-        aggregation: how the tokens of a mini-batch become one number, see `shares`.
-        kl: weight of the KL divergence to the initial policy, 0 or more. Every row of the batch pays it, one without
-            advantage too: the objective's divergence is over all that the policy samples, and a mean over those rows
-            alone whose rewards differ would be another. A group without reward variance then still costs a forward
-            pass and pulls towards the reference; a recipe that drops such groups spares both.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
-
-    clip: Clip = field(default_factory=Clip)
-    aggregation: Aggregation = "token_mean"
-    kl: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.aggregation not in get_args(Aggregation):
-            raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}")
-        if not 0 <= self.kl < inf:
-            raise ValueError(f"kl must be 0 or more, and finite, got {self.kl}")
+from rollalloc.engines.objective import Aggregation, Loss
 
 
 def token_losses(

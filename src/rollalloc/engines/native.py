@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,11 +19,13 @@ import numpy as np
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Recipe
+from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.folder import ALLOCATOR, RunFolder
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
+from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
@@ -30,6 +33,7 @@ from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.whole import write_text
 
 __all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
 
@@ -54,6 +58,8 @@ class Trainer:
         scorer: rewards.
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
+        features: of the prompts to train on, for a recipe that predicts (`Recipe.reads_features`), in their order; see
+            `rollalloc.engines.features.features_of`. None: it predicts from what it sees during the run alone.
         folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
             None: nothing is written. One that holds a run is refused, unless it is resumed.
         listener: called with each line of the metrics, for progress.
@@ -68,6 +74,7 @@ class Trainer:
         settings: Settings,
         *,
         heldout: HeldOut | None = None,
+        features: Features | None = None,
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -75,8 +82,10 @@ class Trainer:
         self.place = RunFolder(folder) if isinstance(folder, Path) else folder
         self.folder = None if self.place is None else self.place.path
         self.listener = listener
-        self.allocator = Allocator(recipe, train.prompt_set.table(), settings.seed)
-        logged = self.folder / checkpoint.ROLLOUTS if self.folder is not None and settings.log_rollouts else None
+        self.features = features
+        blocks = None if features is None else features.blocks
+        self.allocator = Allocator(recipe, train.prompt_set.table(blocks), settings.seed)
+        logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
         self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
@@ -109,6 +118,8 @@ class Trainer:
             return self._run()
         if self._saved_at is None:
             self.place.begin(overwrite=overwrite)
+            if self.features is not None:
+                self.place.save_features(self.train.prompt_set.keys, self.features)
         self._saved_s = time.monotonic()
         with self.place, self._stop.heard():
             try:
@@ -118,6 +129,9 @@ class Trainer:
                 raise self._stopped("in an evaluation after") from None
 
     def _run(self) -> str:
+        if self.features is not None and not self.counters.batches and not self.counters.next_at:
+            self.counters.seconds += self.features.cost.seconds
+            self._write({"kind": "features", **self._spent(), "features": asdict(self.features.cost)})
         self._evaluate_until(0)
         why = self._why_stop()
         while why is None:
@@ -158,12 +172,12 @@ class Trainer:
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        figures = self.updater.update(batch, self.roller.generations)
+        figures = self.updater.update(batch, self.roller.generations, measure_moved=self.allocator.recipe.reads_moved)
         self.counters.batches += 1
         groups = len({row.group for row in batch.rows})
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
-        self.allocator.tell([Updated(batch.version + 1)])
+        self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
@@ -175,12 +189,14 @@ class Trainer:
                 **self.counters.made,
                 **self.roller.figures(),
                 "rows": len(batch.rows),
+                "replayed": sum(row.replays > 0 for row in batch.rows),
                 "groups": groups,
                 "short_because": batch.short_because,
                 "staleness_mean": float(np.mean(ages)),
                 "staleness_max": max(ages),
                 "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
                 **self.allocator.away(),
+                "prediction": self.allocator.prompt_figures(),
                 **figures,
                 "update_seconds": round(seconds, 4),
             }
@@ -217,7 +233,7 @@ class Trainer:
         self._write_evaluations(self.grid.last(self.allocator.version))
         if self.place is not None:
             self.place.save_model(self.policy)
-            checkpoint.write_whole(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
+            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
         self._write_last("end", why)
 
@@ -320,11 +336,11 @@ class Trainer:
         """Write what scoring was like since this process began, and which prompts it has given up."""
         assert self.folder is not None
         report = self.scorer.report() | {"quarantined": self._quarantined()}
-        checkpoint.write_whole(self.folder / checkpoint.REWARDS, json.dumps(report, indent=1))
+        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
-            with (self.folder / checkpoint.METRICS).open("a", encoding="utf-8") as file:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)

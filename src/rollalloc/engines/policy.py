@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.engines.sampler import why_not
-
-Precision = Literal["auto", "fp32", "bf16"]
+from rollalloc.engines.settings import Precision
 
 
 @dataclass(frozen=True, eq=False)

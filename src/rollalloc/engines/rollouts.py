@@ -17,7 +17,8 @@ from rollalloc.core.packing import exact_keys
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, Sampling, stream
+from rollalloc.engines.sampler import Generation, Request, stream
+from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
 

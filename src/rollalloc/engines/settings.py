@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import at_least
-from rollalloc.engines.loss import Loss
-from rollalloc.engines.policy import Precision
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.objective import Loss
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 
+Precision = Literal["auto", "fp32", "bf16"]
 SAVING = (
     "checkpoint_every",
     "checkpoint_minutes",

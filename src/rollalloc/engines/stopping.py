@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,20 @@ class StopRequest:
             threading.Thread(target=_say, args=(self.by,), daemon=True).start()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let processes that are started here not hear Ctrl-C, which reaches all of a terminal: their parent decides.
+
+    Not even while they import, when a handler of their own would not be there yet.
+    """
+    resource_tracker.ensure_running()  # multiprocessing's, which would unblock the signal when it is started below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _say(by: signal.Signals) -> None:

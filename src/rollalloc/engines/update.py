@@ -26,6 +26,8 @@ from rollalloc.engines.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_MEASURED = 16  # rows by which the way of the weights is measured
+
 
 @dataclass(slots=True, eq=False)
 class Example:
@@ -76,26 +78,44 @@ class Updater:
         self.steps = 0
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
 
-    def update(self, batch: Batch, generations: Mapping[int, Generation]) -> dict[str, Any]:
+    def update(
+        self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
+    ) -> dict[str, Any]:
         """Take the configured number of optimizer steps.
 
         Args:
             batch: rows with advantages and weights.
             generations: by rollout, at least those of the batch.
+            measure_moved: find out, by a forward pass of a few rows, how far the steps moved the policy.
 
         Returns:
-            Means over the steps, their number, and the last one's learning rate.
+            Means over the steps, their number, and the last one's learning rate; with `measure_moved` also "moved", in nats
+            a token.
 
         Raises:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations)
         figures = [self._step(part) for part in self._mini_batches(examples, batch.version)]
+        moved = {"moved": self._moved(examples)} if measure_moved else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
+            **moved,
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
+
+    def _moved(self, examples: Sequence[Example]) -> float:
+        """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
+
+        mean over tokens of k3 = exp(after - before) - (after - before) - 1
+        """
+        fresh = [each for each in examples if not each.row.replays][:_MEASURED] or list(examples[:_MEASURED])
+        sums = tokens = 0.0
+        for example, after_T in self._judged(self.policy.model, fresh):
+            sums += float(divergences(example.proximal_T, after_T).sum())
+            tokens += len(after_T)
+        return sums / tokens
 
     def reference_digest(self) -> str | None:
         """Names the reference's weights, so that a run does not go on with another; None without a KL term."""

@@ -18,10 +18,11 @@ from matplotlib.ticker import MaxNLocator
 import rollalloc
 from rollalloc.core.ledger import NEW
 from rollalloc.report import series
-from rollalloc.report.own import MADE_BY, write_whole
+from rollalloc.report.own import MADE_BY
 from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
 from rollalloc.report.text import one_line
+from rollalloc.whole import written
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
@@ -66,7 +67,8 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     with look():
         software = {"Software": f"{MADE_BY} {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
-        write_whole(path, lambda file: figure.savefig(file, format="png", dpi=200, metadata=software))
+        with written(path) as beside:
+            figure.savefig(beside, format="png", dpi=200, metadata=software)
 
 
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:

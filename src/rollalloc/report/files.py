@@ -8,16 +8,11 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
+from rollalloc.regular import opened
+
 _CHUNK = 1 << 20  # bytes read at a time
 LONGEST = 1 << 20  # bytes of a line; a longer one is damage
 _COMPARED = 1 << 12  # bytes before the place read up to that tell whether the file is still the one that was read
-_OTHER_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def open_regular(path: Path) -> FileIO:
@@ -32,24 +27,11 @@ def open_regular(path: Path) -> FileIO:
         link, real = stat.S_ISLNK(path.lstat().st_mode), Path(os.path.realpath(path, strict=True))
         if link and not real.is_relative_to(os.path.realpath(path.parent)):
             raise OSError("it is a link that leads out of its folder; put the file itself there")
-        _refuse_other_kinds(real.stat().st_mode)
-        opened = FileIO(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+        return opened(real, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         if path.is_symlink():
             raise OSError("it is a link to a file that is not there") from error
         raise
-    try:
-        _refuse_other_kinds(os.fstat(opened.fileno()).st_mode)  # it may have been replaced since
-    except OSError:
-        opened.close()
-        raise
-    return opened
-
-
-def _refuse_other_kinds(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = next((words for is_one, words in _OTHER_KINDS if is_one(mode)), "of another kind")
-        raise OSError(f"expected a regular file, it is {kind}")
 
 
 def why(error: OSError) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from rollalloc.report.files import open_regular
 
@@ -38,20 +37,3 @@ def is_own(file: Path) -> bool:
     except OSError:
         return False
     return not file.is_symlink() and any(head.startswith(begin) and mark in head for begin, mark in _MARKS)
-
-
-def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Put a file in its place when it is written, so that a reader, or a kill, never finds half of it.
-
-    Args:
-        write: writes to the opened file.
-    """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    opened = beside.open("xb")  # never over a file that is there
-    try:
-        with opened:
-            write(opened)
-        beside.replace(file)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

@@ -19,12 +19,13 @@ import rollalloc
 from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.report import figures, style
 from rollalloc.report.found import comparisons
-from rollalloc.report.own import MADE_BY, refuse_others, write_whole
+from rollalloc.report.own import MADE_BY, refuse_others
 from rollalloc.report.recorded import RecordedRun, by_label, remaining, state
 from rollalloc.report.samples import Example, samples
 from rollalloc.report.svg import inline_svg
 from rollalloc.report.text import one_line, shortened, visible
 from rollalloc.report.wording import caveats, damage, findings, name_of, story
+from rollalloc.whole import write_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
@@ -120,8 +121,7 @@ def write_sections(made: Sequence[Section], out: Path) -> Path:
     charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in made for chart in section.charts}
     refuse_others([out, *charts])
     page = render("report.html.j2", title=title_of(made), sections=made)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, lambda file: file.write(page.encode("utf-8", errors="replace")))
+    write_text(out, page)
     for path, figure in charts.items():
         figures.save(figure, path)
     return out

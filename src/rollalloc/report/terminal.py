@@ -6,18 +6,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollalloc.report.fitting import Fitting, Row
 from rollalloc.report.recorded import RecordedRun, remaining, state
 from rollalloc.report.style import STATES, by_cause, cause, state_of
 from rollalloc.report.text import one_line, visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns
+_PROSE = ("run", "", "wasted most on", "state")
+_OPTIONAL = ("wasted most on", "", "left", "taught")  # columns that a narrow terminal does without
 
 
 def view(runs: Sequence[RecordedRun]) -> RenderableType:
@@ -119,27 +121,27 @@ def _last_heard(run: RecordedRun) -> str:
     return f"last line {ago} ago" if run.why is None else f"ended {ago} ago"
 
 
-def _table(runs: Sequence[RecordedRun]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("run", "seed", "rollouts", "accuracy", "", "taught", "wasted most on", "left", "state"):
-        table.add_column(
-            heading, justify="right" if heading in ("seed", "rollouts", "taught", "left") else "left", no_wrap=True
-        )
-    for run in runs:
-        accuracy, left = run.curve.accuracy, remaining(run)
-        waste = {name: count for name, count in run.accounts.items() if name != "trained" and count}
-        worst = max(waste, key=waste.__getitem__, default=None)
-        table.add_row(
-            Text(one_line(run.label, 24)),
-            "" if run.seed is None else str(run.seed),
-            f"{run.paid:,}",
-            Text(sparkline(accuracy, 12), style="bright_blue"),
-            f"{accuracy[-1]:.3f}" if accuracy else "",
-            f"{run.accounts.get('trained', 0) / run.paid:.0%}" if run.paid else "",
-            ""
-            if worst is None
-            else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),
-            "" if left is None else str(left),
-            Text(state(run), style="green" if run.reached else ""),
-        )
-    return table
+def _table(runs: Sequence[RecordedRun]) -> Fitting:
+    rows = [_line(run) for run in runs]
+    # What no run has is what a narrow terminal does without first.
+    empty = [heading for heading in rows[0] if not any(row[heading] for row in rows)]
+    return Fitting(rows, prose=_PROSE, optional=(*empty, *_OPTIONAL))
+
+
+def _line(run: RecordedRun) -> Row:
+    accuracy, left = run.curve.accuracy, remaining(run)
+    waste = {name: count for name, count in run.accounts.items() if name != "trained" and count}
+    worst = max(waste, key=waste.__getitem__, default=None)
+    return {
+        "run": one_line(run.label, 24),
+        "seed": "" if run.seed is None else str(run.seed),
+        "rollouts": f"{run.paid:,}",
+        "accuracy": f"{accuracy[-1]:.3f}" if accuracy else "",
+        "": Text(sparkline(accuracy, 12), style="bright_blue"),
+        "taught": f"{run.accounts.get('trained', 0) / run.paid:.0%}" if run.paid else "",
+        "wasted most on": Text()
+        if worst is None
+        else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),
+        "left": "" if left is None else str(left),
+        "state": Text(state(run), style="green" if run.reached else ""),
+    }

@@ -183,6 +183,7 @@ class Foresight:
     """
 
     reads_rate: ClassVar = True
+    reads_features: ClassVar = True
     reads: ClassVar = ("rewards_G", "metrics_G")
 
     exponent: float | None = 3.0

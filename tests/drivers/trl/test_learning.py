@@ -10,7 +10,8 @@ import tiny_trl
 from datasets import Dataset
 
 from rollalloc import recipes
-from rollalloc.bench.runs import Run, Source, execute
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import skills
 from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.data.prompts import load_prompts
@@ -18,7 +19,7 @@ from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.engines.likelihood import exact_success
 from rollalloc.engines.native import Settings
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 
 pytestmark = pytest.mark.learning
 BATCHES = 40

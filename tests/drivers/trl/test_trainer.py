@@ -23,7 +23,7 @@ from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.engines.native import Settings, Trainer
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Sampling
+from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules import advantages
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from rollalloc.claims import refuse
 from rollalloc.data.prompts import write_prompts
+from rollalloc.regular import opened
 
 SETTINGS = "settings.json"  # of a task's folder: how it was made
 
@@ -105,7 +106,7 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # A lock dies with its process, so what lies in `partial` under the lock is from a run that was killed.
-        with open(target.with_name(f".{target.name}.lock"), "a") as lock:
+        with opened(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.lexists(target):
                 partial = _emptied(target.with_name(f".{target.name}.partial"))

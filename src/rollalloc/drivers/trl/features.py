@@ -17,7 +17,6 @@ from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.engines.features import features_of
-from rollalloc.recipes import predicts
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,12 @@ def features_for(
     """
     if given == AUTO:
         there = "prompt" in trainer.train_dataset[0]  # else an environment says it
-        given = MODEL if predicts(recipe) and there else None
+        given = MODEL if recipe.reads_features and there else None
     if given == MODEL:
         _check_whole(trainer)
         return partial(_of_model, trainer)
     if given is None:
-        if predicts(recipe):
+        if recipe.reads_features:
             log.warning("no features: a prompt without a record is expected to do as well as the mean")
         return {}
     check_key(trainer.train_dataset, key)

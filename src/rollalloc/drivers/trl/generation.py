@@ -19,7 +19,8 @@ from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.engines import sampler
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
-from rollalloc.engines.sampler import Generation, OnFinished, Request, Sampling
+from rollalloc.engines.sampler import Generation, OnFinished, Request
+from rollalloc.engines.sampling import Sampling
 
 log = logging.getLogger(__name__)
 

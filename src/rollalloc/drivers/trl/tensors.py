@@ -18,7 +18,7 @@ from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.engines.likelihood import padded
-from rollalloc.engines.loss import Clip
+from rollalloc.engines.objective import Clip
 
 # Losses that average over the rows they are given, and losses that divide by the number of tokens they are told.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")

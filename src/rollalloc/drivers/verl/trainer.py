@@ -30,8 +30,7 @@ from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
-from rollalloc.engines.checkpoint import write_whole
-from rollalloc.recipes import predicts
+from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class RollallocTrainer(PPOTrainerSync):
         self.prompts = Prompts(self.config.data, self.train_dataset)
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
-        if predicts(recipe) and features is None:
+        if recipe.reads_features and features is None:
             log.warning("no features: a prompt without a record is expected to do as well as the mean")
         allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
         self.rounds = Rounds(allocator, _Crew(self), self.prompts if self.settings.loader_draws else None)
@@ -234,9 +233,8 @@ class RollallocTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         """Our state first: verl names a checkpoint the latest when the rest of it is written; without the rest, none."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
         state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
-        write_whole(folder / _STATE, json.dumps(state))
+        write_text(folder / _STATE, json.dumps(state))
         try:
             super()._save_checkpoint()
         except BaseException:  # a folder without our state is refused as torn

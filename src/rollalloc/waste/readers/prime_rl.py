@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,22 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
     """The sum of named rewards: numbers, or scores with weights; None where none was scored."""
     known: list[float] = []
     for name, reward in rewards.items():
-        said = f"reward {names([name])}"
-        score = number(reward.get("score") if isinstance(reward, dict) else reward, log, where, said)
-        weight = number(reward.get("weight", 1.0), log, where, f"weight of {said}") if isinstance(reward, dict) else 1.0
+        of_score, of_weight = _said(name)
+        if isinstance(reward, dict):
+            score = number(reward.get("score"), log, where, of_score)
+            weight = number(reward.get("weight", 1.0), log, where, of_weight)
+        else:
+            score, weight = number(reward, log, where, of_score), 1.0
         if score is not None:
             known.append(score * (weight or 0.0))
     return number(sum(known), log, where, "sum of rewards") if known else None
+
+
+@lru_cache(256)  # a log has few, each in every line
+def _said(reward: str) -> tuple[str, str]:
+    """What the score and the weight of a reward are called."""
+    said = f"reward {names([reward])}"
+    return said, f"weight of {said}"
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:

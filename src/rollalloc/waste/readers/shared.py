@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -117,8 +116,12 @@ def text(value: Any) -> str:
 
 def inside(record: Fields, *keys: str) -> dict[str, Any]:
     """A dictionary within dictionaries; empty where there is none."""
-    found = reduce(lambda held, key: held.get(key) if isinstance(held, dict) else None, keys, record)
-    return found if isinstance(found, dict) else {}
+    found: Any = record
+    for key in keys:
+        found = found.get(key)
+        if not isinstance(found, dict):
+            return {}
+    return found
 
 
 def shown(file: Path) -> str:

@@ -1,0 +1,46 @@
+"""How rollouts are sampled, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample.
+
+    Attributes:
+        max_new_tokens: tokens of a rollout, the one that ends it included, at least 1.
+        temperature: divides the logits, above 0.
+        top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1]; 1 keeps all.
+        top_k: keep this many most likely tokens (more where the last one ties); 0 keeps all. Applied before `top_p`.
+        max_rows: rollouts in the batch at once, at least 1. The rest wait their turn.
+        kv_tokens: tokens in the key-value cache at once, as if each rollout of a wave had the longest prompt there and
+            `max_new_tokens`; at least 1. The rest wait their turn. None: only `max_rows` bounds the cache.
+        stop_ids: tokens that end a rollout besides EOS, each in the vocabulary; they stay in the text.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_rows: int = 1024
+    kv_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        ranges = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (0 < self.temperature < float("inf"), "above 0 and finite (greedy decoding is top_k=1)"),
+            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
+            "top_k": (self.top_k >= 0, "at least 0 (0 keeps every token)"),
+            "max_rows": (self.max_rows >= 1, "at least 1"),
+            "kv_tokens": (self.kv_tokens is None or self.kv_tokens >= 1, "at least 1, or None"),
+        }
+        for name, (holds, expected) in ranges.items():
+            if not holds:
+                raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")

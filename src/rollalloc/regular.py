@@ -1,0 +1,57 @@
+"""Files opened without waiting: a FIFO or a device, where a regular file should be, is an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+_OTHER_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> FileIO:
+    """A regular file, opened to be read, or as the flags say.
+
+    Args:
+        path: of the file.
+        flags: of `os.open`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is of another kind, or cannot be opened.
+    """
+    if path.exists():
+        _refuse_other_kinds(path, path.stat().st_mode)
+    mode = "r+b" if flags & os.O_RDWR else "rb"
+    file = FileIO(os.open(path, flags | os.O_NONBLOCK, 0o666), mode)
+    try:
+        _refuse_other_kinds(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced since
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file.
+
+    Raises:
+        OSError: as `opened`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    with opened(path) as file:
+        return file.readall().decode("utf-8")
+
+
+def _refuse_other_kinds(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_one, words in _OTHER_KINDS if is_one(mode)), "of another kind")
+        raise OSError(errno.EINVAL, f"expected a regular file, it is {kind}", str(path))

@@ -1,0 +1,68 @@
+"""Ctrl-C reaches every process of a terminal; which of them hears it is the parent's matter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rollalloc.engines.stopping import unheard
+
+CHILD = "import sys; print('up', flush=True); sys.exit(int(sys.stdin.readline()))"
+SPAWNING = """
+import multiprocessing, os, signal, sys
+from rollalloc.engines.stopping import unheard
+
+def child():
+    sys.exit(7)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    with unheard():
+        process.start()
+    os.killpg(0, signal.SIGINT)
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def start():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", CHILD], **pipes)
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_a_process_that_was_started_unheard_goes_on_after_ctrl_c():
+    with unheard():
+        process = start()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate("7\n", timeout=60) == ("", "")
+    assert process.returncode == 7
+
+
+def test_nor_does_one_of_multiprocessing_hear_it_before_its_first_line(tmp_path):
+    """The group of a terminal gets the signal while the child, which is slow to start, has not come to any handler."""
+    script = tmp_path / "parent.py"
+    script.write_text(SPAWNING)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([sys.executable, script], start_new_session=True, timeout=120, **pipes)
+    assert (done.returncode, done.stdout) == (0, "7\n")
+
+
+def test_ctrl_c_that_comes_meanwhile_is_not_lost():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
+
+    def interrupted():
+        with unheard():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
