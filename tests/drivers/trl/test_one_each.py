@@ -16,12 +16,14 @@ import tiny_trl
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Drawn
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
+from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.rules import beliefs
 
@@ -295,6 +297,52 @@ def test_what_normalises_over_the_batch_is_no_recipe_for_the_hook():
     recipe = replace(recipes.grpo(4, 4), over_batch=tiny_trl.ONE_EACH["spo"].over_batch)
     with pytest.raises(ValueError, match=r"BatchNormalised.*over the rows of each group by itself"):
         AllocatedRollouts(recipe, tiny_trl.prompts(), tiny_trl.starts_right)
+
+
+def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_it(monkeypatch, tmp_path):
+    """Against the log-probabilities before and after, of the first 16 rows, with either generator."""
+    told: list[float | None] = []
+    trained = Allocation.trained
+
+    def watched(self: Any) -> None:
+        before = self.allocator._run.moved
+        trained(self)
+        told.append(self.allocator._run.moved - before)
+
+    monkeypatch.setattr(Allocation, "trained", watched)
+
+    class Measured(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            core = trainer.allocation.allocator
+            rollouts = trainer.allocation.rollouts_of(core.batch.rows)
+            self.pairs = [(each.prompt_tokens, each.made.tokens) for each in rollouts]
+            self.before = trainer._generator.logprobs(self.pairs)
+
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            after = trainer._generator.logprobs(self.pairs)
+            drift = np.concatenate(after).astype(float) - np.concatenate(self.before)
+            expected.append(float(np.mean(np.exp(drift) - drift - 1)))
+
+    for use_sampler in (True, False):
+        expected: list[float] = []
+        told.clear()
+        more = {"callbacks": [Measured()]}
+        trainer = tiny_trl.trainer(tmp_path, "spo", more=more, driver={"use_sampler": use_sampler}, max_steps=3)
+        trainer.train()
+        assert told == pytest.approx(expected, rel=1e-3)
+        assert min(told) > 1e-4
+    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=2)
+    trainer.train()
+    assert trainer.allocation.allocator._run.moved == 0
+
+
+def test_what_the_predictions_were_worth_is_logged(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=8)
+    trainer.train()
+    last = [line for line in trainer.state.log_history if "rollalloc/rows" in line][-1]
+    assert last["rollalloc/prediction/rollouts"] > 0
+    assert np.isfinite(last["rollalloc/prediction/log_loss"])
+    assert not any("weight/" in name for name in last)
 
 
 # ------------------------------------------------------------------------------------------------------------ features

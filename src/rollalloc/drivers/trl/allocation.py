@@ -24,6 +24,7 @@ from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
 from rollalloc.drivers.trl.turns import Played
 from rollalloc.engines.sampler import Generation, Request
@@ -78,6 +79,7 @@ class Allocation:
 
     Attributes:
         made: features that were made here, and are saved with the run; None: none, or not yet.
+        movement: measures how far each batch moves the weights; None: nobody asks.
 
     Raises:
         ValueError: more groups in a batch than there are prompts, or a key column that does not tell the rows apart.
@@ -96,6 +98,7 @@ class Allocation:
         log.info("advantages: %r", recipe.advantage)
         self._make_features = features if callable(features) else None
         self.made: Blocks | None = None
+        self.movement: Movement | None = None
         table = PromptTable(len(dataset), features=None if callable(features) else features)
         self.allocator = Allocator(recipe, table, seed)
         check_key(dataset, key)
@@ -116,6 +119,8 @@ class Allocation:
                 self._roll_out(trainer, generate, actions)
             # A batch may have been returned while rollouts still ran, or never have been trained.
             if batch := self.allocator.batch:
+                if self.movement is not None:
+                    self.movement.begin(batch, self.rollouts_of(batch.rows))
                 return batch
             if actions.finished:
                 self.finished = actions.finished
@@ -139,7 +144,8 @@ class Allocation:
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
-            self._tell([Updated(batch.version + 1)])
+            moved = None if self.movement is None else self.movement.end()
+            self._tell([Updated(batch.version + 1, moved)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
         """What is kept of the rollouts of these rows."""

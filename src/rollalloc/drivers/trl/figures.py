@@ -61,12 +61,20 @@ def running_totals(allocation: Allocation) -> Figures:
     """What the run has paid so far, and for what."""
     core = allocation.allocator
     causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
-    return causes | {
-        "rollalloc/rollouts_paid": core.paid,
-        "rollalloc/tokens_paid": core.tokens_paid,
-        "rollalloc/epoch": core.epoch,
-        "rollalloc/held": len(allocation.rollouts),
+    said = core.prompt_figures().items()
+    predicted: Figures = {
+        f"rollalloc/prediction/{name}": value for name, value in said if not name.startswith("weight/")
     }
+    return (
+        causes
+        | predicted
+        | {
+            "rollalloc/rollouts_paid": core.paid,
+            "rollalloc/tokens_paid": core.tokens_paid,
+            "rollalloc/epoch": core.epoch,
+            "rollalloc/held": len(allocation.rollouts),
+        }
+    )
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:

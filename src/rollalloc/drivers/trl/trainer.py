@@ -17,6 +17,7 @@ from rollalloc.drivers.trl.callback import AllocationCallback, newest_with_state
 from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import batch_figures, generated_figures, running_totals, tokens_generated
 from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.tensors import training_inputs
 
@@ -88,6 +89,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             environment_factory=given.get("environment_factory"),
         )
         checks.check_stops(recipe, self._generator.can_stop)
+        if recipe.reads_moved:
+            self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
             self.allocation, accept_recipe=accept_recipe, accept_data=accept_data
         )
