@@ -226,6 +226,21 @@ def test_metrics_account_for_every_rollout(make_rounds):
     assert all(key.startswith("rollalloc/") for key in metrics)
 
 
+def test_metrics_say_what_foresights_predictions_were_worth(make_rounds):
+    rounds = make_rounds(RECIPES["foresight"], by_quarter)
+    train(rounds, 4)
+    metrics = rounds.metrics(rounds.next_batch().batch)
+    assert metrics["rollalloc/prediction/rollouts"] > 0
+    assert 0 < metrics["rollalloc/prediction/log_loss"] < 2
+    assert not any("weight/" in name for name in metrics)
+    assert not any("prediction" in name for name in figures_of_grpo(make_rounds))
+
+
+def figures_of_grpo(make_rounds):
+    rounds = make_rounds(RECIPES["grpo"])
+    return rounds.metrics(rounds.next_batch().batch)
+
+
 def by_quarter(submission, session):
     """Of four prompts one is solved, one too hard and two are mixed."""
     right = [1.0, 0.0, float(session % 2), float(session % 2)][submission.prompt % 4]

@@ -243,8 +243,16 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
     assert "its agent loop worker died" in run.log
 
 
-def test_a_wrong_key_is_refused_before_ray_starts(tmp_path):
+@pytest.mark.parametrize(
+    ("section", "overrides", "says"),
+    [
+        ({"recipe": "pilot_commit", "n_pilots": 4}, [], "did you mean 'n_pilot'"),
+        ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but trainer.v1.rollalloc.recipe draws"),
+        ({"recipe": "foresight", "replay": 4}, [], "leave replay out"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tmp_path):
     run = Run(tmp_path / "run")
-    assert run.start(section={"recipe": "pilot_commit", "n_pilots": 4}) != 0
-    assert "did you mean 'n_pilot'" in run.log
+    assert run.start(*overrides, section=section) != 0
+    assert says in run.log
     assert "ray init kwargs" not in run.log
