@@ -131,7 +131,8 @@ class Trainer:
     def _run(self) -> str:
         if self.features is not None and not self.counters.batches and not self.counters.next_at:
             self.counters.seconds += self.features.cost.seconds
-            self._write({"kind": "features", **self._spent(), "features": asdict(self.features.cost)})
+            cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
+            self._write({"kind": "features", **self._spent(), **cost})
         self._evaluate_until(0)
         why = self._why_stop()
         while why is None:
