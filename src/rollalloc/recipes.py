@@ -362,14 +362,18 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
 
     `mix(pilot_commit(...), pods(...))` takes the stages of the first and the rows *and* the advantage of the second;
     `mix(dapo(...), darts(...))` takes the judge and the intake of the first, the sizes, the stop and the rows of the second.
-    A single stage of one method applies to the last stage of the other; where the first has several stages, its sizes hold.
+    A single stage of one method applies to the last stage of the other; where the first has several stages, its sizes hold,
+    and its judges say when a prompt comes back: under `mix(pilot_commit(...), foresight(...))` each prompt once an epoch,
+    in foresight's order. What is known of a prompt without its other rollouts, foresight's advantage say, is not replaced
+    by PODS's or DARTS's over the chosen rows: of those methods only the rows, the sizes and the stops are taken then.
 
     Args:
         first: says how many rollouts a prompt gets where both only fix a number.
         second: another method with the same number of groups.
 
     Raises:
-        ValueError: batches of different size, or a field that both change: it names the field and the remedy.
+        ValueError: batches of different size, a field that both change: it names the field and the remedy; or a mixture
+            that could never train: fewer rollouts than are chosen, or one alone that is to differ from itself.
     """
     if first.groups != second.groups:
         raise ValueError(
@@ -392,7 +396,7 @@ def mix(first: Recipe, second: Recipe) -> Recipe:
     mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, plain.advantage)
     last = _mix_stages(first.stages[-1], second.stages[-1], plain.stages[-1], keep_size=len(first.stages) > 1)
     recipe = Recipe(stages=(*first.stages[:-1], last), **mixed)
-    _refuse_too_many_rows(recipe)
+    _refuse_too_few_rollouts(recipe)
     return recipe
 
 
@@ -401,20 +405,28 @@ def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -
     if not keep_size and not isinstance(second.size, sizes.Fixed):
         # A number of rollouts is not a method: whatever the first fixes, the second's way to size groups goes before it.
         size = second.size if isinstance(size, sizes.Fixed) else _either("size", size, second.size, None)
+    # A judge that trains on all says nothing but when a prompt comes back, which the stages before have their own mind of.
+    judges_all = keep_size and isinstance(second.judge, judges.Complete)
     return Stage(
         first.name,
         size,
-        _either("judge", first.judge, second.judge, plain.judge),
+        first.judge if judges_all else _either("judge", first.judge, second.judge, plain.judge),
         _either("stop", first.stop, second.stop, plain.stop),
         _either("promote", first.promote, second.promote, plain.promote),
     )
 
 
 def _mix_advantages(first: Any, second: Any, plain: Any) -> Any:
-    """Over the chosen rows where one of the two is, with the kernel that is not the plain one."""
+    """Over the chosen rows where one of the two is, with the kernel that is not the plain one.
+
+    A rule that compares no rollouts of a prompt goes before the statistics that PODS and DARTS bring along, but not before
+    a kernel that the user named.
+    """
+    along = (advantages.OverChosen(advantages.grpo), advantages.OverChosen(advantages.pods))
     over = {type(rule) for rule in (first, second)}
     if not over <= {advantages.OverGroup, advantages.OverChosen}:
-        return _either("advantage", first, second, plain)
+        others = [rule for rule in (first, second) if rule not in along]
+        return others[0] if len(others) == 1 else _either("advantage", first, second, plain)
     kind = advantages.OverChosen if advantages.OverChosen in over else advantages.OverGroup
     return kind(_either("advantage", first.kernel, second.kernel, plain.kernel))
 
@@ -425,20 +437,29 @@ def _either(name: str, first: Any, second: Any, plain: Any) -> Any:
         return first
     if first == plain:
         return second
+    said = [getattr(value, "__name__", repr(value)) for value in (first, second)]
     raise ValueError(
-        f"both recipes change {name}: {first!r} and {second!r}; make one plain with dataclasses.replace before mixing"
+        f"both recipes change {name}: {said[0]} and {said[1]}; make one plain with dataclasses.replace before mixing"
     )
 
 
-def _refuse_too_many_rows(recipe: Recipe) -> None:
+def _refuse_too_few_rollouts(recipe: Recipe) -> None:
     total, chosen = 0, recipe.rows
     for stage in recipe.stages:
         if not isinstance(stage.size, sizes.Fixed):
             return
         total += stage.size.n
+        if total < 2 and isinstance(stage.judge, judges.NonzeroVariance):
+            raise ValueError(
+                f"{stage.judge!r} waits for results that differ, and a group has {total} rollout by then; give the recipe "
+                "that says how many, the first of the two, n of at least 2"
+            )
     m = getattr(chosen, "m", None) or getattr(chosen, "shortest", 0) + getattr(chosen, "longest", 0)
     if m > total:
-        raise ValueError(f"{chosen!r} trains on {m} rollouts but the stages give only {total}")
+        raise ValueError(
+            f"{chosen!r} trains on {m} rollouts but the stages give only {total}; give the recipe that says how many, the "
+            f"first of the two, n of at least {m}"
+        )
 
 
 def _promote_rules(max_staleness: int) -> dict[str, Any]:

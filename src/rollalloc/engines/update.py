@@ -26,7 +26,7 @@ from rollalloc.engines.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_MEASURED = 16  # rows by which the way of the weights is measured
+MEASURED = 16  # rows by which the way of the weights is measured
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ class Updater:
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
         """
-        fresh = [each for each in examples if not each.row.replays][:_MEASURED] or list(examples[:_MEASURED])
+        fresh = [each for each in examples if not each.row.replays][:MEASURED] or list(examples[:MEASURED])
         sums = tokens = 0.0
         for example, after_T in self._judged(self.policy.model, fresh):
             sums += float(divergences(example.proximal_T, after_T).sum())

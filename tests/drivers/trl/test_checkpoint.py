@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
+from rollalloc import recipes
 from rollalloc.drivers.trl.callback import load
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.rules import prompts
@@ -282,3 +283,56 @@ def test_a_torn_checkpoint_is_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(ValueError, match="none of the checkpoints"):
         tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=6).train(resume_from_checkpoint=True)
+
+
+PREDICTING = {
+    "replayed rows": tiny_trl.ONE_EACH["foresight_replay"],
+    "a tracked rate": tiny_trl.ONE_EACH["spo"],
+    "a running mean": tiny_trl.ONE_EACH["reinforce_running"],
+    "held beliefs": recipes.mix(tiny_trl.RECIPES["pilot_commit"], recipes.foresight(4, replay=4)),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTING)
+def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
+    recipe = PREDICTING[name]
+    whole = tiny_trl.trainer(tmp_path / "whole", recipe, max_steps=14)
+    whole.train()
+    resumed = stopped_and_resumed(tmp_path / "parts", recipe, stop=7, steps=14)
+    assert_same_run(whole, resumed)
+    one, other = (each.allocation.allocator.state_dict() for each in (whole, resumed))
+    assert one == other
+    if name == "held beliefs":
+        saved = json.loads(
+            next((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7").glob("state.json")).read_text()
+        )
+        assert saved["prompts"]
+    assert whole.allocation.allocator.replayed > 0 or recipe.replay is None
+
+
+def test_features_are_those_that_the_run_began_with_whatever_model_it_is_resumed_with(tmp_path):
+    whole = tiny_trl.trainer(tmp_path / "whole", "foresight", max_steps=8)
+    whole.train()
+    given = {"save_strategy": "steps", "save_steps": 4}
+    tiny_trl.trainer(tmp_path / "parts", "foresight", max_steps=4, **given).train()
+    resumed = tiny_trl.trainer(tmp_path / "parts", "foresight", max_steps=8, model=tiny_trl.tiny_model(seed=9))
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_run(whole, resumed)
+
+
+def test_other_rows_get_features_of_their_own(caplog, tmp_path):
+    given = {"dataset": DISTINCT, "save_strategy": "steps", "save_steps": 3}
+    tiny_trl.trainer(tmp_path, "foresight", max_steps=3, **given).train()
+    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=6, **given | {"dataset": rows_changed(DISTINCT)})
+    trainer.train(resume_from_checkpoint=True)
+    assert "features were made again for other rows" in caplog.text
+    assert trainer.allocation.allocator.version == 6
+    assert len(trainer.allocation.made["hidden"]) == 42
+
+
+def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):
+    tiny_trl.trainer(tmp_path, "foresight", max_steps=3, save_strategy="steps", save_steps=3).train()
+    with pytest.raises(ValueError, match="was saved with the features"):
+        tiny_trl.trainer(tmp_path, "foresight", max_steps=6, driver={"features": None}).train(
+            resume_from_checkpoint=True
+        )

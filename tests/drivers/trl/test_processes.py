@@ -47,7 +47,11 @@ RAGGED = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
 PLAIN = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # AdamW would not see a scaled loss
 
 
-@pytest.mark.parametrize("changes", [{}, RAGGED | PLAIN], ids=["pilot-commit", "ragged"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, RAGGED | PLAIN, {"recipe": "foresight_replay"}],
+    ids=["pilot-commit", "ragged", "features and replayed rows"],
+)
 def test_two_processes_decide_alike_and_train_to_the_weights_of_one(changes, tmp_path):
     given = {"recipe": "pilot_commit", "max_steps": 6} | changes
     one, _, _ = run(tmp_path / "one", 1, **given)

@@ -33,7 +33,18 @@ RECIPES = {
     "darts_sampled": recipes.darts(groups=4, shortest=3, longest=1, tail="sampled"),
     "darts_none": recipes.darts(groups=4, shortest=3, longest=1, tail="none"),
     "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
+    "rloo": recipes.rloo(groups=4, n=4),
 }
+ONE_EACH = {  # of which a batch has one row a prompt
+    "reinforce": recipes.reinforce(groups=16, neg=0.5),
+    "reinforce_running": recipes.reinforce(groups=16, baseline="running"),
+    "raft": recipes.raft(groups=16),
+    "spo": recipes.spo(groups=16),
+    "foresight": recipes.foresight(groups=16),
+    "foresight_uniform": recipes.foresight(groups=16, exponent=None),
+    "foresight_replay": recipes.foresight(groups=16, replay=8, replay_staleness=3),
+}
+RECIPES |= ONE_EACH
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -110,6 +121,8 @@ def trainer(
 ) -> GRPOTrainer:
     """A trainer under a recipe; `changes` of TRL's settings, `driver` for rollalloc's own, `more` for the trainer."""
     recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    if recipe in ONE_EACH.values():
+        changes = {"num_generations": 2} | changes  # the least that TRL takes
     dataset = prompts() if dataset is None else dataset
     given = {
         "model": tiny_model() if model is None else model,

@@ -80,6 +80,7 @@ def updates(module):
                 os.kill(os.getpid(), signal.SIGKILL)
             real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
             data = tq.kv_batch_get(keys=real, partition_id="train", select_fields=["uid", "extra_info"])
+            advantages = credited(self, tq, real)
             batch = update(self, batch, metrics)
             how = {name: batch.extra_info[name] for name in ("mini_batch_size", "global_batch_size", "epochs")}
             prompts = [info["index"] for info in plain(data["extra_info"])]
@@ -87,11 +88,28 @@ def updates(module):
             write(
                 "updates", step=self.global_steps, keys=real, rows=len(batch.keys), prompts=prompts, uids=uids, how=how
             )
+            write("advantages", step=self.global_steps, **advantages)
             return batch
 
         return recorded
 
     around(module.PPOTrainer, "_update_actor", make)
+
+
+def credited(trainer, tq, keys):
+    """What the actor gets for each row's advantages, a value a token; what the core said; and the reward."""
+    if getattr(trainer, "_trained", None) is None:  # stock verl
+        return {}
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "response_mask", "rm_scores"])
+    columns = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
+    rows = dict(zip(trainer._trained.keys, trainer._trained.rows, strict=True))
+    return {
+        "given": [
+            sorted({round(value, 6) for value in advantage[mask.bool()].tolist()}) for advantage, mask in columns
+        ],
+        "core": [rows[key].advantage for key in keys],
+        "rewards": [float(scores.sum()) for scores in data["rm_scores"].unbind()],
+    }
 
 
 def optimizer(module):

@@ -4,7 +4,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.drivers.verl.settings import read_settings
-from rollalloc.rules.advantages import GRPO, OverChosen, OverGroup
+from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
 from rollalloc.rules.rows import Percentile
@@ -32,6 +32,15 @@ REFUSED = {
     ),
     "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
+    "rows that are replayed": (
+        {"recipe": "foresight", "replay": 8},
+        r"replays rows \(Replay\(rows=8.*leave replay out",
+    ),
+    "no such file": (
+        {"recipe": "foresight", "features": "none.safetensors"},
+        r"features must be a file, got 'none.safetensors'; `rollalloc features --model",
+    ),
+    "features of a model": ({"recipe": "foresight", "features": True}, "features must be a file, got True"),
     "another number of groups": ({"recipe": f"{__name__}:EIGHT"}, "make them equal"),
 }
 EIGHT = recipes.grpo(8, 4)
@@ -93,3 +102,31 @@ def test_a_budget_is_the_recipes():
 )
 def test_plain_advantages_are_left_to_verl(section, own):
     assert read_settings(section, 16, 16).own_advantages is own
+
+
+@pytest.mark.parametrize(
+    ("section", "made", "draws"),
+    [
+        ({"recipe": "foresight", "neg": 0.5, "exponent": None}, recipes.foresight(8, 2, None, 0.5), False),
+        ({"recipe": "reinforce", "neg": 0.5}, recipes.reinforce(8, 2, neg=0.5), True),
+        ({"recipe": "reinforce", "baseline": "running"}, recipes.reinforce(8, 2, "running"), False),
+        ({"recipe": "rloo"}, recipes.rloo(8, 2), True),
+        ({"recipe": "raft"}, recipes.raft(8, 2), True),
+        ({"recipe": "spo"}, recipes.spo(8, 2), False),
+    ],
+)
+def test_recipes_with_baselines_of_their_own(section, made, draws):
+    """`n` is verl's, the advantages are never verl's, and what only shuffles takes verl's order."""
+    settings = read_settings(section, 8, 2)
+    assert settings.recipe == (replace(made, prompts=AsOffered()) if draws else made)
+    assert settings.loader_draws is draws
+    assert settings.own_advantages
+
+
+def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatch):
+    over = replace(EIGHT, over_batch=BatchNormalised())
+    monkeypatch.setattr(f"{__name__}.EIGHT", over)
+    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+    settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
+    assert settings.own_advantages
+    assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))

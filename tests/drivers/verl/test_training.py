@@ -10,7 +10,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from rollalloc.data.feature_file import write_features
+from rollalloc.data.features import own_features
+from rollalloc.data.prompts import load_prompts
 
 pytest.importorskip("verl")
 
@@ -167,6 +172,39 @@ def test_metrics_by_stage_of_pilot_commit_add_up_to_what_was_submitted(run_of):
     assert sum(metrics["rollalloc/rounds"] for metrics in run.metrics()) == len(run.recorded("submissions"))
 
 
+@pytest.mark.parametrize("name", ["foresight", "spo"])
+def test_of_one_rollout_a_prompt_the_actor_gets_what_the_core_credits_it_with(name, tmp_path):
+    """Over the whole batch, in both of its mini-batches; foresight's prompts are its own, with features from a file."""
+    run = Run(tmp_path / "run")
+    section = {"recipe": name}
+    if name == "foresight":
+        subprocess.run([sys.executable, EXAMPLE.parent / "make_tiny.py", run.folder], check=True)
+        keys = load_prompts(run.folder / "train.parquet").keys
+        values = np.random.default_rng(0).normal(size=(len(keys), 8))
+        write_features(run.folder / "features.safetensors", keys, own_features({"mine": values}))
+        section["features"] = run.folder / "features.safetensors"
+    steps = [f"trainer.total_training_steps={STEPS}", "trainer.resume_mode=disable"]
+    assert run.start(*steps, "actor_rollout_ref.rollout.n=1", section=section) == 0, run.log[-3000:]
+    assert "no features" not in run.log
+    assert len(run.recorded("optimizer")) == 2 * STEPS
+    for update in run.recorded("updates"):
+        assert len(update["keys"]) == len(set(update["prompts"])) == GROUPS
+    credited = run.recorded("advantages")
+    assert len(credited) == STEPS
+    for step in credited:
+        assert [value for values in step["given"] for value in values] == pytest.approx(step["core"], abs=1e-5)
+        if name == "spo":
+            assert sum(step["core"]) == pytest.approx(0, abs=1e-6)
+            assert sum(value**2 for value in step["core"]) == pytest.approx(GROUPS, rel=1e-3)
+        if name == "foresight":  # what did worse than expected counts 0.3 times
+            baselines = [
+                reward - (value if value > 0 else value / 0.3)
+                for reward, value in zip(step["rewards"], step["core"], strict=True)
+            ]
+            assert all(0 <= baseline <= 1 for baseline in baselines)
+    assert run.metrics()[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions")) == STEPS * GROUPS
+
+
 def test_what_is_old_is_corrected_for(run_of):
     metrics = run_of("pilot_commit").metrics()
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
@@ -205,8 +243,16 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
     assert "its agent loop worker died" in run.log
 
 
-def test_a_wrong_key_is_refused_before_ray_starts(tmp_path):
+@pytest.mark.parametrize(
+    ("section", "overrides", "says"),
+    [
+        ({"recipe": "pilot_commit", "n_pilots": 4}, [], "did you mean 'n_pilot'"),
+        ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but trainer.v1.rollalloc.recipe draws"),
+        ({"recipe": "foresight", "replay": 4}, [], "leave replay out"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tmp_path):
     run = Run(tmp_path / "run")
-    assert run.start(section={"recipe": "pilot_commit", "n_pilots": 4}) != 0
-    assert "did you mean 'n_pilot'" in run.log
+    assert run.start(*overrides, section=section) != 0
+    assert says in run.log
     assert "ray init kwargs" not in run.log

@@ -7,7 +7,7 @@ that all of them decide the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,13 @@ import torch
 from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import Tokens, decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
+from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
 from rollalloc.drivers.trl.turns import Played
 from rollalloc.engines.sampler import Generation, Request
@@ -72,17 +75,32 @@ class Allocation:
         rewards: scores completions.
         seed: of prompts and sampling.
         key: column of unique keys, by which prompts are found again in another data set; None: the prompt itself.
+        features: of the prompts, by block; or what makes them, when the first batch is due.
+
+    Attributes:
+        made: features that were made here, and are saved with the run; None: none, or not yet.
+        movement: measures how far each batch moves the weights; None: nobody asks.
 
     Raises:
         ValueError: more groups in a batch than there are prompts, or a key column that does not tell the rows apart.
     """
 
     def __init__(
-        self, recipe: Recipe, dataset: Any, rewards: RewardFunctions, seed: int, key: str | None = None
+        self,
+        recipe: Recipe,
+        dataset: Any,
+        rewards: RewardFunctions,
+        seed: int,
+        key: str | None = None,
+        features: Blocks | Callable[[], Blocks] | None = None,
     ) -> None:
         recipe = replace(recipe, advantage=settled(recipe.advantage, TRLS_GRPO))
         log.info("advantages: %r", recipe.advantage)
-        self.allocator = Allocator(recipe, len(dataset), seed)
+        self._make_features = features if callable(features) else None
+        self.made: Blocks | None = None
+        self.movement: Movement | None = None
+        table = PromptTable(len(dataset), features=None if callable(features) else features)
+        self.allocator = Allocator(recipe, table, seed)
         check_key(dataset, key)
         self.dataset, self.rewards, self.key = dataset, rewards, key
         self.rollouts: dict[int, Rollout] = {}
@@ -94,17 +112,29 @@ class Allocation:
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
         """Generate until the core returns a batch; None where the run is over, and `finished` says why."""
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
+        self.prepare()
         actions = self.allocator.outstanding()  # what an error or Ctrl-C broke off is generated again
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
             # A batch may have been returned while rollouts still ran, or never have been trained.
             if batch := self.allocator.batch:
+                if self.movement is not None:
+                    self.movement.begin(batch, self.rollouts_of(batch.rows))
                 return batch
             if actions.finished:
                 self.finished = actions.finished
                 return None
             actions = self._ask()
+
+    def prepare(self, saved: Blocks | None = None) -> None:
+        """Before anything is drawn: make the features that are to be made, or take those that were saved."""
+        if self._make_features is None or (self.made is not None and saved is None):
+            return
+        made, core = self._make_features() if saved is None else saved, self.allocator
+        with uninterrupted():
+            self.allocator = Allocator(core.recipe, PromptTable(len(self.dataset), features=made), core.seed)
+            self.made = made
 
     @cached_property
     def keys(self) -> dict[str, Any]:
@@ -114,7 +144,8 @@ class Allocation:
     def trained(self) -> None:
         """The optimizer went over the outstanding batch: the weights have a new version."""
         if batch := self.allocator.batch:
-            self._tell([Updated(batch.version + 1)])
+            moved = None if self.movement is None else self.movement.end()
+            self._tell([Updated(batch.version + 1, moved)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
         """What is kept of the rollouts of these rows."""

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # within a checkpoint of the trainer
 _STATE = ("generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
+_FEATURES = (
+    "features"  # those made from the model: made again, on another machine or of other weights, they would differ
+)
 _CORE = "allocator"  # its state, as compressed JSON: most of a long data set's is what it was at the beginning
 
 
@@ -135,7 +138,9 @@ def save(allocation: Allocation, place: Path) -> None:
     (place / _FOLDER).mkdir(parents=True, exist_ok=True)
     core = json.dumps({"state": allocation.allocator.state_dict(), "keys": allocation.keys})
     packed = torch.frombuffer(bytearray(zlib.compress(core.encode(), level=1)), dtype=torch.uint8)
-    files = {"generations": tensors, _CORE: {"json": packed}}
+    files: dict[str, Any] = {"generations": tensors, _CORE: {"json": packed}}
+    if allocation.made is not None:
+        files[_FEATURES] = {name: torch.tensor(block_ND) for name, block_ND in allocation.made.items()}
     checkpoint.save(place / _FOLDER, allocation.allocator.version, state, files, keep=1)
 
 
@@ -173,6 +178,7 @@ def load(allocation: Allocation, place: Path, *, accept_recipe: bool, accept_dat
         each.rollout: Rollout(prompt, tuple(ids), each, scores_F, logged, tuple(said), own and tuple(own))
         for each, prompt, ids, scores_F, logged, said, own in zip(made, prompts, *kept, strict=True)
     }
+    _prepare(allocation, saved.tensors.get(_FEATURES), moved=source_N is not None)
     with uninterrupted():
         allocation.allocator.load_state_dict(core["state"], accept_recipe=accept_recipe, remap=source_N)
         allocation.rollouts = rollouts
@@ -210,6 +216,19 @@ def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -
         )
     log.warning("going on from %s with other rows: %d prompts found again, %d lost, %d new", place, kept, lost, new)
     return source_N
+
+
+def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *, moved: bool) -> None:
+    """Take the features that were saved; of another data set they are made again."""
+    if saved is not None and not moved:
+        allocation.prepare({name: tensor.numpy() for name, tensor in saved.items()})
+        return
+    allocation.prepare()
+    if saved is not None and allocation.made is not None:
+        log.warning(
+            "features were made again for other rows, from the weights of now: predictions from them are poor at first; a "
+            "file of features (features=) does not change"
+        )
 
 
 def _plain(logged: Any) -> Any:

@@ -49,6 +49,11 @@ def rows_per_group(recipe: Recipe) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
+def trains_older_rows(recipe: Recipe) -> bool:
+    """Whether a batch may have rows sampled from weights before its own: held ones, or replayed ones."""
+    return recipe.max_staleness > 0 or recipe.replay is not None
+
+
 def check_sizes(args: Any, recipe: Recipe) -> None:
     """Refuse settings of TRL's batch that are not the recipe's.
 
@@ -59,7 +64,9 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
     each = rows_per_group(recipe)
     if each is None:
         return
-    if args.num_generations != each:
+    if each == 1:
+        _check_counted(args, recipe)
+    elif args.num_generations != each:
         stages = ", ".join(f"{stage.name}: {stage.size!r}" for stage in recipe.stages)
         raise ValueError(
             f"num_generations={args.num_generations} cannot be made of the recipe's stages, {stages}, rows "
@@ -70,6 +77,26 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
             f"the recipe trains on {recipe.groups} groups of {each} rows a batch, but TRL's generation batch has "
             f"{args.generation_batch_size} rows (per_device_train_batch_size × processes × steps_per_generation); make it "
             f"{recipe.groups * each}, or let the recipe have groups={args.generation_batch_size / each:g}"
+        )
+
+
+def _check_counted(args: Any, recipe: Recipe) -> None:
+    """Refuse a `num_generations` that would pass for the rollouts of a prompt where the recipe trains on one of each.
+
+    TRL takes no 1, so the least number that it does take stands for it.
+
+    Raises:
+        ValueError: another number, or a batch of a single row.
+    """
+    if recipe.groups < 2:
+        raise ValueError("the recipe trains on one row a batch, and TRL takes no fewer than 2; let it have more groups")
+    least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
+    if args.num_generations != least:
+        raise ValueError(
+            f"num_generations={args.num_generations}, but the recipe trains on one row a prompt. TRL takes no 1: set "
+            f"num_generations={least}, the least that divides a batch of {recipe.groups} rows; under this recipe it says "
+            "only how TRL counts its epochs, and how many completions it makes of a prompt when it evaluates "
+            "(num_generations_eval)"
         )
 
 
@@ -87,14 +114,14 @@ def check_settings(args: Any, recipe: Recipe) -> None:
         )
     if args.use_vllm:
         _check_vllm(args)
-    if not recipe.max_staleness:
+    if not trains_older_rows(recipe):
         return
     for name in ("loss_type", "off_policy_mask_threshold", "use_liger_kernel"):
         value = getattr(args, name, None)
         if value if name != "loss_type" else value in ("vespo", "luspo"):
             raise ValueError(
                 f"{name}={value!r} cannot take the importance weight of each token that rows sampled from older weights "
-                f"need; give the recipe max_staleness=0, or use another {name}"
+                f"need; give the recipe max_staleness=0 and no replay, or use another {name}"
             )
 
 
@@ -273,8 +300,11 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
     """Why stock TRL cannot train a recipe through `rollout_func`; None where it can."""
     over_all = isinstance(recipe.advantage, advantages.OverGroup) and recipe.rows == rows.Everything()
     kernel = getattr(recipe.advantage, "kernel", None)
-    if recipe.max_staleness:
-        return f"max_staleness={recipe.max_staleness}: stock TRL cannot weigh rows sampled from older weights"
+    if trains_older_rows(recipe):
+        return (
+            f"max_staleness={recipe.max_staleness}, replay={recipe.replay}: stock TRL cannot weigh rows sampled from older "
+            "weights"
+        )
     if rows_per_group(recipe) is None or getattr(recipe.rows, "weigh_tail", False):
         return f"{recipe.rows!r}: stock TRL needs groups of equal size and rows of equal weight"
     of_trls_deviation = (advantages.grpo, advantages.pods, advantages.kernel_of("sample"))
@@ -282,6 +312,8 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
         return (
             f"{recipe.advantage!r}: stock TRL computes the advantages, over the rows it gets, by the sample's deviation"
         )
+    if recipe.over_batch is not None:
+        return f"{recipe.over_batch!r}: stock TRL computes the advantages, over the rows of each group by itself"
     if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():
         return "max_candidates or a budget: stock TRL has no short batches"
     return None

@@ -40,15 +40,17 @@ def generated_figures(allocation: Allocation) -> Figures:
 
 
 def batch_figures(batch: Batch) -> Figures:
-    """What is trained on."""
+    """What is trained on; groups are those of this batch, without what is replayed."""
     ages = [batch.version - row.version for row in batch.rows]
     groups: dict[int, list[float]] = {}
     for row in batch.rows:
-        groups.setdefault(row.group, []).append(row.advantage)
+        if not row.replays:
+            groups.setdefault(row.group, []).append(row.advantage)
     return {
         "frac_reward_zero_std": float(np.mean([not any(advantages) for advantages in groups.values()])),
         "rollalloc/rows": len(batch.rows),
         "rollalloc/groups": len(groups),
+        "rollalloc/replayed": sum(row.replays > 0 for row in batch.rows),
         "rollalloc/short": float(batch.short_because is not None),
         "rollalloc/staleness_mean": float(np.mean(ages)),
         "rollalloc/staleness_max": max(ages),
@@ -59,12 +61,20 @@ def running_totals(allocation: Allocation) -> Figures:
     """What the run has paid so far, and for what."""
     core = allocation.allocator
     causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
-    return causes | {
-        "rollalloc/rollouts_paid": core.paid,
-        "rollalloc/tokens_paid": core.tokens_paid,
-        "rollalloc/epoch": core.epoch,
-        "rollalloc/held": len(allocation.rollouts),
+    said = core.prompt_figures().items()
+    predicted: Figures = {
+        f"rollalloc/prediction/{name}": value for name, value in said if not name.startswith("weight/")
     }
+    return (
+        causes
+        | predicted
+        | {
+            "rollalloc/rollouts_paid": core.paid,
+            "rollalloc/tokens_paid": core.tokens_paid,
+            "rollalloc/epoch": core.epoch,
+            "rollalloc/held": len(allocation.rollouts),
+        }
+    )
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:

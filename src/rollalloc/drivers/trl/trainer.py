@@ -14,8 +14,10 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.callback import AllocationCallback, newest_with_state
+from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import batch_figures, generated_figures, running_totals, tokens_generated
 from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.tensors import training_inputs
 
@@ -35,10 +37,14 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
             `args.use_vllm`, vLLM.
         key: column of unique keys, by which a resumed run finds its prompts in another data set; None: the prompt itself.
+        features: what the recipe may know of each prompt before it is rolled out: a file (`rollalloc features`), whose keys
+            are those of `key`; "model": made from the model as training begins; None: nothing. "auto": "model" where the
+            recipe predicts (foresight), else nothing.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
 
     Raises:
+        FileNotFoundError: there is no such file of features.
         TypeError: a data set that cannot be indexed.
         ValueError: settings that the recipe or the driver cannot be true to; names them and the remedy.
     """
@@ -50,6 +56,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         metric: str | None = None,
         use_sampler: bool | None = None,
         key: str | None = None,
+        features: Path | str | None = AUTO,
         accept_recipe: bool = False,
         accept_data: bool = False,
         **named: Any,
@@ -72,15 +79,18 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         tokenizers: Any = self.reward_processing_classes
         rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
         checks.check_metric(recipe, rewards)
-        self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key)
+        known = features_for(self, recipe, features, key)
+        self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key, known)
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
-            keep_logprobs=recipe.max_staleness > 0,
+            keep_logprobs=checks.trains_older_rows(recipe),
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )
         checks.check_stops(recipe, self._generator.can_stop)
+        if recipe.reads_moved:
+            self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
             self.allocation, accept_recipe=accept_recipe, accept_data=accept_data
         )

@@ -74,6 +74,13 @@ def _conflicts(config: Any, settings: Settings) -> list[tuple[Any, str]]:
             f"{SECTION}.recipe stops rollouts, which is implemented for rollout.name=vllm, got {rollout.name}",
         ),
         (
+            not settings.loader_draws and not config.data.get("shuffle", True),
+            (
+                f"data.shuffle=False, but {SECTION}.recipe draws the prompts itself, by {settings.recipe.prompts!r}; leave "
+                "data.shuffle alone"
+            ),
+        ),
+        (
             settings.own_advantages and config.algorithm.use_kl_in_reward,
             (
                 f"{SECTION}.recipe names its own advantages, which know nothing of algorithm.use_kl_in_reward; use "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from rollalloc.core.table import PromptTable
+from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
 from rollalloc.drivers.verl.rounds import Submission
 
@@ -55,10 +57,22 @@ class Prompts:
             indices = next(self._remaining)
         return indices, self.epoch
 
-    def table(self) -> PromptTable:
-        """Keys that outlive a re-ordering of the files; without verl's own data set class, indices only."""
+    def table(self, features: str | None) -> PromptTable:
+        """Keys that outlive a re-ordering of the files, and features; without verl's own data set class, indices only.
+
+        Raises:
+            ValueError: features without keys, or a file that is torn or lacks prompts.
+        """
         frame = getattr(self._dataset, "dataframe", None)
-        return PromptTable(len(self._dataset) if frame is None else _keys(frame, self._prompt_key))
+        if frame is None:
+            if features is not None:
+                raise ValueError(
+                    f"features are found by the prompts' keys, which data.custom_cls, {type(self._dataset).__name__}, does "
+                    "not give; leave features out, or use verl's own data set class"
+                )
+            return PromptTable(len(self._dataset))
+        keys = _keys(frame, self._prompt_key)
+        return PromptTable(keys, features=None if features is None else read_features(Path(features), keys).blocks)
 
     def rows(self, submissions: Sequence[Submission], step: int) -> TensorDict:
         """The submissions as verl's workers take them."""

@@ -297,6 +297,7 @@ class Rounds:
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
+        predicted = self.allocator.prompt_figures().items()
         trained = {row.group for row in batch.rows}
         ages = np.array([batch.version - row.version for row in batch.rows])
         return {
@@ -305,6 +306,7 @@ class Rounds:
             **{f"rollalloc/rollouts/{cause}": count for cause, count in accounts.items()},
             **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
             "rollalloc/prompts/epoch": self.allocator.epoch,
+            **{f"rollalloc/prediction/{name}": value for name, value in predicted if not name.startswith("weight/")},
             **self._step.metrics(self.allocator.recipe.stages, self.allocator.ledger, trained, self._held_groups()),
             "rollalloc/batch/groups": len(trained),
             "rollalloc/batch/rows": len(batch.rows),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from rollalloc.core.recipe import Recipe, at_least
@@ -31,9 +32,10 @@ class Settings:
         poll_interval: seconds for which results are collected before the core is asked again.
         rollout_correction: with staleness, correct for it by verl's truncated importance weights unless those are
             configured otherwise.
+        features: file of features of the prompts (`rollalloc features`), for a recipe that predicts; None: none.
 
     Raises:
-        ValueError: a value of another kind, or out of its range.
+        ValueError: a value of another kind, or out of its range; or no such file.
     """
 
     recipe: Recipe
@@ -42,6 +44,7 @@ class Settings:
     reward_timeout: float = 300.0
     poll_interval: float = 0.02
     rollout_correction: bool = True
+    features: str | None = None
 
     def __post_init__(self) -> None:
         at_least(f"{SECTION}.seed", self.seed, 0)
@@ -56,6 +59,12 @@ class Settings:
         if not isinstance(self.rollout_correction, bool):
             raise ValueError(f"{SECTION}.rollout_correction must be true or false, got {self.rollout_correction!r}")
 
+        if self.features is not None and not (isinstance(self.features, str) and Path(self.features).is_file()):
+            raise ValueError(
+                f"{SECTION}.features must be a file, got {self.features!r}; `rollalloc features --model MODEL --prompts "
+                "FILES --out FILE.safetensors` makes one"
+            )
+
     @property
     def loader_draws(self) -> bool:
         """Whether verl's own loader says which prompt is next."""
@@ -64,7 +73,7 @@ class Settings:
     @property
     def own_advantages(self) -> bool:
         """Whether the recipe names advantages of its own; plain GRPO's are left to verl's estimator."""
-        return self.recipe.advantage != grpo(1, 1).advantage
+        return self.recipe.advantage != grpo(1, 1).advantage or self.recipe.over_batch is not None
 
     @property
     def stops(self) -> bool:
@@ -107,6 +116,11 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
+        )
+    if recipe.replay is not None:
+        raise ValueError(
+            f"{name} replays rows ({recipe.replay!r}), but verl frees the rows of a batch after its update; leave replay "
+            "out, or train with TRL or `rollalloc train`"
         )
     settings = Settings(recipe=recipe, **own)
     if settings.own_advantages:

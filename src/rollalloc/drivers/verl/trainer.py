@@ -115,7 +115,10 @@ class RollallocTrainer(PPOTrainerSync):
         super()._init_dataloader()
         self.prompts = Prompts(self.config.data, self.train_dataset)
         self.train_dataloader = self.prompts.index_loader
-        allocator = Allocator(self.settings.recipe, self.prompts.table(), self.settings.seed)
+        recipe, features = self.settings.recipe, self.settings.features
+        if recipe.reads_features and features is None:
+            log.warning("no features: a prompt without a record is expected to do as well as the mean")
+        allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
         self.rounds = Rounds(allocator, _Crew(self), self.prompts if self.settings.loader_draws else None)
 
     def _build_replay_buffer(self) -> ReplayBuffer:

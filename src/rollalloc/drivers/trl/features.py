@@ -1,0 +1,88 @@
+"""What a prediction may know of the prompts: features from a file, or of the model that training begins with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.utils import broadcast_object_list
+from numpy.typing import NDArray
+
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.feature_file import read_features
+from rollalloc.drivers.trl.chats import encode
+from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.engines.features import features_of
+
+log = logging.getLogger(__name__)
+
+AUTO, MODEL = "auto", "model"
+
+Blocks = Mapping[str, NDArray[np.float32]]
+
+
+def features_for(
+    trainer: Any, recipe: Recipe, given: Path | str | None, key: str | None
+) -> Blocks | Callable[[], Blocks]:
+    """The features that a trainer was given, or how to make them when training begins.
+
+    Args:
+        trainer: TRL's.
+        recipe: that the prompts are drawn by.
+        given: "model": made from the model as training begins; "auto": those where the recipe predicts, else none; None:
+            none; else a file that `rollalloc features` or `write_features` made.
+        key: column of the prompts' keys, by which a file is read; None: the prompts themselves.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a file that is torn or lacks prompts, or a model from which none can be made.
+    """
+    if given == AUTO:
+        there = "prompt" in trainer.train_dataset[0]  # else an environment says it
+        given = MODEL if recipe.reads_features and there else None
+    if given == MODEL:
+        _check_whole(trainer)
+        return partial(_of_model, trainer)
+    if given is None:
+        if recipe.reads_features:
+            log.warning("no features: a prompt without a record is expected to do as well as the mean")
+        return {}
+    check_key(trainer.train_dataset, key)
+    keys: Any = keyed(trainer.train_dataset, key).keys
+    return read_features(Path(given), keys).blocks
+
+
+def _check_whole(trainer: Any) -> None:
+    """Refuse to make features where no process has the whole model, or rows have no prompt."""
+    if _sharded(trainer):
+        raise ValueError(
+            'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
+            "(`rollalloc features`) and give features=FILE, or features=None"
+        )
+    if "prompt" not in trainer.train_dataset[0]:
+        raise ValueError('features="model": the prompts are made up by environments; give features=None')
+
+
+def _sharded(trainer: Any) -> bool:
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+
+
+def _of_model(trainer: Any) -> Blocks:
+    dataset, accelerator = trainer.train_dataset, trainer.accelerator
+    tokens = encode(trainer, [dataset[row]["prompt"] for row in range(len(dataset))])
+    model = accelerator.unwrap_model(trainer.model_wrapped)
+    made = features_of(model, tokens, pad_id=int(trainer.processing_class.pad_token_id), seed=trainer.args.seed)
+    blocks: list[Any] = [made.blocks]
+    if accelerator.num_processes > 1:  # all must decide alike, and processors round differently
+        broadcast_object_list(blocks)
+    log.info(
+        "features of %d prompts from the model: %d tokens forwarded, %.1f s",
+        made.cost.prompts,
+        made.cost.tokens,
+        made.cost.seconds,
+    )
+    return blocks[0]

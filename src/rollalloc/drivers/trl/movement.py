@@ -1,0 +1,60 @@
+"""How far the optimizer steps on a batch moved the policy, for recipes that forget as it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from accelerate.utils import broadcast_object_list
+from numpy.typing import NDArray
+
+from rollalloc.core.events import Batch
+from rollalloc.drivers.trl.generation import Generator
+from rollalloc.engines.update import MEASURED
+
+
+class Movement:
+    """The divergence of the policy before a batch's steps from the one after, by the tokens of a few of its rows.
+
+        mean over tokens of k3 = exp(after - before) - (after - before) - 1
+
+    As rollalloc's own trainer measures it; it costs a forward pass of those rows, and two where the generator does not know
+    their log-probabilities to the last digit.
+
+    Args:
+        generate: knows the model.
+    """
+
+    def __init__(self, generate: Generator) -> None:
+        self._generate = generate
+        self._rollouts: list[Any] = []
+        self._before: Sequence[NDArray[np.float32]] = ()
+
+    def begin(self, batch: Batch, rollouts: Sequence[Any]) -> None:
+        """A batch is about to be trained: what its rows' tokens are worth now."""
+        fresh = [rollout for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays]
+        self._rollouts = fresh[:MEASURED]
+        known = self._generate.gives_the_policys and all(row.version == batch.version for row in batch.rows)
+        self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
+
+    def end(self) -> float | None:
+        """It was trained: how far the policy went, in nats a token, the same in every process; None without a beginning."""
+        if not self._rollouts:
+            return None
+        sums = tokens = 0.0
+        for rollout, before_T, after_T in zip(self._rollouts, self._before, self._now(), strict=True):
+            own = slice(None) if rollout.own is None else np.array(rollout.own)
+            drift_T = (after_T - before_T)[own].astype(np.float64)
+            sums += float((np.expm1(drift_T) - drift_T).sum())
+            tokens += drift_T.size
+        self._rollouts, self._before = [], ()
+        found = [sums / tokens if tokens else 0.0]
+        if (
+            self._generate.trainer.accelerator.num_processes > 1
+        ):  # all must decide alike, and processors round differently
+            broadcast_object_list(found)
+        return found[0]
+
+    def _now(self) -> list[NDArray[np.float32]]:
+        return self._generate.logprobs([(each.prompt_tokens, each.made.tokens) for each in self._rollouts])

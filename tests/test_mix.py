@@ -1,0 +1,81 @@
+"""Mixtures of recipes that expect something of a prompt, or of the batch, with those that stage, choose and stop."""
+
+import pytest
+
+from rollalloc import recipes
+from rollalloc.core.recipe import Replay
+from rollalloc.core.roster import NEXT_EPOCH, NOW
+from rollalloc.rules import advantages, judges, rows
+from rollalloc.testing import check_recipe
+
+PILOT_COMMIT = recipes.pilot_commit(4, 4, 4, 12)
+MIXTURES = {
+    "pilot_commit+foresight": (PILOT_COMMIT, recipes.foresight(4)),
+    "pilot_commit+foresight, replayed": (PILOT_COMMIT, recipes.foresight(4, replay=4, replay_staleness=3)),
+    "pilot_commit+reinforce": (PILOT_COMMIT, recipes.reinforce(4)),
+    "foresight+pods": (recipes.foresight(4, 8), recipes.pods(4, 8, 4)),
+    "foresight+darts": (recipes.foresight(4), recipes.darts(4, 3, 1, tail="sampled")),
+    "dapo+foresight, drawn uniformly": (recipes.dapo(4, 4, 12), recipes.foresight(4, exponent=None)),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_keeps_every_law_and_either_order_is_the_same_method(name):
+    first, second = MIXTURES[name]
+    mixed = recipes.mix(first, second)
+    check_recipe(mixed)
+    other = recipes.mix(*((second, first) if len(first.stages) > 1 else (first, second)))
+    assert other == mixed
+
+
+def test_foresight_draws_and_credits_where_pilot_commit_stages():
+    foresight = recipes.foresight(4, replay=4)
+    mixed = recipes.mix(PILOT_COMMIT, foresight)
+    assert mixed.prompts == foresight.prompts
+    assert mixed.advantage == advantages.AgainstBaseline(0.3)
+    assert mixed.replay == foresight.replay == Replay(rows=4, times=12, max_staleness=12)
+    assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
+    assert foresight.stages[0].judge == judges.Complete(NOW)
+    assert mixed.stages[-1].judge == judges.Complete(NEXT_EPOCH)
+
+
+def test_pods_and_darts_choose_rows_and_bring_no_statistics_where_a_baseline_is_known():
+    for recipe in (recipes.foresight(4, 8), recipes.spo(4, 8), recipes.reinforce(4, 8), recipes.raft(4, 8)):
+        pods = recipes.mix(recipe, recipes.pods(4, 8, 4))
+        assert (pods.rows, pods.advantage, pods.over_batch) == (
+            rows.MaxVariance(4),
+            recipe.advantage,
+            recipe.over_batch,
+        )
+        darts = recipes.mix(recipe, recipes.darts(4, 3, 1))
+        assert (darts.rows, darts.advantage) == (rows.ShortestAndLongest(3, 1), recipe.advantage)
+        assert darts.stages[0].judge == recipe.stages[0].judge
+    assert recipes.mix(recipes.rloo(4, 8), recipes.darts(4, 3, 1)).advantage == advantages.OverChosen(advantages.rloo)
+
+
+REFUSED = {
+    "both recipes change judge: Complete.* and NonzeroVariance": (recipes.foresight(4, 4), recipes.dapo(4, 4, 12)),
+    "both recipes change prompts: Foresight.* and Tracker": (recipes.foresight(4), recipes.spo(4)),
+    "both recipes change over_batch: BatchMean.* and BatchNormalised": (recipes.reinforce(4), recipes.spo(4)),
+    r"both recipes change advantage: AgainstBaseline\(neg=0.3\) and OverChosen\(GRPO": (
+        recipes.foresight(4),
+        recipes.darts(4, 3, 1, deviation="sample"),
+    ),
+    r"both recipes change advantage: AgainstBaseline\(neg=0.3\) and Successes": (recipes.foresight(4), recipes.raft(4)),
+    "both recipes change advantage: rloo and pods; make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
+    "both recipes change replay: Replay.*rows=4.* and Replay.*rows=8": (
+        recipes.foresight(4, replay=4),
+        recipes.foresight(4, replay=8),
+    ),
+    r"trains on 4 rollouts but the stages give only 1; give the recipe .* n of at least 4": (
+        recipes.foresight(4),
+        recipes.pods(4, 8, 4),
+    ),
+    "waits for results that differ, and a group has 1 rollout by then": (recipes.reinforce(4), recipes.dapo(4, 4, 12)),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_makes_no_sense_together_is_refused_by_name(says):
+    with pytest.raises(ValueError, match=says):
+        recipes.mix(*REFUSED[says])
