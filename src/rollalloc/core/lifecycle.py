@@ -91,10 +91,11 @@ def on_updated(run: Run, event: Updated) -> None:
         )
     run.version, run.moved = version, moved
     run.changed()
-    if run.batch is not None:
-        for row in run.batch.rows:
-            run.kept[row.rollout] = row
-        run.batch = None
+    if run.batch is not None and run.recipe.replay is None:
+        run.release.extend(row.rollout for row in run.batch.rows)
+    elif run.batch is not None:
+        run.kept.update((row.rollout, row) for row in run.batch.rows)
+    run.batch = None
     forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
     run.roster.on_version(version)
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
