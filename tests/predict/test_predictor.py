@@ -321,6 +321,14 @@ def test_records_and_events_follow_their_prompts_into_another_data_set():
     assert set(again["event_prompt"]) <= {-1, 0}
 
 
+def test_a_new_prompts_prior_is_as_fresh_as_its_data():
+    predictor, memory = after()
+    here = predictor.moved(memory, [-1, 2], prior_N=[0.25, 0.9])
+    assert (here["hits_N"][0], here["count_N"][0]) == (0.25 * predictor.prior_weight, predictor.prior_weight)
+    assert here["last_N"].tolist() == [memory["paid"], memory["last_N"][2]]
+    assert here["count_N"][1] == memory["count_N"][2]
+
+
 def test_moving_to_the_same_data_changes_nothing():
     predictor, memory = after()
     same = predictor.moved(memory, np.arange(8))

@@ -288,14 +288,12 @@ class Predictor:
     @staticmethod
     def _unfitted(memory: Memory, fresh: Memory) -> Memory:
         """The records and events of a memory, with the parameters of a fresh one, to be fitted at once."""
-        paid, seen = memory["paid"], memory["seen"]
+        seen = memory["seen"]
         memory["event_drift"] = np.zeros_like(memory["event_drift"])
         fitted = ("blocks", "widths", "loss_E", "drift", "drift_variance", "drift_fits", "fits", "fit_at")
         whole = {name: value for name, value in memory.items() if "/" not in name}
         of_blocks = {name: value for name, value in fresh.items() if "/" in name}
         changed = {name: fresh[name] for name in fitted} | {"event_fits": [seen, seen], "tracked": seen}
-        if paid >= fresh["fit_at"]:
-            changed |= {"fit_at": paid, "track_at": paid}
         return whole | of_blocks | changed
 
     @staticmethod
