@@ -175,7 +175,7 @@ class Trainer:
         started = time.perf_counter()
         figures = self.updater.update(batch, self.roller.generations, measure_moved=self.allocator.recipe.reads_moved)
         self.counters.batches += 1
-        groups = len({row.group for row in batch.rows})
+        groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
         self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
