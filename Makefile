@@ -23,7 +23,7 @@ VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 	touch .venv/ready
 
 demo: .venv/ready
-	.venv/bin/rollalloc compare --task skills/late --recipes grpo,dapo,dapo_carry,pilot_commit,pods,darts \
+	.venv/bin/rollalloc compare --task skills/late --recipes grpo,reinforce,foresight,dapo,dapo_carry,pilot_commit,pods,darts \
 		--seeds 0,1,2,3,4 --out runs/demo --overwrite
 
 test: .venv/ready
