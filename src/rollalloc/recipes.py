@@ -41,7 +41,14 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
     )
 
 
-def reinforce(groups: int, n: int = 1, baseline: Literal["batch", "running"] = "batch", neg: float = 1.0) -> Recipe:
+def reinforce(
+    groups: int,
+    n: int = 1,
+    baseline: Literal["batch", "running"] = "batch",
+    neg: float = 1.0,
+    replay: int = 0,
+    replay_staleness: int = 12,
+) -> Recipe:
     """REINFORCE: one rollout for each of many prompts, and one baseline for all of them. The plainest estimator there is.
 
         A = r - b, times `neg` where that is below 0
@@ -55,12 +62,14 @@ def reinforce(groups: int, n: int = 1, baseline: Literal["batch", "running"] = "
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
             newest counting most.
         neg: weight of what did worse than the baseline, 0 or more; below 1 it steadies the update.
+        replay: as for `foresight`.
+        replay_staleness: as for `foresight`.
 
     Raises:
         ValueError: a number out of its range, or another baseline.
     """
     _one_of("baseline", baseline, ("batch", "running"))
-    base = grpo(groups, n)
+    base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
     if baseline == "running":
         return replace(base, prompts=beliefs.RunningMean(), advantage=advantages.AgainstBaseline(neg))
     return replace(base, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
@@ -142,15 +151,13 @@ def foresight(
     Raises:
         ValueError: a number out of its range.
     """
-    at_least("replay", replay, 0)
-    at_least("replay_staleness", replay_staleness, 1)
     base = grpo(groups, n)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if exponent is None else NOW)),),
         prompts=beliefs.Foresight(exponent, floor),
         advantage=advantages.AgainstBaseline(neg),
-        replay=Replay(rows=replay, times=replay_staleness, max_staleness=replay_staleness) if replay else None,
+        replay=_replay_of(replay, replay_staleness),
     )
 
 
@@ -460,6 +467,13 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
             f"{chosen!r} trains on {m} rollouts but the stages give only {total}; give the recipe that says how many, the "
             f"first of the two, n of at least {m}"
         )
+
+
+def _replay_of(rows: int, staleness: int) -> Replay | None:
+    """Rows that did better than expected, as often as they are young enough; None for none."""
+    at_least("replay", rows, 0)
+    at_least("replay_staleness", staleness, 1)
+    return Replay(rows=rows, times=staleness, max_staleness=staleness) if rows else None
 
 
 def _promote_rules(max_staleness: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ RECIPES = {
     "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
     "reinforce": recipes.reinforce(8),
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
-    "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5),
+    "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),
     "raft": recipes.raft(8),
     "spo": recipes.spo(8),
