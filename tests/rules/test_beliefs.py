@@ -106,13 +106,16 @@ def test_a_half_life_that_is_none_is_refused(half_life):
         RunningMean(half_life)
 
 
-def test_the_running_mean_outlives_a_change_of_the_data():
-    keys = tuple("abcdef")
-    recipe = recipes.reinforce(2, baseline="running")
-    assert recipe.replay is None
+def test_replay_by_a_number_of_rows():
+    assert recipes.reinforce(2).replay is None
     again = recipes.reinforce(2, replay=5, replay_staleness=3).replay
     assert again == recipes.foresight(2, replay=5, replay_staleness=3).replay
     assert (again.rows, again.times, again.max_staleness, again.above) == (5, 3, 3, 0.0)
+
+
+def test_the_running_mean_outlives_a_change_of_the_data():
+    keys = tuple("abcdef")
+    recipe = recipes.reinforce(2, baseline="running")
     allocator = Allocator(recipe, PromptTable(keys), 0)
     order = allocator.ask().generate
     allocator.tell([Done(r, 0.75, 1.0, 1, 0) for o in order for r in o.rollouts])
