@@ -1,0 +1,113 @@
+"""Runs of recipes that predict: where their features are from, what is kept of them, and a resume."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollalloc.bench.execution import execute
+from rollalloc.bench.runs import Run
+from rollalloc.data.feature_file import read_features, write_features
+from rollalloc.data.features import own_features
+from rollalloc.data.prompts import load_prompts
+
+FORESIGHT = {"groups": 8, "replay": 4, "replay_staleness": 3}
+
+
+def lines(folder, kind):
+    return [
+        line for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if line["kind"] == kind
+    ]
+
+
+def untimed(folder):
+    every = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in every]
+
+
+@pytest.fixture
+def predicting(run_of):
+    def made(parameters=FORESIGHT, recipe="foresight", features=None, **changes) -> Run:
+        run = run_of(recipe, parameters, **changes)
+        return replace(run, source=replace(run.source, features=features))
+
+    return made
+
+
+def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_path):
+    run = predicting()
+    execute(run, tmp_path / "run")
+    prompts = load_prompts(*run.source.prompts)
+    kept = read_features(tmp_path / "run" / "features.safetensors", prompts.keys)
+    assert set(kept.blocks) == {"hidden", "tokens", "length"}
+    [cost] = lines(tmp_path / "run", "features")
+    assert (cost["features_prompts"], cost["features_tokens"]) == (80, kept.cost.tokens)
+    assert cost["rollouts_paid"] == 0
+    batches = lines(tmp_path / "run", "batch")
+    assert all(batch["groups"] == 8 and batch["rows"] == 8 + batch["replayed"] for batch in batches)
+    assert sum(batch["replayed"] for batch in batches) > 0
+    assert "weight/record" in batches[-1]["prediction"]
+
+
+def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predicting, tmp_path, monkeypatch):
+    run = predicting()
+    run = replace(run, settings=replace(run.settings, checkpoint_every=2))
+    execute(run, tmp_path / "unbroken")
+
+    def killed(line):
+        if line["kind"] == "batch" and line["batch"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path / "broken", killed)
+
+    def another_machine(*_, **__):
+        raise AssertionError("features are made again, which another machine would round otherwise")
+
+    monkeypatch.setattr("rollalloc.bench.execution.features_of", another_machine)
+    execute(run, tmp_path / "broken", resume=True)
+    assert untimed(tmp_path / "broken") == untimed(tmp_path / "unbroken")
+
+
+def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
+    run = predicting()
+    prompts = load_prompts(*run.source.prompts)
+    rows_ND = np.random.default_rng(0).standard_normal((80, 3))
+    write_features(tmp_path / "own.safetensors", prompts.keys[::-1], own_features({"mine": rows_ND[::-1]}))
+    execute(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")
+    [weights] = {tuple(sorted(batch["prediction"])) for batch in lines(tmp_path / "run", "batch")[-1:]}
+    assert {"weight/mine/0.1", "weight/mine/1", "weight/mine/10"} <= set(weights)
+
+
+def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        execute(predicting(features="none"), tmp_path / "run")
+    assert "without features" in caplog.text
+    assert not (tmp_path / "run" / "features.safetensors").exists()
+    assert not lines(tmp_path / "run", "features")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parameters", "features", "error", "message"),
+    [
+        ("grpo", {"groups": 4, "n": 4}, "none", ValueError, "does not look at them"),
+        ("foresight", FORESIGHT, "missing.safetensors", FileNotFoundError, "expected a file of features"),
+    ],
+)
+def test_features_that_nobody_reads_or_that_are_not_there_are_refused(
+    predicting, tmp_path, monkeypatch, recipe, parameters, features, error, message
+):
+    monkeypatch.setattr("rollalloc.bench.execution.Policy.load", lambda *_, **__: pytest.fail("a model is loaded"))
+    with pytest.raises(error, match=message):
+        execute(predicting(parameters, recipe, features), tmp_path / "run")
+
+
+def test_spo_is_told_how_far_the_weights_moved(predicting, tmp_path):
+    execute(predicting({"groups": 8}, "spo"), tmp_path / "run")
+    moved = [batch["moved"] for batch in lines(tmp_path / "run", "batch")]
+    assert all(0 <= each < 1 for each in moved)
+    assert max(moved) > 0
+    state = json.loads((tmp_path / "run" / "allocator.json").read_text())
+    assert state["moved"] == pytest.approx(sum(moved))
