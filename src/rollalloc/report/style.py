@@ -39,7 +39,7 @@ GREY = Colour("grey", "#a9b0b8", "#6d757f")
 DIM = Colour("dim", "#dfe3e7", "#3a414a")
 
 COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM)
-METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY)  # the baseline is drawn in ink
+METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is drawn in ink
 
 
 @dataclass(frozen=True, slots=True)
