@@ -23,11 +23,14 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     if n < 4 or n % 2:
         raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
     half, ahead = n // 2, {"gen_groups": 3 * groups}
-    if recipe in ("reinforce", "raft", "spo", "foresight"):
-        return {"groups": groups * n, "n": 1}
+    alone = {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {
         "grpo": {"n": n},
+        "reinforce": alone,
         "rloo": {"n": n},
+        "raft": alone,
+        "spo": alone,
+        "foresight": alone,
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},

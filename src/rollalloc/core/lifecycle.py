@@ -91,7 +91,7 @@ def on_updated(run: Run, event: Updated) -> None:
         )
     run.version, run.moved = version, moved
     run.changed()
-    if run.batch is not None and run.recipe.replay is None and not run.kept:
+    if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
         run.release.extend(row.rollout for row in run.batch.rows)
     elif run.batch is not None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from rollalloc.core.recipe import Drawn, Memory, View, at_least
 from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules.prompts import Shuffled, some_free
+from rollalloc.rules.prompts import Shuffled, prior_rates, some_free
 
 _LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this where it decides what is drawn
 
@@ -118,10 +118,7 @@ class Tracker:
             raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        prior_N = np.full(len(table), 0.5)
-        if table.prior_N is not None:
-            prior_N = np.nan_to_num(np.asarray(table.prior_N), nan=0.5)
-        weight = 1 / (1 - self.least)
+        prior_N, weight = prior_rates(table), 1 / (1 - self.least)
         return {
             "hits_N": (prior_N * weight).astype(np.float32),
             "misses_N": ((1 - prior_N) * weight).astype(np.float32),
@@ -222,7 +219,7 @@ class Foresight:
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
-        return self.predictor.init(len(table), _widths(table), _prior_N(table)) | {"line": [0.0] * 5}
+        return self.predictor.init(len(table), _widths(table), table.prior_N) | {"line": [0.0] * 5}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -235,7 +232,7 @@ class Foresight:
         if not pool.size:
             return []
         belief_K = self.predictor(memory, features, pool)
-        chance_K = self.chances(belief_K) if selects else np.full(pool.size, 1 / pool.size)
+        chance_K = self.chances(belief_K) if selects else _uniform(pool.size)
         at = _without_replacement(chance_K, k, rng)
         offset, slope = _line(memory["line"])
         return [
@@ -245,7 +242,7 @@ class Foresight:
     def chances(self, belief_K: NDArray[np.float64]) -> NDArray[np.float64]:
         """The probability of drawing each candidate first, shape (K,), sum 1."""
         if self.exponent is None:
-            return np.full(belief_K.size, 1 / belief_K.size)
+            return _uniform(belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
         log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
         score_K = np.exp(log_K - log_K.max())  # however large the exponent, the best has 1
@@ -265,7 +262,7 @@ class Foresight:
 
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set; features of the same names and widths must be made by the same means."""
-        return self.predictor.moved(memory, source_N, _widths(table), _prior_N(table))
+        return self.predictor.moved(memory, source_N, _widths(table), table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""
@@ -290,6 +287,10 @@ class Foresight:
         }
 
 
+def _uniform(count: int) -> NDArray[np.float64]:
+    return np.full(count, 1 / count)
+
+
 def _score(belief: float, exponent: float) -> float:
     rate = min(max(belief, _LEAST_RATE), 1 - _LEAST_RATE)
     return float(np.log(rate) + exponent * np.log1p(-rate))
@@ -297,10 +298,6 @@ def _score(belief: float, exponent: float) -> float:
 
 def _widths(table: PromptTable) -> dict[str, int]:
     return {name: int(block.shape[1]) for name, block in table.features.items()}
-
-
-def _prior_N(table: PromptTable) -> Any:
-    return table.prior_N
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:

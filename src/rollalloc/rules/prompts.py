@@ -204,6 +204,13 @@ def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -
     return rng.permutation(found)[:count]
 
 
+def prior_rates(table: PromptTable) -> NDArray[np.float64]:
+    """The success rate believed of each prompt before its first rollout, shape (N,); 1/2 where the table says nothing."""
+    if table.prior_N is None:
+        return np.full(len(table), 0.5)
+    return np.nan_to_num(np.asarray(table.prior_N, np.float64), nan=0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class Posterior:
     """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
@@ -233,9 +240,7 @@ class Posterior:
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        prior_N = (
-            np.full(len(table), 0.5) if table.prior_N is None else np.nan_to_num(np.asarray(table.prior_N), nan=0.5)
-        )
+        prior_N = prior_rates(table)
         # Never a prior of exactly 0 or 1, from which no evidence could move it.
         hits_N = (0.02 + 0.96 * prior_N) * self.prior_weight
         return {"hits_N": hits_N.astype(np.float32), "misses_N": (self.prior_weight - hits_N).astype(np.float32)}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollalloc.core.events import Batch
+from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 
 Figures = dict[str, float]
@@ -61,20 +62,13 @@ def running_totals(allocation: Allocation) -> Figures:
     """What the run has paid so far, and for what."""
     core = allocation.allocator
     causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
-    said = core.prompt_figures().items()
-    predicted: Figures = {
-        f"rollalloc/prediction/{name}": value for name, value in said if not name.startswith("weight/")
+    paid: Figures = {
+        "rollalloc/rollouts_paid": core.paid,
+        "rollalloc/tokens_paid": core.tokens_paid,
+        "rollalloc/epoch": core.epoch,
+        "rollalloc/held": len(allocation.rollouts),
     }
-    return (
-        causes
-        | predicted
-        | {
-            "rollalloc/rollouts_paid": core.paid,
-            "rollalloc/tokens_paid": core.tokens_paid,
-            "rollalloc/epoch": core.epoch,
-            "rollalloc/held": len(allocation.rollouts),
-        }
-    )
+    return causes | prediction_figures(core) | paid
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from rollalloc.core.allocator import Allocator, MetricError, Starved
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
+from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.verl.figures import Step
 from rollalloc.drivers.verl.scores import METRIC_KEY
 
@@ -297,7 +298,6 @@ class Rounds:
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
-        predicted = self.allocator.prompt_figures().items()
         trained = {row.group for row in batch.rows}
         ages = np.array([batch.version - row.version for row in batch.rows])
         return {
@@ -306,7 +306,7 @@ class Rounds:
             **{f"rollalloc/rollouts/{cause}": count for cause, count in accounts.items()},
             **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
             "rollalloc/prompts/epoch": self.allocator.epoch,
-            **{f"rollalloc/prediction/{name}": value for name, value in predicted if not name.startswith("weight/")},
+            **prediction_figures(self.allocator),
             **self._step.metrics(self.allocator.recipe.stages, self.allocator.ledger, trained, self._held_groups()),
             "rollalloc/batch/groups": len(trained),
             "rollalloc/batch/rows": len(batch.rows),
