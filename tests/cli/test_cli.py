@@ -11,7 +11,7 @@ import pytest
 from rollalloc.bench import presets
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Source
-from rollalloc.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
@@ -370,6 +370,8 @@ def recipe(label, costs, ratios, reached, **accounts):
         costs=dict.fromkeys(names, costs),
         ratios=dict.fromkeys(names, ratios),
         standard_error=0.0,
+        last=dict.fromkeys(LAST),
+        k=None,
         accounts=accounts,
         rollouts_paid=sum(accounts.values()),
         tokens_paid=1,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -83,6 +84,7 @@ class Grid:
             "at": at,
             "accuracy": found.accuracy,
             "standard_error": found.standard_error,
+            "breadth": None if found.breadth is None else asdict(found.breadth),
             "eval_unscored": found.unscored,
             "eval_seconds": round(time.perf_counter() - started, 4),
         }
