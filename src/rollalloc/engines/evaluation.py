@@ -115,7 +115,7 @@ def _sampled(
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)
     unscored = int(np.isnan(metrics_NE).sum())
-    scored_N = ~np.isnan(metrics_NE).all(axis=1)
+    scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
     mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
     if not mean_N.size:
         return Evaluation(None, None, unscored)
