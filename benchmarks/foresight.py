@@ -78,8 +78,9 @@ def draw(seen: list[tuple[int, Any, Any, Any]], to: Path) -> None:
         axes.set_title(f"{paid:,} rollouts\nAUC {area:.2f} of {best:.2f}, off by {off:.2f}", fontsize=9)
         axes.set_xlabel("predicted success rate")
         over_K = believed_K - true_K
-        print(f"{paid} rollouts: AUC {area:.3f}, of the true rates {best:.3f}; mean |p̂ - p| {off:.3f}; p̂ - p "
-              f"{over_K.mean():+.3f} on average, {np.average(over_K, weights=chosen_K):+.3f} where a draw falls")  # fmt: skip
+        mean, drawn = over_K.mean(), np.average(over_K, weights=chosen_K)
+        print(f"{paid} rollouts: AUC {area:.3f}, of the true rates {best:.3f}; mean |p̂ - p| {off:.3f};", end=" ")
+        print(f"p̂ - p {mean:+.3f} on average, {drawn:+.3f} where a draw falls")
     panels[0].set_ylabel("true success rate")
     made.savefig(to, dpi=140)
 
