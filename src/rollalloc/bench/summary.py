@@ -29,8 +29,8 @@ _RESAMPLES = 10_000
 LAST = {
     "accuracy": "accuracy",
     "pass_at_k": "pass@{k}",
-    "right_pairs_differ": "right pairs differ",
-    "distinct_right": "distinct right of {k}",
+    "right_pairs_differ": "differ",
+    "distinct_right": "distinct",
     "entropy": "entropy",
     "tokens": "tokens",
 }
