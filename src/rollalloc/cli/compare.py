@@ -245,8 +245,8 @@ def last_table(summary: Summary) -> Table:
         pad_edge=False,
         title="at the last evaluation",
         title_justify="left",
-        caption="interquartile means over seeds. differ: the chance that two right answers to a prompt do. distinct: different "
-        "right answers of those attempts. entropy: of the next token, in nats.",
+        caption="interquartile means over seeds. differ: the chance that two right answers to a prompt do. distinct: "
+        "different right answers of those attempts. entropy: of the next token, in nats.",
         caption_justify="left",
     )
     shown = summary.last
