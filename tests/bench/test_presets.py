@@ -12,7 +12,7 @@ from rollalloc.bench import presets
 from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import PRESETS, TUNING_SEEDS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.sweep import GRID, LEARNING_RATES, Plan, candidates, sweep, tuned_file
-from rollalloc.bench.tasks import gym, skills
+from rollalloc.bench.tasks import gym, skills, walks
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.core.recipe import Recipe
 from rollalloc.named import RECIPES, make_recipe
@@ -25,12 +25,13 @@ def no_files(monkeypatch, tmp_path):
     def prepared(folder, *pool):
         return TaskFiles(tmp_path / "model", tmp_path / "train", tmp_path / "held", "module:function", 9, True)
 
-    for task in (presets.skills, presets.sort, presets.gym):
+    for task in (presets.skills, presets.walks, presets.sort, presets.gym):
         monkeypatch.setattr(task, "prepare", prepared)
 
 
 def test_there_is_a_preset_for_every_task_and_pool():
-    assert set(PRESETS) == {f"skills/{pool}" for pool in skills.POOLS} | {"sort"} | set(gym.LADDER)
+    pooled = {f"skills/{pool}" for pool in skills.POOLS} | {f"walks/{pool}" for pool in walks.POOLS}
+    assert set(PRESETS) == pooled | {"sort"} | set(gym.LADDER)
     for name, preset in PRESETS.items():
         assert preset.target is not None, name
         assert 0 < preset.target < 1, name

@@ -10,7 +10,7 @@ import pytest
 from rollalloc.bench import summary
 from rollalloc.bench.compare import compare
 from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.summary import Interval, interquartile_mean, interval, summaries, summarise
+from rollalloc.bench.summary import Interval, Summary, interquartile_mean, interval, summaries, summarise
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
@@ -58,6 +58,38 @@ def test_costs_ratios_and_accounts_by_hand(tmp_path):
     assert grpo.ratios["rollouts"] == Interval(1.0, None, None, (1.0, 1.0, 1.0))
     ratios = (150 / 50, 250 / 150, 350 / 350)
     assert pods.ratios["rollouts"] == Interval(pytest.approx(np.mean(ratios)), None, None, pytest.approx(ratios))
+
+
+def with_breadth(place, breadth):
+    """What each evaluation of a run says beside its accuracy."""
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    for at, line in enumerate(line for line in lines if line["kind"] == "eval"):
+        line["breadth"] = breadth(at)
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_last_evaluation_of_each_run_is_told_where_all_know_it(tmp_path):
+    for seed in range(3):
+        for recipe in ("grpo", "dapo", "pods"):
+            write_run(tmp_path, recipe, seed)
+        known = {"k": 8, "pass_at_k": 0.0, "distinct_right": None, "entropy": 0.25}
+        with_breadth(
+            tmp_path / f"grpo-{seed}", lambda at, seed=seed, known=known: known | {"pass_at_k": (at + seed) / 10}
+        )
+        with_breadth(tmp_path / f"dapo-{seed}", lambda at, seed=seed, known=known: known | {"k": 8 if seed else 4})
+    with_breadth(tmp_path / "dapo-1", lambda at: None)
+    found = summarise(tmp_path)
+    grpo, dapo, pods = found.recipes
+    assert grpo.last["pass_at_k"] == Interval(pytest.approx(0.6), None, None, (0.5, 0.6, 0.7))  # of six, from 0 to 500
+    assert grpo.last["accuracy"] == Interval(1.0, None, None, (1.0, 1.0, 1.0))
+    assert (grpo.last["distinct_right"], grpo.k, dapo.k, pods.k) == (None, 8, None, None)
+    assert (
+        {name for name in dapo.last if dapo.last[name]}
+        == {name for name in pods.last if pods.last[name]}
+        == {"accuracy"}
+    )
+    assert found.last == {"accuracy": "accuracy", "pass_at_k": "pass@k", "entropy": "entropy"}
+    assert Summary("", None, "grpo", (grpo,), ()).last["pass_at_k"] == "pass@8"
 
 
 def test_a_censored_run_is_counted_and_makes_the_point_a_bound(tmp_path):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollalloc.bench.tasks import skills, sort
 from rollalloc.bench.tasks.files import compute_score, make_once
 from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, WarmUp
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
 
@@ -80,7 +80,7 @@ def test_files_load_and_work_together(tasks, name):
         assert reward(row["data_source"], text, row["reward_model"]["ground_truth"]) == 1.0
     assert max(map(len, answers)) == task.max_new_tokens
 
-    p_N = exact_success(model, prompts, answers, pad_id=PAD_ID)
+    p_N, _ = exact_answers(model, prompts, answers, pad_id=PAD_ID)
     assert ((p_N >= 0) & (p_N <= 1)).all()
     [generation] = generate(
         model,
@@ -179,7 +179,7 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
     tokenizer, model = AutoTokenizer.from_pretrained(task.model), AutoModelForCausalLM.from_pretrained(task.model)
     prompts = tokenizer([f"k{skill} =" for skill in range(4)])["input_ids"]
     answers = tokenizer([f"a{image} {EOS}" for image in table.right_K])["input_ids"]
-    p_K = exact_success(model, prompts, answers, pad_id=PAD_ID)
+    p_K, _ = exact_answers(model, prompts, answers, pad_id=PAD_ID)
     np.testing.assert_allclose(p_K, table.rate_K, atol=0.15)
 
 
@@ -247,7 +247,7 @@ def exact_by_row(task):
     tokenizer, model = AutoTokenizer.from_pretrained(task.model), AutoModelForCausalLM.from_pretrained(task.model)
     prompts = tokenizer([row["prompt"] for row in rows])["input_ids"]
     answers = tokenizer([f"{row['reward_model']['ground_truth']} {EOS}" for row in rows])["input_ids"]
-    return rows, exact_success(model, prompts, answers, pad_id=PAD_ID)
+    return rows, exact_answers(model, prompts, answers, pad_id=PAD_ID)[0]
 
 
 @pytest.mark.slow

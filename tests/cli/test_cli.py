@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from rollalloc.bench import presets
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Source
-from rollalloc.bench.summary import Interval, RecipeSummary, Summary
-from rollalloc.cli.compare import cost_table
+from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
+from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
@@ -370,6 +371,8 @@ def recipe(label, costs, ratios, reached, **accounts):
         costs=dict.fromkeys(names, costs),
         ratios=dict.fromkeys(names, ratios),
         standard_error=0.0,
+        last=dict.fromkeys(LAST),
+        k=None,
         accounts=accounts,
         rollouts_paid=sum(accounts.values()),
         tokens_paid=1,
@@ -406,6 +409,19 @@ def test_the_table_has_intervals_bounds_and_causes_of_waste():
         ("poor", "1/3", ">900 (900)", "<0.50 (0.50)", *("<0.50",) * 3, "0%", "failed 100%"),
         ("none", "0/3", "", "", "", "", "", "", ""),
     ]
+
+
+def test_the_table_of_last_evaluations_shows_what_is_known_of_any():
+    blank = dict.fromkeys(LAST)
+    known = blank | {"accuracy": Interval(0.75, 0.7, 0.8, (0.7,) * 5), "tokens": Interval(12.25, None, None, (12.25,))}
+    recipes = (
+        replace(recipe("grpo", None, None, 1), last=known, k=8),
+        replace(recipe("old", None, None, 1), last=blank),
+    )
+    table = last_table(Summary("walks/late", 0.75, "grpo", recipes, ()))
+    assert [column.header for column in table.columns] == ["recipe", "accuracy", "tokens"]
+    assert rows_of(table) == [("grpo", "0.750", "12.2"), ("old", "", "")]
+    assert not last_table(Summary("x", None, "old", recipes[1:], ())).columns
 
 
 # Options

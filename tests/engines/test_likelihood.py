@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines.likelihood import completion_logprobs, evaluating, exact_success, padded, positions
+from rollalloc.engines.likelihood import completion_logprobs, evaluating, exact_answers, padded, positions
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
 
@@ -60,12 +60,12 @@ def test_only_completion_positions_go_through_the_head(model):
     assert widths == [max(map(len, COMPLETIONS))]
 
 
-def test_exact_success_sums_to_one_over_all_answers_and_matches_sampling(model):
+def test_exact_answers_sum_to_one_over_all_answers_and_matches_sampling(model):
     """Error rate of the last assertion: six binomial counts at 4.5 standard errors, below 1 in 20,000."""
     prompt, rollouts = [5, 3], 4000
     # Every completion of length 1 that ends, and of length 2: together with "longer" they are all there is.
     answers = [[EOS], *([token, EOS] for token in range(VOCABULARY) if token != EOS)]
-    p_N = exact_success(model, [prompt] * len(answers), answers, pad_id=PAD, batch_rows=5)
+    p_N = exact_answers(model, [prompt] * len(answers), answers, pad_id=PAD, batch_rows=5)[0]
     assert p_N.dtype == np.float64
     assert 0 < p_N.sum() < 1
 
@@ -76,11 +76,24 @@ def test_exact_success_sums_to_one_over_all_answers_and_matches_sampling(model):
         assert abs(share - p_N[index]) < 4.5 * np.sqrt(p_N[index] * (1 - p_N[index]) / rollouts)
 
 
-def test_exact_success_keeps_the_order_of_its_rows_whatever_the_batch(model):
-    one_by_one = exact_success(model, PROMPTS, COMPLETIONS, pad_id=PAD, batch_rows=1)
-    assert len(set(one_by_one)) == len(PROMPTS)
-    np.testing.assert_allclose(exact_success(model, PROMPTS, COMPLETIONS, pad_id=PAD), one_by_one, rtol=1e-5)
-    assert exact_success(model, [], [], pad_id=PAD).shape == (0,)
+def test_exact_answers_keep_the_order_of_their_rows_whatever_the_batch(model):
+    one_by_one = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD, batch_rows=1)
+    at_once = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD)
+    for ones, together in zip(one_by_one, at_once, strict=True):
+        assert len(set(ones)) == len(PROMPTS)
+        np.testing.assert_allclose(together, ones, rtol=1e-5)
+    assert [found.shape for found in exact_answers(model, [], [], pad_id=PAD)] == [(0,), (0,)]
+
+
+def test_the_entropy_along_an_answer_is_that_of_each_next_token(model):
+    """By hand: of the distribution before each token of the answer, at another temperature, EOS included."""
+    prompt, answer = [5, 3], [4, 6, EOS]
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([prompt + answer])).logits[0, 1:4] / 0.7
+    p_TV = logits_TV.softmax(-1)
+    by_hand = float(-(p_TV * p_TV.log()).sum(-1).mean())
+    _, [entropy] = exact_answers(model, [prompt], [answer], pad_id=PAD, temperature=0.7)
+    assert entropy == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_each_module_gets_its_own_mode_back(model):

@@ -61,7 +61,12 @@ def test_what_is_not_known_is_left_out():
 def test_an_evaluation_says_only_its_own():
     line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": None, "eval_unscored": 1}
     expected = {"rollalloc/accuracy": 0.5, "rollalloc/eval_unscored": 1, "rollalloc/eval_seconds": 0.1}
-    assert scalars(line | {"eval_seconds": 0.1, "accounts": {"trained": 3}, "unscored": {"x": 1}}) == expected
+    expected["rollalloc/breadth/pass_at_k"] = 0.75
+    breadth = {"pass_at_k": 0.75, "entropy": None}
+    assert (
+        scalars(line | {"breadth": breadth, "eval_seconds": 0.1, "accounts": {"trained": 3}, "unscored": {"x": 1}})
+        == expected
+    )
 
 
 def read_back(folder):
@@ -140,9 +145,9 @@ def test_wandb_hears_that_a_run_broke_off(wandb, tmp_path):
 
 
 def test_an_evaluation_is_drawn_at_what_it_was_paid_for(wandb, tmp_path):
-    line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": 0.1, "eval_unscored": 0}
+    line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": 0.1, "breadth": None}
     with tracked(["wandb"], tmp_path, {}) as listener:
-        listener(line | {"eval_seconds": 0.1})
+        listener(line | {"eval_unscored": 0, "eval_seconds": 0.1})
     assert wandb[2][1][0]["rollalloc/rollouts_paid"] == 7
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollalloc.bench.cost import COSTS
-from rollalloc.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.report.follow import read_run
 from rollalloc.report.wording import caveats, findings, story
 
@@ -25,6 +25,8 @@ def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
         costs=dict.fromkeys(COSTS, paid),
         ratios=dict.fromkeys(COSTS, ratio),
         standard_error=0.0,
+        last=dict.fromkeys(LAST),
+        k=None,
         accounts={"trained": taught, "zero_variance": 100 - taught},
         rollouts_paid=100,
         tokens_paid=1000,

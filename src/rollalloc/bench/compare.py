@@ -165,6 +165,7 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "parameters": dict(run.parameters),
         "target": target,
         "accuracy": curve.accuracy[-1] if curve.accuracy else None,
+        "breadth": next((line.get("breadth") for line in reversed(metrics) if line["kind"] == "eval"), None),
         "standard_error": curve.standard_error[-1] if curve.accuracy else None,
         "why": end["why"],
     }

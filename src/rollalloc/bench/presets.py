@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import gym, skills, sort
+from rollalloc.bench.tasks import gym, skills, sort, walks
 from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
@@ -41,19 +41,24 @@ class Preset:
         target: held-out accuracy to reach; None: the run goes on until its budget is spent.
         max_rollouts: what a run may pay before it is censored.
         eval_every: rollouts paid between two points of the grid.
+        eval_samples: rollouts a held-out prompt, where it has more than one right answer.
         tuned_on: the task whose tuned settings are used: its own, or another's, which are borrowed then.
     """
 
     target: float | None
     max_rollouts: int
     eval_every: int
+    eval_samples: int = 4
     tuned_on: str = "skills/late"
 
 
+POOLED = ("skills", "walks")  # tasks with several pools of prompts
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
     "skills/late": Preset(0.85, 60_000, 1000),
+    "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8),
+    "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8),
     "sort": Preset(0.60, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 1000),
     "rg/number_filtering": Preset(0.28, 20_000, 1000),
@@ -68,7 +73,7 @@ def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
     Raises:
         ValueError: no such task or pool.
     """
-    name = f"{task}/{pool}" if task == "skills" else task
+    name = f"{task}/{pool}" if task in POOLED else task
     if name.startswith(gym.PREFIX):
         return name, PRESETS.get(name, _ANY_GYM)
     if name not in PRESETS:
@@ -95,7 +100,7 @@ def task_source(name: str, folder: Path) -> tuple[Source, int]:
         heldout=str(made.heldout),
         reward=made.reward,
         single_answer=made.single_answer,
-        reward_workers=0 if made.single_answer else 1,  # where answers are compared as text, nothing can hang
+        reward_workers=1 if made.can_hang else 0,
         device="cpu",
     )
     return source, made.max_new_tokens
@@ -104,8 +109,9 @@ def task_source(name: str, folder: Path) -> tuple[Source, int]:
 def _prepare(name: str, folder: Path) -> TaskFiles:
     if name.startswith(gym.PREFIX):
         return gym.prepare(folder / name.replace("/", "-"), name)
-    if name.startswith("skills/"):
-        return skills.prepare(folder / "skills", name.partition("/")[2])
+    pooled, _, pool = name.partition("/")
+    if pooled in POOLED:
+        return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool)
     return sort.prepare(folder / "sort")
 
 
@@ -115,8 +121,8 @@ def task_run(
     """A run of a recipe on a task, with its preset.
 
     Args:
-        task: "skills", "sort", "skills/POOL" or "rg/NAME".
-        pool: of skills.
+        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL" or "rg/NAME".
+        pool: of skills or walks.
         recipe: name of the recipe.
         seed: of the run.
         folder: where tasks are kept.
@@ -138,6 +144,7 @@ def task_run(
         "learning_rate": chosen.learning_rate,
         "target": preset.target,
         "eval_every": preset.eval_every,
+        "eval_samples": preset.eval_samples,
     }
     return Run(
         source=source,

@@ -25,6 +25,15 @@ from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
+# What the last evaluation of a run says; the names after the first are of `rollalloc.engines.evaluation.Breadth`.
+LAST = {
+    "accuracy": "accuracy",
+    "pass_at_k": "pass@{k}",
+    "right_pairs_differ": "differ",
+    "distinct_right": "distinct",
+    "entropy": "entropy",
+    "tokens": "tokens",
+}
 Bound = Literal["", ">", "<"]
 
 
@@ -58,6 +67,8 @@ class RecipeSummary:
         this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
             seed has both, or bounds point both ways.
         standard_error: the largest of its evaluations'; 0 where all are exact, None where one is not known.
+        last: what the last evaluation of each run found, by `LAST`; None where one of them does not know it.
+        k: attempts that `pass_at_k` is of; None where it is not known, or not the same in all.
         accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
         rollouts_paid: of all runs.
         tokens_paid: of all runs.
@@ -73,6 +84,8 @@ class RecipeSummary:
     costs: dict[str, Interval | None]
     ratios: dict[str, Interval | None]
     standard_error: float | None
+    last: dict[str, Interval | None]
+    k: int | None
     accounts: dict[str, int]
     rollouts_paid: int
     tokens_paid: int
@@ -97,6 +110,17 @@ class Summary:
     recipes: tuple[RecipeSummary, ...]
     unfinished: tuple[Path, ...]
 
+    @property
+    def last(self) -> dict[str, str]:
+        """What the last evaluations say of any recipe: a name of `LAST` → the heading of a table's column."""
+        attempts = {recipe.k for recipe in self.recipes}
+        k = attempts.pop() if len(attempts) == 1 else "k"
+        return {
+            name: words.format(k=k)
+            for name, words in LAST.items()
+            if any(recipe.last[name] is not None for recipe in self.recipes)
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -106,6 +130,7 @@ class _Ended:
     folder: Path
     curve: Curve
     end: Mapping[str, Any]
+    last: Mapping[str, Any]
 
     @property
     def cost(self) -> Cost | None:
@@ -177,14 +202,23 @@ def _ended(run: Run, place: Path) -> _Ended | None:
     if not (place / "metrics.jsonl").exists():
         return None
     newest: deque[dict[str, Any]] = deque(maxlen=1)
+    last: dict[str, Any] = {}
 
     def lines() -> Iterator[dict[str, Any]]:
         for line in metrics_in(place / "metrics.jsonl"):
             newest.append(line)
+            if line["kind"] == "eval":
+                last.update(last_of(line))
             yield line
 
     curve = curve_of(lines())
-    return _Ended(run, place, curve, newest[0]) if newest and newest[0]["kind"] == "end" else None
+    return _Ended(run, place, curve, newest[0], last) if newest and newest[0]["kind"] == "end" else None
+
+
+def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation's line says by the names of `LAST`, and `k`; None for what it does not know."""
+    known = {"accuracy": evaluation["accuracy"], **(evaluation.get("breadth") or {})}
+    return {name: known.get(name) for name in (*LAST, "k")}
 
 
 def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:
@@ -213,6 +247,7 @@ def _order(recipe: str) -> int:
 def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary:
     first, ends = runs[0].run, [run.end for run in runs]
     costs = {run.run.settings.seed: run.cost for run in runs}
+    attempts = {run.last.get("k") for run in runs}
     of_baseline = {run.run.settings.seed: run.cost for run in baseline}
     return RecipeSummary(
         label=first.name,
@@ -224,6 +259,8 @@ def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary
         costs={name: _cost(name, list(costs.values())) for name in COSTS},
         ratios={name: _ratio(name, of_baseline, costs) for name in COSTS},
         standard_error=_largest(error for run in runs for error in run.curve.standard_error),
+        last={name: _last(name, runs) for name in LAST},
+        k=None if len(attempts) > 1 else attempts.pop(),
         accounts=dict(sum((Counter(end["accounts"]) for end in ends), Counter())),
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
         tokens_paid=sum(end["tokens_paid"] for end in ends),
@@ -236,6 +273,11 @@ def _cost(name: str, costs: Sequence[Cost | None]) -> Interval | None:
     if not known or len(known) < len(costs):
         return None
     return interval([cost.paid[name] for cost in known], ">" if any(cost.censored for cost in known) else "")
+
+
+def _last(name: str, runs: Sequence[_Ended]) -> Interval | None:
+    found = [run.last.get(name) for run in runs]
+    return None if None in found else interval([value for value in found if value is not None])
 
 
 def _ratio(name: str, baseline: Mapping[int, Cost | None], costs: Mapping[int, Cost | None]) -> Interval | None:

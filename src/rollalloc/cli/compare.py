@@ -33,7 +33,7 @@ def compare(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="A built-in task: skills, sort, skills/POOL, or rg/NAME of reasoning-gym; repeatable.",
+            help="A built-in task: skills, walks, sort, skills/POOL, walks/POOL, or rg/NAME of reasoning-gym; repeatable.",
             rich_help_panel="What to train on",
         ),
     ] = None,
@@ -111,6 +111,8 @@ def _show(console: Console, out: Path) -> None:
     if (out / RESULTS).exists():
         for summary in summaries(out):
             console.print(cost_table(summary, wide=console.width >= _WIDE))
+            if (table := last_table(summary)).columns:
+                console.print(table)
         say(console, f"results are in {out}, the report in {write_page(out)}")
 
 
@@ -232,6 +234,27 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
             *(said(recipe.ratios[name], ".2f", point_only=True) for name in others),
             *uses([recipe.accounts]),
         )
+    return table
+
+
+def last_table(summary: Summary) -> Table:
+    """What the last evaluations found, without columns where nothing was evaluated: what is cheaper may cost these."""
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title="at the last evaluation",
+        title_justify="left",
+        caption="interquartile means over seeds. differ: the chance that two right answers to a prompt do. distinct: "
+        "different right answers of those attempts. entropy: of the next token, in nats.",
+        caption_justify="left",
+    )
+    shown = summary.last
+    for heading in ("recipe", *shown.values()) if shown else ():
+        table.add_column(heading, no_wrap=heading == "recipe", justify="left" if heading == "recipe" else "right")
+    for recipe in summary.recipes if shown else ():
+        values = (said(recipe.last[name], ".1f" if name == "tokens" else ".3f", point_only=True) for name in shown)
+        table.add_row(escape(recipe.label), *values)
     return table
 
 

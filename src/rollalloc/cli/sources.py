@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from rollalloc.bench.methods import matched
-from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
+from rollalloc.bench.presets import POOLED, PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
 from rollalloc.engines.objective import Aggregation, Clip, Loss
@@ -49,9 +49,9 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     if said:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
-    if given.pool != Given.pool and task != "skills":
+    if given.pool != Given.pool and task not in POOLED:
         raise ValueError(
-            f"--pool {given.pool} is of --task skills, got --task {task}; or say --task skills/{given.pool}"
+            f"--pool {given.pool} is of --task {' and '.join(POOLED)}, got --task {task}; or say --task skills/{given.pool}"
         )
     _, preset = preset_of(task, given.pool)
     tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)

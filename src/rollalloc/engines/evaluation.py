@@ -1,4 +1,5 @@
-"""Held-out accuracy of a policy: exact where each prompt has a single right answer, else the mean metric of samples."""
+"""Held-out accuracy of a policy, exact where each prompt has a single right answer, else the mean metric of samples;
+and how broad the policy still is, for a gain in the one may be paid with the other."""
 
 from __future__ import annotations
 
@@ -7,15 +8,18 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation, Request, generate
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Scored
 
+EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
+_RIGHT = 1 - 1e-6  # a metric from which on an answer is right: full marks
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
 
@@ -33,6 +37,28 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Breadth:
+    """What a policy can still do in several attempts, and how much its attempts differ; None: not known.
+
+    Attributes:
+        k: attempts a prompt: `EXACT_K` where success rates are exact, else the samples.
+        pass_at_k: mean over prompts of the best metric of k attempts; of 0 and 1, the chance that one of k is right.
+        distinct_right: different right answers of k attempts, mean over prompts; only where answers are sampled.
+        right_pairs_differ: the chance that two right answers of a prompt differ, mean over prompts with two; does not grow
+            with the number of right ones as `distinct_right` does.
+        entropy: of the next token, in nats: of sampled tokens the mean of −log π, else along the right answers.
+        tokens: of an attempt, on average; only where answers are sampled.
+    """
+
+    k: int
+    pass_at_k: float
+    distinct_right: float | None
+    right_pairs_differ: float | None
+    entropy: float | None
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """What an evaluation found.
 
@@ -40,11 +66,13 @@ class Evaluation:
         accuracy: in [0, 1]; None where no sample has a score.
         standard_error: over prompts; 0 where the accuracy is exact, None where it is not known.
         unscored: samples without a score.
+        breadth: None where no sample has a score.
     """
 
     accuracy: float | None
     standard_error: float | None
     unscored: int = 0
+    breadth: Breadth | None = None
 
 
 def evaluate(
@@ -68,8 +96,10 @@ def evaluate(
 def _exact(
     policy: Policy, prompts: EncodedPrompts, answers: Sequence[tuple[int, ...]], temperature: float
 ) -> Evaluation:
-    p_N = exact_success(policy.model, prompts.tokens, answers, pad_id=policy.pad_id, temperature=temperature)
-    return Evaluation(float(p_N.mean()), 0.0)
+    p_N, entropy_N = exact_answers(policy.model, prompts.tokens, answers, pad_id=policy.pad_id, temperature=temperature)
+    pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
+    breadth = Breadth(EXACT_K, pass_at_k, None, None, float(entropy_N.mean()), None)
+    return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
 
 
 def _sampled(
@@ -85,9 +115,34 @@ def _sampled(
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)
     unscored = int(np.isnan(metrics_NE).sum())
-    scored_N = ~np.isnan(metrics_NE).all(axis=1)
+    scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
     mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
     if not mean_N.size:
         return Evaluation(None, None, unscored)
     error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
-    return Evaluation(float(mean_N.mean()), error, unscored)
+    return Evaluation(float(mean_N.mean()), error, unscored, _breadth(made, metrics_NE[scored_N], scored_N))
+
+
+def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
+    """Of samples, one prompt's after the other's.
+
+    Args:
+        made: each sample, of prompts without any score too.
+        metrics_NE: of the prompts that have a score; NaN for a sample that has none.
+        scored_N: which those are, of all.
+    """
+    each = metrics_NE.shape[1]
+    answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
+    right = [row_E[metric_E >= _RIGHT] for row_E, metric_E in zip(answers_NE, metrics_NE, strict=True)]
+    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
+    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
+    lengths = [len(one.tokens) for one in made]
+    tokens = sum(lengths)
+    return Breadth(
+        k=each,
+        pass_at_k=float(np.nanmax(metrics_NE, axis=1).mean()),
+        distinct_right=float(np.mean([len(n) for n in times])),
+        right_pairs_differ=float(np.mean(differ)) if differ else None,
+        entropy=-float(sum(one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
+        tokens=float(np.mean(lengths)),
+    )

@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
 from rollalloc.core.allocator import MetricError
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
+from rollalloc.engines.narrowing import narrowed
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.settings import Settings
@@ -52,7 +54,8 @@ class Grid:
     ) -> None:
         self.policy, self.heldout, self.settings, self.counters = policy, heldout, settings, counters
         self._submit, self._give_up = submit, give_up
-        self._latest: tuple[int, Evaluation] | None = None  # with the version of its weights
+        # Version of the weights, what was found, and whether the policy has become narrower.
+        self._latest: tuple[int, Evaluation, str | None] | None = None
 
     def until(self, rollouts: int, version: int) -> Iterator[dict[str, Any]]:
         """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
@@ -75,14 +78,18 @@ class Grid:
         """
         started = time.perf_counter()
         if self._latest is None or self._latest[0] != version:
-            self._latest = version, self.measure(heldout)
-        found, known = self._latest[1], self.counters.accuracies
+            found = self.measure(heldout)
+            self._latest = version, found, self._narrowed(found, heldout)
+        _, found, narrower = self._latest
+        known = self.counters.accuracies
         if at is not None and found.accuracy is not None and [version] != [before for before, _ in known[-1:]]:
             known.append((version, found.accuracy))
         return {
             "at": at,
             "accuracy": found.accuracy,
             "standard_error": found.standard_error,
+            "breadth": None if found.breadth is None else asdict(found.breadth),
+            "narrower": narrower,
             "eval_unscored": found.unscored,
             "eval_seconds": round(time.perf_counter() - started, 4),
         }
@@ -91,6 +98,18 @@ class Grid:
         """The latest accuracy, where the last two weights evaluated on the grid are at the target; else None."""
         target, latest = self.settings.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
+
+    def _narrowed(self, found: Evaluation, heldout: HeldOut) -> str | None:
+        is_known = "narrower" in self.counters.watched
+        narrower, self.counters.watched = narrowed(self.counters.watched, found, len(heldout.prompts.tokens))
+        if narrower is not None and not is_known:
+            self.counters.watched["narrower"] = 1.0
+            log.warning(
+                "the policy is becoming narrower: %s. A lower learning rate keeps more of it, as failures at full weight do "
+                "(neg=1, where the recipe weighs them)",
+                narrower,
+            )
+        return narrower
 
     def measure(self, heldout: HeldOut) -> Evaluation:
         """Evaluate the weights as they are."""

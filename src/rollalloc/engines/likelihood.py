@@ -47,6 +47,14 @@ def completion_logprobs(
             f"expected one completion a prompt, got {len(prompts)} prompts and {len(completions)} completions; "
             "each needs at least one, and a prompt with several completions stands once for each"
         )
+    logits_BTV, completion_BT, mask_BT = _completion_logits(model, prompts, completions, pad_id, temperature)
+    return _logprobs(logits_BTV, completion_BT, mask_BT), mask_BT
+
+
+def _completion_logits(
+    model: PreTrainedModel, prompts: Sequence[Tokens], completions: Sequence[Tokens], pad_id: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the positions that predict a completion's tokens, over the temperature; the tokens, and which are real."""
     prompt_BP, prompt_mask_BP = padded(prompts, pad_id, side="left", device=model.device)
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
     # A completion's last token predicts nothing that is asked for, so it is not fed.
@@ -58,13 +66,16 @@ def completion_logprobs(
         use_cache=False,
         logits_to_keep=completion_BT.shape[1],
     )
-    logits_BTV = output.logits.float() / temperature
+    return output.logits.float() / temperature, completion_BT, mask_BT
+
+
+def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:
     # The chosen logit less the log-normaliser: a log-softmax that keeps no second tensor of the vocabulary's width.
     logprobs_BT = logits_BTV.gather(-1, completion_BT[..., None]).squeeze(-1) - logits_BTV.logsumexp(-1)
-    return logprobs_BT.masked_fill(~mask_BT, 0.0), mask_BT
+    return logprobs_BT.masked_fill(~mask_BT, 0.0)
 
 
-def exact_success(
+def exact_answers(
     model: PreTrainedModel,
     prompts: Sequence[Tokens],
     answers: Sequence[Tokens],
@@ -72,10 +83,11 @@ def exact_success(
     pad_id: int,
     temperature: float = 1.0,
     batch_rows: int = 512,
-) -> NDArray[np.float64]:
-    """Exact chance p_N that a rollout is right, where every prompt has exactly one right answer.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Exact chance p_N of each prompt's one right answer, and the policy's mean entropy along it.
 
         p[n] = exp(Σ_t log π(answers[n][t] | prompts[n], answers[n][:t]))
+        entropy[n] = mean_t H(π(· | prompts[n], answers[n][:t]))
 
     No sampling, so no sampling noise. Runs in eval mode without gradients and restores the mode.
 
@@ -86,24 +98,31 @@ def exact_success(
         temperature: rollouts are sampled at, above 0.
         batch_rows: rows of one forward pass, at least 1.
 
+    Returns:
+        p_N in [0, 1], and entropy_N in nats a token.
+
     Raises:
-        ValueError: as `completion_logprobs`; no prompts at all give an empty array.
+        ValueError: as `completion_logprobs`; no prompts at all give empty arrays.
     """
-    p_N = np.empty(len(prompts))
+    p_N, entropy_N = np.empty(len(prompts)), np.empty(len(prompts))
     # Rows of like length share a forward pass, so that little of it is padding.
     by_length_N = np.argsort([len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)])
     with evaluating(model):
         for start in range(0, len(prompts), batch_rows):
             rows_B = by_length_N[start : start + batch_rows]
-            logprobs_BT, _ = completion_logprobs(
-                model,
-                [prompts[row] for row in rows_B],
-                [answers[row] for row in rows_B],
-                pad_id=pad_id,
-                temperature=temperature,
+            logits_BTV, answer_BT, mask_BT = _completion_logits(
+                model, [prompts[row] for row in rows_B], [answers[row] for row in rows_B], pad_id, temperature
             )
-            p_N[rows_B] = logprobs_BT.double().sum(dim=1).exp().cpu().numpy()
-    return p_N
+            logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
+            p_N[rows_B] = logprobs_BT.sum(dim=1).exp().cpu().numpy()
+            # By few rows at a time, for what it takes is as wide as the vocabulary.
+            entropy_BT = torch.cat([_entropy(few_BTV) for few_BTV in logits_BTV.split(32)]) * mask_BT
+            entropy_N[rows_B] = (entropy_BT.double().sum(dim=1) / mask_BT.sum(dim=1)).cpu().numpy()
+    return p_N, entropy_N
+
+
+def _entropy(logits_BTV: Tensor) -> Tensor:
+    return logits_BTV.logsumexp(-1) - (logits_BTV.softmax(-1) * logits_BTV).sum(-1)
 
 
 def padded(

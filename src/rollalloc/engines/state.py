@@ -38,6 +38,7 @@ class Counters:
         made: what had been paid when the weights were made, as fields of a line of the metrics.
         accuracies: of versions evaluated on the grid, where they have one.
         barren_groups: trained since one had an advantage.
+        watched: what evaluations found of the policy's breadth, see `rollalloc.engines.narrowing`.
     """
 
     batches: int = 0
@@ -46,6 +47,7 @@ class Counters:
     made: dict[str, Any] = field(default_factory=dict[str, Any])
     accuracies: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     barren_groups: int = 0
+    watched: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
-        own = {name: own[name] for name in ("accuracy", "standard_error", "eval_unscored", "eval_seconds")}
+        own = {name: own[name] for name in ("accuracy", "standard_error", "breadth", "eval_unscored", "eval_seconds")}
     else:
         own["unscored"] = sum(line["unscored"].values())
     if lengths := line.get("lengths"):

@@ -16,7 +16,7 @@ from rollalloc.bench.tasks import skills
 from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.native import Settings
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
@@ -29,7 +29,7 @@ def accuracy(policy: Policy, heldout: Any) -> float:
     """Exact, by teacher forcing."""
     tokens = policy.tokenizer(list(heldout.prompts))["input_ids"]
     answers = [policy.answer(str(truth)) for truth in heldout.ground_truths]
-    return float(exact_success(policy.model, tokens, answers, pad_id=policy.pad_id).mean())
+    return float(exact_answers(policy.model, tokens, answers, pad_id=policy.pad_id)[0].mean())
 
 
 def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:

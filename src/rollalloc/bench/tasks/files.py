@@ -30,7 +30,8 @@ class TaskFiles:
         heldout: parquet of held-out prompts; no prompt is in both.
         reward: `package.module:function` with verl's `compute_score` signature.
         max_new_tokens: tokens of the longest right answer, EOS included.
-        single_answer: True where each prompt has exactly one right answer, so that `exact_success` applies.
+        single_answer: True where each prompt has exactly one right answer, so that `exact_answers` applies.
+        can_hang: the reward may never return, so that it needs a process of its own.
     """
 
     model: Path
@@ -39,6 +40,7 @@ class TaskFiles:
     reward: str
     max_new_tokens: int
     single_answer: bool
+    can_hang: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         reward=f"{__name__}:compute_score",
         max_new_tokens=json.loads((made / "rollout.json").read_text())["max_new_tokens"],
         single_answer=config.single_answer,
+        can_hang=not config.single_answer,
     )
 
 

@@ -133,6 +133,7 @@ def save_warm_model(
     warm_up: WarmUp,
     draw: Callable[[int], Examples],
     shape: Shape = Shape(),
+    longest: int | None = None,
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
@@ -144,11 +145,12 @@ def save_warm_model(
         warm_up: the training.
         draw: number of examples → prompts and answers as text, EOS left out.
         shape: of the model.
+        longest: tokens of an answer that are shown, its end included; None: all.
     """
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
-        supervise(model, tokenizer, warm_up, draw)
+        supervise(model, tokenizer, warm_up, draw, longest)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -158,8 +160,9 @@ def supervise(
     tokenizer: PreTrainedTokenizerFast,
     warm_up: WarmUp,
     draw: Callable[[int], Examples],
+    longest: int | None = None,
 ) -> None:
-    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW."""
+    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; of the first `longest` tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     model.train()
     for step in range(warm_up.steps):
@@ -167,7 +170,7 @@ def supervise(
         logprobs_BT, mask_BT = completion_logprobs(
             model,
             tokenizer(prompts)["input_ids"],
-            [[*ids, EOS_ID] for ids in tokenizer(answers)["input_ids"]],
+            [[*ids, EOS_ID][:longest] for ids in tokenizer(answers)["input_ids"]],
             pad_id=PAD_ID,
         )
         optimizer.zero_grad()

@@ -1,0 +1,88 @@
+"""What an evaluation says beside the accuracy, on hand-made samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.engines import evaluation
+from rollalloc.engines.evaluation import EXACT_K, HeldOut, evaluate
+from rollalloc.engines.sampler import Generation
+from rollalloc.engines.sampling import Sampling
+from rollalloc.rewards.function import Scored, Unscored
+
+
+def made(rollout, tokens, logprob):
+    return Generation(rollout, tokens, np.full(len(tokens), logprob, np.float32), truncated=False)
+
+
+# Of three prompts, four attempts each: tokens, log-probability of each token, metric.
+SAMPLES = [
+    ((5, 1), -1.0, 1.0), ((5, 1), -1.0, 1.0), ((6, 1), -1.0, 1.0), ((7, 7, 1), -2.0, 0.5),
+    ((5, 1), -1.0, 0.0), ((5, 1), -1.0, 0.0), ((6, 1), -1.0, 0.25), ((8, 1), -1.0, 0.0),
+    ((5, 1), -1.0, None), ((5, 1), -1.0, 1.0), ((6, 1), -1.0, None), ((8, 1), -1.0, 0.0),
+]  # fmt: skip
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    def of(samples):
+        generations = [made(at, tokens, logprob) for at, (tokens, logprob, _) in enumerate(samples)]
+        monkeypatch.setattr(evaluation, "generate", lambda *given, **named: generations)
+        metrics = [metric for _, _, metric in samples]
+        score = lambda prompts, given: [Unscored("x") if m is None else Scored(m, m) for m in metrics]  # noqa: E731
+        prompts = EncodedPrompts(None, ((3,),) * (len(samples) // 4))
+
+        class Policy:
+            model, eos_ids, pad_id = None, (1,), 0
+
+        return evaluate(Policy(), HeldOut(prompts), score, sampling=Sampling(4), samples=4, seed=0)
+
+    return of
+
+
+def test_breadth_by_hand(sampled):
+    found = sampled(SAMPLES)
+    assert found.accuracy == pytest.approx((3.5 / 4 + 0.25 / 4 + 1 / 2) / 3)
+    assert found.unscored == 2
+    breadth = found.breadth
+    assert breadth.k == 4
+    assert breadth.pass_at_k == pytest.approx((1 + 0.25 + 1) / 3)  # the best metric of four
+    assert breadth.distinct_right == pytest.approx((2 + 0 + 1) / 3)
+    assert breadth.right_pairs_differ == pytest.approx(
+        2 / 3
+    )  # of the first prompt's three pairs two differ; no other has one
+    tokens = 11 * 2 + 3
+    assert breadth.tokens == pytest.approx(tokens / 12)
+    assert breadth.entropy == pytest.approx((11 * 2 + 3 * 2) / tokens)
+
+
+def test_a_prompt_without_any_score_counts_for_nothing(sampled):
+    unscored = [((9, 1), -1.0, None)] * 4
+    with_it, without = sampled(SAMPLES + unscored).breadth, sampled(SAMPLES).breadth
+    for name in ("pass_at_k", "distinct_right", "right_pairs_differ"):
+        assert getattr(with_it, name) == getattr(without, name)
+    assert sampled(unscored).breadth is None
+
+
+def test_where_no_two_are_right_it_is_not_known_whether_they_differ(sampled):
+    assert sampled([((5, 1), -1.0, 0.0)] * 4).breadth.right_pairs_differ is None
+
+
+def test_pass_at_k_is_exact_where_success_rates_are(monkeypatch):
+    p_N, entropy_N = np.array([0.5, 0.1]), np.array([0.3, 0.5])
+    monkeypatch.setattr(evaluation, "exact_answers", lambda *given, **named: (p_N, entropy_N))
+
+    class Policy:
+        model, pad_id = None, 0
+
+    prompts = EncodedPrompts(None, ((3,), (4,)))
+    found = evaluate(Policy(), HeldOut(prompts, ((1,), (1,))), None, sampling=Sampling(4), samples=4, seed=0)
+    assert found.accuracy == pytest.approx(0.3)
+    by_hand = (1 - math.pow(0.5, EXACT_K) + 1 - math.pow(0.9, EXACT_K)) / 2
+    assert found.breadth.pass_at_k == pytest.approx(by_hand)
+    assert (found.breadth.k, found.breadth.entropy) == (EXACT_K, pytest.approx(0.4))
+    assert found.breadth.distinct_right is found.breadth.right_pairs_differ is found.breadth.tokens is None

@@ -1,0 +1,54 @@
+"""The watch on diversity, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollalloc.engines.evaluation import Breadth, Evaluation
+from rollalloc.engines.narrowing import narrowed
+
+
+def found(accuracy, pass_at_k, differ=None, error=0.0):
+    return Evaluation(accuracy, error, breadth=Breadth(8, pass_at_k, None, differ, None, None))
+
+
+def judged(*evaluations, prompts=100):
+    watched, said = {}, []
+    for each in evaluations:
+        words, watched = narrowed(watched, each, prompts)
+        said.append(words)
+    return said
+
+
+def test_a_fall_of_pass_at_k_at_no_lower_accuracy_is_said_with_its_figures():
+    assert judged(found(0.5, 0.9), found(0.6, 0.95), found(0.7, 0.92)) == [
+        None,
+        None,
+        "pass@8 fell from 0.950 to 0.920 while accuracy went from 0.600 to 0.700",
+    ]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [found(0.7, 0.94), found(0.7, 0.96), found(0.59, 0.8), Evaluation(None, None), found(0.7, 0.931, error=0.02)],
+    ids=["by little", "it rose", "all became worse", "not known", "sampling explains it"],
+)
+def test_what_is_no_narrowing(later):
+    assert judged(found(0.6, 0.95, error=later.standard_error or 0.0), later) == [None, None]
+
+
+def test_what_sampling_explains_depends_on_the_number_of_prompts():
+    sampled = (found(0.6, 0.9, error=0.02), found(0.7, 0.85, error=0.02))
+    assert judged(*sampled, prompts=100)[1] is None  # 0.02 + 2·0.03
+    assert judged(*sampled, prompts=10_000)[1] is not None  # 0.02 + 2·0.003
+
+
+def test_right_answers_that_differ_half_as_often_as_at_first():
+    said = judged(found(0.5, 0.9, 0.8), found(0.6, 0.9, 0.41), found(0.7, 0.9, None), found(0.7, 0.9, 0.39))
+    assert said == [None, None, None, "two right answers to a prompt differ in 0.39 of cases, at first in 0.80"]
+
+
+def test_what_was_given_is_left_as_it_is():
+    watched = {"pass_at_k": 0.5, "accuracy": 0.4}
+    narrowed(watched, found(0.6, 0.9, 0.8), 100)
+    assert watched == {"pass_at_k": 0.5, "accuracy": 0.4}
