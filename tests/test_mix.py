@@ -33,7 +33,7 @@ def test_foresight_draws_and_credits_where_pilot_commit_stages():
     mixed = recipes.mix(PILOT_COMMIT, foresight)
     assert mixed.prompts == foresight.prompts
     assert mixed.advantage == advantages.AgainstBaseline(0.3)
-    assert mixed.replay == foresight.replay == Replay(rows=4, times=12, max_staleness=12)
+    assert mixed.replay == foresight.replay == Replay(rows=4, max_staleness=12)
     assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
     assert foresight.stages[0].judge == judges.Complete(NOW)
     assert mixed.stages[-1].judge == judges.Complete(NEXT_EPOCH)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import isnan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core import lengths as law
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
-_LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Record:
         tokens: tokens paid for the prompt, those of failed and cancelled rollouts included.
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
-        length_std: running standard deviation of its rollouts' lengths in tokens; NaN before two were seen.
+        length_std: running standard deviation of its rollouts' lengths in tokens, those that were stopped taken for what
+            they are known to exceed (`rollalloc.core.lengths`); NaN before two ended in one visit.
         failures: visits in a row that gave no score because rollouts failed, at most 255.
     """
 
@@ -39,7 +40,7 @@ class Record:
 
 
 class Ledger:
-    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt. Rules read it, the allocator writes it."""
+    """The per-prompt record in arrays of shape (N,); 38 bytes a prompt. Rules read it, the allocator writes it."""
 
     def __init__(self, prompts: int) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
@@ -48,6 +49,9 @@ class Ledger:
         self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
+        self.log_mean_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        self.log_var_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
@@ -77,8 +81,8 @@ class Ledger:
         self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
         return int(self.failures_N[prompt])
 
-    def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float], lengths: list[int]) -> None:
-        """Book a visit that ended: the metrics of its scored rollouts and their lengths in tokens."""
+    def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float]) -> None:
+        """Book a visit that ended, and the metrics of its scored rollouts."""
         if fate not in self.fates:
             if len(self.fates) == np.iinfo(np.uint8).max:
                 raise ValueError(
@@ -91,15 +95,38 @@ class Ledger:
         self.successes_N[prompt] += sum(metrics)
         if metrics:
             self.failures_N[prompt] = 0
-        if len(lengths) > 1:
-            std, last = _deviation(lengths), float(self.length_std_N[prompt])
-            self.length_std_N[prompt] = std if isnan(last) else last + _LENGTH_STD_STEP * (std - last)
+
+    def see_lengths(self, prompt: int, lengths: list[int], bounds: list[int]) -> None:
+        """Learn from a visit how the prompt's lengths vary; one of which fewer than two rollouts ended teaches nothing.
+
+        Args:
+            prompt: its index.
+            lengths: in tokens, of the rollouts that ended.
+            bounds: tokens of those that were stopped, above 0.
+        """
+        if len(lengths) < 2:
+            return
+        last, mean = float(self.length_std_N[prompt]), float(self.log_mean_N[prompt])
+        before = None if isnan(mean) else law.LogLengths(mean, float(self.log_var_N[prompt]))
+        std, after = law.see(lengths, bounds, before)
+        self.length_std_N[prompt] = std if isnan(last) else last + law.STEP * (std - last)
+        self.log_mean_N[prompt], self.log_var_N[prompt] = after
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""
         self.tokens_N[prompt] += tokens
 
-    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "length_std_N", "failures_N")
+    _ARRAYS = (
+        "attempts_N",
+        "successes_N",
+        "tokens_N",
+        "version_N",
+        "fate_N",
+        "length_std_N",
+        "log_mean_N",
+        "log_var_N",
+        "failures_N",
+    )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -123,9 +150,3 @@ class Ledger:
             raise ValueError(
                 f"ledger, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is torn"
             )
-
-
-def _deviation(lengths: list[int]) -> float:
-    """Population standard deviation, in whole numbers as far as they go: numpy's costs more than all else of a visit."""
-    count, total = len(lengths), sum(lengths)
-    return sqrt(count * sum(length * length for length in lengths) - total * total) / count

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Verdict, View
+from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Sample, Verdict, View
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
@@ -39,10 +39,11 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
         like: its rules promise; with as many stages. None: nothing is promised, and no decision is held against it.
     """
     log: dict[int, Verdict] = {}
+    kept: dict[int, dict[int, float]] = {}
 
     def slots(value: Any, promised: Any) -> dict[str, Any]:
         return {
-            field.name: Watched(rule, getattr(promised, field.name, None), field.name in _DRAWING)
+            field.name: Watched(rule, getattr(promised, field.name, None), field.name in _DRAWING, kept)
             for field in fields(value)
             if callable(rule := getattr(value, field.name))
         }
@@ -98,9 +99,11 @@ class Watched(_Watch):
 
     Attributes:
         draws: whether its last argument is a random generator.
+        kept: what stop rules said of each group that they kept, by its id; all rules of a recipe share it.
     """
 
     draws: bool
+    kept: dict[int, dict[int, float]]
 
     def __call__(self, *seen: Any) -> Any:
         said, reads = seen[:-1] if self.draws else seen, self._reads()
@@ -113,6 +116,13 @@ class Watched(_Watch):
             self._expect_alike(made, again, _about(said))
         if isinstance(made, Verdict):
             self.log[seen[0].group] = made
+        if isinstance(made, Sample):
+            self.kept.setdefault(seen[0].group, {}).update(made.kept)
+        elif isinstance(seen[0], GroupView):
+            said, told = dict(seen[0].kept), self.kept.get(seen[0].group, {})
+            expect(
+                9, said == told, f"{self.rule!r} is shown that {said} were kept, a stop rule kept {told}{_about(seen)}"
+            )
         return made
 
 
