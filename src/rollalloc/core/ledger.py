@@ -40,9 +40,14 @@ class Record:
 
 
 class Ledger:
-    """The per-prompt record in arrays of shape (N,); 38 bytes a prompt. Rules read it, the allocator writes it."""
+    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt, or 38. Rules read it, the allocator writes it.
 
-    def __init__(self, prompts: int) -> None:
+    Args:
+        prompts: N.
+        stops: whether rollouts are stopped early, so that what is believed of each prompt's lengths is worth 8 bytes.
+    """
+
+    def __init__(self, prompts: int, stops: bool = False) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
         self.successes_N: NDArray[np.float64] = np.zeros(prompts, np.float64)
         self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
@@ -50,8 +55,7 @@ class Ledger:
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
-        self.log_mean_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
-        self.log_var_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if stops else None
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
@@ -106,11 +110,16 @@ class Ledger:
         """
         if len(lengths) < 2:
             return
-        last, mean = float(self.length_std_N[prompt]), float(self.log_mean_N[prompt])
-        before = None if isnan(mean) else law.LogLengths(mean, float(self.log_var_N[prompt]))
-        std, after = law.see(lengths, bounds, before)
+        believed, before, last = self.log_length_2N, None, float(self.length_std_N[prompt])
+        if believed is not None and not isnan(believed[0, prompt]):
+            before = law.LogLengths(*believed[:, prompt].tolist())
+        if bounds or believed is not None:
+            std, after = law.see(lengths, bounds, before)
+            if believed is not None:
+                believed[:, prompt] = after
+        else:
+            std = law.deviation(lengths)
         self.length_std_N[prompt] = std if isnan(last) else last + law.STEP * (std - last)
-        self.log_mean_N[prompt], self.log_var_N[prompt] = after
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""
@@ -123,14 +132,15 @@ class Ledger:
         "version_N",
         "fate_N",
         "length_std_N",
-        "log_mean_N",
-        "log_var_N",
         "failures_N",
     )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        return {"fates": list(self.fates)} | {name: pack(getattr(self, name)) for name in self._ARRAYS}
+        believed = None if self.log_length_2N is None else pack(self.log_length_2N)
+        return {"fates": list(self.fates), "log_length_2N": believed} | {
+            name: pack(getattr(self, name)) for name in self._ARRAYS
+        }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved ledger.
@@ -142,10 +152,12 @@ class Ledger:
         Raises:
             ValueError: keys, arrays or fates that are not those of a ledger; names them.
         """
-        exact_keys(state, ("fates", *self._ARRAYS), "ledger")
+        exact_keys(state, ("fates", "log_length_2N", *self._ARRAYS), "ledger")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"ledger, {name}")
+        if self.log_length_2N is not None and state["log_length_2N"] is not None:  # else saved under another recipe
+            move_in(self.log_length_2N, state["log_length_2N"], source_N, "ledger, log_length_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(
                 f"ledger, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is torn"

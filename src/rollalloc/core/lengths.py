@@ -66,12 +66,13 @@ def _fit(logs: list[float], cut: list[tuple[float, int, int]], before: LogLength
     """The law's fixed point."""
     sum_1, sum_2 = sum(logs), sum(each * each for each in logs)
     count = len(logs) + sum(many for *_, many in cut)
-    # To begin with, the bounds pass for lengths.
-    law = _believed(
-        (sum_1 + sum(many * at for at, _, many in cut)) / count,
-        (sum_2 + sum(many * at * at for at, _, many in cut)) / count,
-        before,
-    )
+    law = before
+    if law is None or not cut:  # to begin with, the bounds pass for lengths
+        law = _believed(
+            (sum_1 + sum(many * at for at, _, many in cut)) / count,
+            (sum_2 + sum(many * at * at for at, _, many in cut)) / count,
+            before,
+        )
     for _ in range(_ROUNDS if cut else 0):
         mean, std = law.mean, sqrt(law.var)
         more_1 = more_2 = 0.0

@@ -39,11 +39,11 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
         like: its rules promise; with as many stages. None: nothing is promised, and no decision is held against it.
     """
     log: dict[int, Verdict] = {}
-    kept: dict[int, dict[int, float]] = {}
+    kept: dict[int, dict[int, float]] = {}  # what stop rules said that they kept of each group, by its id
 
     def slots(value: Any, promised: Any) -> dict[str, Any]:
         return {
-            field.name: Watched(rule, getattr(promised, field.name, None), field.name in _DRAWING, kept)
+            field.name: Watched(rule, getattr(promised, field.name, None), field.name in _DRAWING)
             for field in fields(value)
             if callable(rule := getattr(value, field.name))
         }
@@ -55,7 +55,10 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     prompts = (WatchedOffered if isinstance(recipe.prompts, OfferedPromptRule) else WatchedPrompts)(
         recipe.prompts, getattr(like, "prompts", None)
     )
-    return replace(recipe, stages=tuple(stages), prompts=prompts, **slots(recipe, like)), log
+    under_watch = replace(recipe, stages=tuple(stages), prompts=prompts, **slots(recipe, like))
+    for rule in (under_watch.rows, *(stage.stop for stage in stages if stage.stop is not None)):
+        object.__setattr__(rule, "kept", kept)
+    return under_watch, log
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,11 +102,9 @@ class Watched(_Watch):
 
     Attributes:
         draws: whether its last argument is a random generator.
-        kept: what stop rules said of each group that they kept, by its id; all rules of a recipe share it.
     """
 
     draws: bool
-    kept: dict[int, dict[int, float]]
 
     def __call__(self, *seen: Any) -> Any:
         said, reads = seen[:-1] if self.draws else seen, self._reads()
@@ -118,7 +119,7 @@ class Watched(_Watch):
             self.log[seen[0].group] = made
         if isinstance(made, Sample):
             self.kept.setdefault(seen[0].group, {}).update(made.kept)
-        elif isinstance(seen[0], GroupView):
+        elif "kept" in vars(self):
             said, told = dict(seen[0].kept), self.kept.get(seen[0].group, {})
             expect(
                 9, said == told, f"{self.rule!r} is shown that {said} were kept, a stop rule kept {told}{_about(seen)}"
