@@ -190,7 +190,7 @@ def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, e
 
 
 def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
-    """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; who is late is no matter of length."""
+    """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; the shortest may be late."""
     draw, rule, stop = np.random.default_rng(7), rows.ShortestAndLongest(shortest, longest), stops.SampledTail()
     view = View.of(rows=rule.rows, longest=rule.longest)
     pairs = []
@@ -231,7 +231,7 @@ def on_the_longest(group, chosen, weights):
 def test_the_weighted_sum_over_the_late_rows_is_unbiased():
     """4,000 groups: the mean difference is within 4 standard errors with probability 0.9999, and the seed is fixed.
 
-    With the weight on the longest row it is 30 of them away.
+    With the weight on the longest row it is 19 of them away.
     """
     for weigh, unbiased in ((lambda group, chosen, weights: weights, True), (on_the_longest, False)):
         estimate, truth = late_sums(weigh)
