@@ -344,7 +344,7 @@ ALLOCATORS = [
     (12, "foresight", DoesNotCountReplays),
     (8, "foresight", CountsReplaysAsPaid),
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
-    (6, "darts_sampled", LosesTheSampleOnLoad),
+    (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
     (6, "spo", ForgetsOnLoad),
     (6, "foresight", ForgetsOnLoad),
