@@ -2,6 +2,7 @@
 
 import heapq
 import json
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core import lengths
+from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.ledger import Ledger
+from rollalloc.core.recipe import Sample
+from rollalloc.rules.rows import ShortestAndLongest
 
 SPREAD = 0.5  # deviation of log-lengths
 STD = np.exp(6 + SPREAD**2 / 2) * np.sqrt(np.exp(SPREAD**2) - 1)
@@ -129,3 +133,40 @@ def test_a_prompt_that_left_the_data_is_not_learned_of():
     copy.load_state_dict(allocator.state_dict(), remap=[1 - order.prompt])
     copy.tell([Cancelled(stopped, 61)])
     assert np.isnan(copy.ledger.length_std_N).all()
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """Stops the last rollout, and says that it kept these."""
+
+    kept: tuple[tuple[int, float], ...]
+
+    def __call__(self, group, view, rng):
+        return Sample([max(group.running)], dict(self.kept))
+
+
+@pytest.mark.parametrize(
+    "kept", [((9, 0.5),), ((2, 0.5),), ((0, 0.5),), ((1, 0.0),), ((1, 1.5),), ((1, float("nan")),)]
+)
+def test_a_sample_that_cannot_be_is_refused(kept):
+    """Rollout 0 has ended, 1 goes on, 2 is stopped, 9 never was."""
+    plain = recipes.grpo(1, 3)
+    allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=Keeps(kept)),)), 1, 0)
+    allocator.ask()
+    allocator.tell([Done(0, 1, 1, 40, 0)])
+    with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
+        allocator.ask()
+
+
+def test_what_was_kept_is_seen_and_saved():
+    plain = recipes.grpo(1, 3)
+    recipe = replace(plain, stages=(replace(plain.stages[0], stop=Keeps(((1, 0.5),))),), rows=ShortestAndLongest(1, 1))
+    allocator = Allocator(recipe, 1, 0)
+    allocator.ask()
+    allocator.tell([Done(0, 1, 1, 40, 0)])
+    assert allocator.ask().cancel == (2,)
+    copy = Allocator(recipe, 1, 0)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
+    for each in (allocator, copy):
+        each.tell([Cancelled(2, 40), Done(1, 0, 0, 7, 0)])
+        assert [(row.rollout, row.weight) for row in each.ask().batch.rows] == [(0, 1.0), (1, 2.0)]
