@@ -1,9 +1,11 @@
 """Mixtures of recipes that expect something of a prompt, or of the batch, with those that stage, choose and stop."""
 
+from dataclasses import fields
+
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Replay
+from rollalloc.core.recipe import Recipe, Replay, Stage
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, judges, rows
 from rollalloc.testing import check_recipe
@@ -33,7 +35,7 @@ def test_foresight_draws_and_credits_where_pilot_commit_stages():
     mixed = recipes.mix(PILOT_COMMIT, foresight)
     assert mixed.prompts == foresight.prompts
     assert mixed.advantage == advantages.AgainstBaseline(0.3)
-    assert mixed.replay == foresight.replay == Replay(rows=4, times=12, max_staleness=12)
+    assert mixed.replay == foresight.replay == Replay(rows=4, max_staleness=12)
     assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
     assert foresight.stages[0].judge == judges.Complete(NOW)
     assert mixed.stages[-1].judge == judges.Complete(NEXT_EPOCH)
@@ -62,7 +64,7 @@ REFUSED = {
         recipes.darts(4, 3, 1, deviation="sample"),
     ),
     r"both recipes change advantage: AgainstBaseline\(neg=0.3\) and Successes": (recipes.foresight(4), recipes.raft(4)),
-    "both recipes change advantage: rloo and pods; make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
+    "both recipes change advantage: rloo and pods; .*make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
     "both recipes change replay: Replay.*rows=4.* and Replay.*rows=8": (
         recipes.foresight(4, replay=4),
         recipes.foresight(4, replay=8),
@@ -79,3 +81,33 @@ REFUSED = {
 def test_what_makes_no_sense_together_is_refused_by_name(says):
     with pytest.raises(ValueError, match=says):
         recipes.mix(*REFUSED[says])
+
+
+def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
+    darts = recipes.darts(4, 3, 1, tail="sampled")
+    for pair in ((PILOT_COMMIT, darts), (darts, PILOT_COMMIT)):
+        with pytest.raises(
+            ValueError, match=r"both recipes change size: Fixed.* and Redundant.*take=\{'size': \.\.\.\}"
+        ):
+            recipes.mix(*pair)
+    fixed = recipes.mix(PILOT_COMMIT, darts, take={"size": "first"})
+    assert [stage.size for stage in fixed.stages] == [stage.size for stage in PILOT_COMMIT.stages]
+    assert (fixed.rows, fixed.stages[-1].stop) == (darts.rows, darts.stages[0].stop)
+    assert fixed == recipes.mix(darts, PILOT_COMMIT, take={"size": "second"})
+    sized = recipes.mix(PILOT_COMMIT, darts, take={"size": "second"})
+    assert sized.stages[-1].size == darts.stages[0].size
+    check_recipe(sized, seeds=(0,))
+
+
+def test_every_field_of_a_recipe_and_of_a_stage_is_a_slot():
+    in_stages = {field.name for field in fields(Stage)} - {"name"}
+    assert {*recipes.SLOTS} == {field.name for field in fields(Recipe)} - {"groups", "stages"} | in_stages
+
+
+def test_what_to_take_is_checked():
+    with pytest.raises(ValueError, match=r"take names the slot 'sizes'; there are prompts, .*size"):
+        recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
+    with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):
+        recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"size": "both"})
+    either = recipes.mix(recipes.foresight(4), recipes.spo(4), take={"prompts": "second", "advantage": "first"})
+    assert (either.prompts, either.advantage) == (recipes.spo(4).prompts, recipes.foresight(4).advantage)

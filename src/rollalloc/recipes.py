@@ -1,17 +1,25 @@
 """Methods as values: each function returns a `Recipe`, and `mix` composes two of them.
 
-Every field of a recipe is filled here; change one with `dataclasses.replace`.
+Every field of a recipe is filled here; change one with `dataclasses.replace`. A recipe is closed: no field copies another,
+so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_staleness=0)`.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from rollalloc.core.recipe import Act, Budget, Recipe, Replay, Stage, at_least
+from rollalloc.core.recipe import Act, Budget, PromoteRule, Recipe, Replay, SizeRule, Stage, at_least
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
+_PROMOTE: Mapping[str, PromoteRule] = {
+    "top_variance": promote.TopVariance(),
+    "random": promote.RandomOrder(),
+    "oldest": promote.Oldest(),
+    "most_recent": promote.MostRecent(),
+}
 _QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 
 
@@ -235,16 +243,16 @@ def pilot_commit(
     at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
     at_least("n_commit", n_commit, 1)
     at_least("gen_groups", gen_groups, 1)
-    _one_of("promote", promote, tuple(_promote_rules(0)))
+    _one_of("promote", promote, tuple(_PROMOTE))
     base = grpo(groups, n_pilot, deviation)
     window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
     return replace(
         base,
         stages=(
-            Stage("pilot", sizes.Fixed(n_pilot), window, None, _promote_rules(max_staleness)[promote]),
+            Stage("pilot", sizes.Fixed(n_pilot), window, None, _PROMOTE[promote]),
             replace(base.stages[0], name="commit", size=sizes.Fixed(n_commit)),
         ),
-        intake=intake.KeepInFlight(gen_groups, ahead=groups if max_staleness else 0),
+        intake=intake.KeepInFlight(gen_groups, ahead=True),
         max_staleness=max_staleness,
         max_candidates=max_candidates,
     )
@@ -293,9 +301,10 @@ def darts(
         max_redundancy: rollouts for each one trained on, at most; half of the redundancy is given on average, most to
             prompts whose lengths vary most. At least 1.
         tail: "exact" lets every rollout end, since any that runs may become the longest. "sampled" keeps L random ones of
-            those running once K ended, stops the rest, and weights the L by the inverse of that probability: the longest
-            are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly solved,
-            trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned from.
+            those running once K ended, stops the rest, and weights each of the L by the inverse of that probability: the
+            longest are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly
+            solved, trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned
+            from.
         deviation: as for `grpo`.
 
     Raises:
@@ -304,15 +313,15 @@ def darts(
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)
     _one_of("tail", tail, ("exact", "sampled", "none"))
-    size = sizes.Redundant(shortest + longest, mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
+    size = sizes.Redundant(mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)
-    stop = None if tail == "exact" else stops.SampledTail(shortest, longest)
+    stop = None if tail == "exact" else stops.SampledTail()
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        rows=rows.ShortestAndLongest(shortest, longest, weigh_tail=tail == "sampled"),
+        rows=rows.ShortestAndLongest(shortest, longest),
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
 
@@ -364,94 +373,147 @@ def racing(
     )
 
 
-def mix(first: Recipe, second: Recipe) -> Recipe:
-    """Both methods at once: whatever one of them does otherwise than plain GRPO.
+Side = Literal["first", "second"]
+
+# The slots that `mix` joins and, for each, what passes for saying nothing there. Of the stages it is those of the last one.
+_PLAIN: Mapping[str, Any] = {
+    "prompts": prompts.Shuffled(),
+    "intake": intake.Fill(),
+    "rows": rows.Everything(),
+    "max_staleness": 0,
+    "max_candidates": None,
+    "budget": Budget(),
+    "quarantine_after": _QUARANTINE_AFTER,
+    "over_batch": None,
+    "replay": None,
+}
+_PLAIN_STAGE: Mapping[str, Any] = {"judge": judges.Complete(), "stop": None, "promote": promote.Oldest()}
+SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
+
+
+def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -> Recipe:
+    """Both methods at once: each slot from the one of the two that says something there.
+
+    | slot | what says nothing |
+    |---|---|
+    | `prompts` | in random order, each once an epoch |
+    | `intake` | just as many groups as the batch needs |
+    | `rows` | all of a group |
+    | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
+    | `quarantine_after` | 3 |
+    | `advantage` | GRPO's kernel; what is over the chosen rows goes with any other kernel |
+    | `size` | a fixed number, beside a method that has its own way to size groups; and beside one of several stages |
+    | `judge` | every group is trained on, and its prompt comes back in the next epoch |
+    | `stop`, `promote` | none, the oldest |
 
     `mix(pilot_commit(...), pods(...))` takes the stages of the first and the rows *and* the advantage of the second;
     `mix(dapo(...), darts(...))` takes the judge and the intake of the first, the sizes, the stop and the rows of the second.
-    A single stage of one method applies to the last stage of the other; where the first has several stages, its sizes hold,
-    and its judges say when a prompt comes back: under `mix(pilot_commit(...), foresight(...))` each prompt once an epoch,
-    in foresight's order. What is known of a prompt without its other rollouts, foresight's advantage say, is not replaced
-    by PODS's or DARTS's over the chosen rows: of those methods only the rows, the sizes and the stops are taken then.
+    A single stage of one method applies to the last stage of the other, whose judges say when a prompt comes back: under
+    `mix(pilot_commit(...), foresight(...))` each prompt once an epoch, in foresight's order. What is known of a prompt
+    without its other rollouts, foresight's advantage say, is not replaced by PODS's or DARTS's over the chosen rows: of
+    those methods only the rows, the sizes and the stops are taken then.
+
+    Where both say something else, they cannot be joined without your word: `mix(pilot_commit(...), darts(...),
+    take={"size": "first"})` has Pilot-Commit's numbers of rollouts, and DARTS's rows.
 
     Args:
         first: says how many rollouts a prompt gets where both only fix a number.
         second: another method with the same number of groups.
+        take: which of the two holds in a slot of the table, whatever the other one says; by default none is named.
 
     Raises:
-        ValueError: batches of different size, a field that both change: it names the field and the remedy; or a mixture
-            that could never train: fewer rollouts than are chosen, or one alone that is to differ from itself.
+        ValueError: batches of different size, two methods of several stages, a slot in which both say something else, a
+            slot that there is not: it names the slot and the remedy; or a mixture that could never train: fewer rollouts
+            than are chosen, or one alone that is to differ from itself.
     """
+    take = _checked_take(take)
     if first.groups != second.groups:
         raise ValueError(
-            f"both recipes must train on the same number of groups, got {first.groups} and {second.groups}"
+            f"both recipes must train on the same number of groups, got {first.groups} and {second.groups}; give one of "
+            f"them the other's, dataclasses.replace(recipe, groups={first.groups})"
         )
     if len(first.stages) < len(second.stages):
         first, second = second, first
-    if len(_names(second)) > 1:
+        take = {slot: "second" if side == "first" else "first" for slot, side in take.items()}
+    *before, last = first.stages
+    single, *others = second.stages
+    if others:
         raise ValueError(
             f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
         )
-    plain = grpo(first.groups, 1)
     mixed: dict[str, Any] = {
-        field.name: _either(
-            field.name, getattr(first, field.name), getattr(second, field.name), getattr(plain, field.name)
-        )
-        for field in fields(Recipe)
-        if field.name not in ("stages", "advantage")
+        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take) for slot, plain in _PLAIN.items()
     }
-    mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, plain.advantage)
-    last = _mix_stages(first.stages[-1], second.stages[-1], plain.stages[-1], keep_size=len(first.stages) > 1)
-    recipe = Recipe(stages=(*first.stages[:-1], last), **mixed)
+    mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, take)
+    last = _mix_stages(last, single, take, staged=bool(before))
+    recipe = Recipe(groups=first.groups, stages=(*before, last), **mixed)
     _refuse_too_few_rollouts(recipe)
     return recipe
 
 
-def _mix_stages(first: Stage, second: Stage, plain: Stage, *, keep_size: bool) -> Stage:
-    size = first.size
-    if not keep_size and not isinstance(second.size, sizes.Fixed):
-        # A number of rollouts is not a method: whatever the first fixes, the second's way to size groups goes before it.
-        size = second.size if isinstance(size, sizes.Fixed) else _either("size", size, second.size, None)
-    # A judge that trains on all says nothing but when a prompt comes back, which the stages before have their own mind of.
-    judges_all = keep_size and isinstance(second.judge, judges.Complete)
-    return Stage(
-        first.name,
-        size,
-        first.judge if judges_all else _either("judge", first.judge, second.judge, plain.judge),
-        _either("stop", first.stop, second.stop, plain.stop),
-        _either("promote", first.promote, second.promote, plain.promote),
-    )
+def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
+    for slot, side in (take or {}).items():
+        if slot not in SLOTS:
+            raise ValueError(f"take names the slot {slot!r}; there are {', '.join(SLOTS)}")
+        _one_of(f"take[{slot!r}]", side, ("first", "second"))
+    return take or {}
 
 
-def _mix_advantages(first: Any, second: Any, plain: Any) -> Any:
+def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged: bool) -> Stage:
+    made: dict[str, Any] = {
+        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
+        for slot, plain in _PLAIN_STAGE.items()
+        # A judge that trains on all says nothing but when a prompt comes back, which the stages before have a mind of.
+        if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
+    }
+    return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)
+
+
+def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
+    # A number of rollouts is not a method: a way to size groups goes before it, but not before the number of a last stage,
+    # which was chosen with those of the stages before.
+    if "size" not in take and isinstance(second, sizes.Fixed):
+        return first
+    if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
+        return second
+    return _either("size", first, second, None, take)
+
+
+def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
     """Over the chosen rows where one of the two is, with the kernel that is not the plain one.
 
     A rule that compares no rollouts of a prompt goes before the statistics that PODS and DARTS bring along, but not before
     a kernel that the user named.
     """
+    plain = advantages.OverGroup(advantages.grpo)
     along = (advantages.OverChosen(advantages.grpo), advantages.OverChosen(advantages.pods))
     over = {type(rule) for rule in (first, second)}
+    if "advantage" in take:
+        return _either("advantage", first, second, plain, take)
     if not over <= {advantages.OverGroup, advantages.OverChosen}:
         others = [rule for rule in (first, second) if rule not in along]
-        return others[0] if len(others) == 1 else _either("advantage", first, second, plain)
+        return others[0] if len(others) == 1 else _either("advantage", first, second, plain, take)
     kind = advantages.OverChosen if advantages.OverChosen in over else advantages.OverGroup
-    return kind(_either("advantage", first.kernel, second.kernel, plain.kernel))
+    return kind(_either("advantage", first.kernel, second.kernel, plain.kernel, take))
 
 
-def _either(name: str, first: Any, second: Any, plain: Any) -> Any:
-    """The one of two values that is not the plain one."""
+def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
+    """What holds in a slot: what the user takes, else the one of the two that is not the plain one."""
+    if slot in take:
+        return first if take[slot] == "first" else second
     if first == second or second == plain:
         return first
     if first == plain:
         return second
     said = [getattr(value, "__name__", repr(value)) for value in (first, second)]
     raise ValueError(
-        f"both recipes change {name}: {said[0]} and {said[1]}; make one plain with dataclasses.replace before mixing"
+        f"both recipes change {slot}: {said[0]} and {said[1]}; name the one that holds, 'first' or 'second', in mix(..., "
+        f"take={{{slot!r}: ...}}), or make one plain with dataclasses.replace before mixing"
     )
 
 
 def _refuse_too_few_rollouts(recipe: Recipe) -> None:
-    total, chosen = 0, recipe.rows
+    total, m = 0, recipe.group_rows
     for stage in recipe.stages:
         if not isinstance(stage.size, sizes.Fixed):
             return
@@ -461,11 +523,10 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
                 f"{stage.judge!r} waits for results that differ, and a group has {total} rollout by then; give the recipe "
                 "that says how many, the first of the two, n of at least 2"
             )
-    m = getattr(chosen, "m", None) or getattr(chosen, "shortest", 0) + getattr(chosen, "longest", 0)
-    if m > total:
+    if m is not None and m > total:
         raise ValueError(
-            f"{chosen!r} trains on {m} rollouts but the stages give only {total}; give the recipe that says how many, the "
-            f"first of the two, n of at least {m}"
+            f"{recipe.rows!r} trains on {m} rollouts but the stages give only {total}; give the recipe that says how many, "
+            f"the first of the two, n of at least {m}"
         )
 
 
@@ -473,16 +534,7 @@ def _replay_of(rows: int, staleness: int) -> Replay | None:
     """Rows that did better than expected, as often as they are young enough; None for none."""
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
-    return Replay(rows=rows, times=staleness, max_staleness=staleness) if rows else None
-
-
-def _promote_rules(max_staleness: int) -> dict[str, Any]:
-    return {
-        "top_variance": promote.TopVariance(max_staleness),
-        "random": promote.RandomOrder(),
-        "oldest": promote.Oldest(),
-        "most_recent": promote.MostRecent(),
-    }
+    return Replay(rows=rows, max_staleness=staleness) if rows else None
 
 
 def _row_rules(m: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cases import QUICK, RECIPES
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
-from rollalloc.core.recipe import Act, Budget, Replay, Verdict
+from rollalloc.core.recipe import Act, Budget, Replay, Sample, Verdict
 from rollalloc.core.roster import NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 from rollalloc.testing import ConformanceError, check_recipe
@@ -290,6 +290,27 @@ class CountsReplaysAsPaid(Allocator):
         return accounts | {"trained": accounts["trained"] + self.replayed}
 
 
+def without_samples(state):
+    """A state in which no group knows what a stop rule kept."""
+    return state | {"groups": [group | {"kept": []} for group in state["groups"]]}
+
+
+class LosesTheSampleOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(without_samples(state), **how)
+
+
+class DoesNotRecordTheSample(Allocator):
+    """What a stop rule kept is not known any more when rows are chosen."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        state = self.state_dict()
+        if any(group["kept"] for group in state["groups"]):
+            super().load_state_dict(without_samples(state))
+        return actions
+
+
 class ForgetsWhatItKeepsOnLoad(Allocator):
     def load_state_dict(self, state, **how):
         super().load_state_dict(state | {"kept": []}, **how)
@@ -323,6 +344,8 @@ ALLOCATORS = [
     (12, "foresight", DoesNotCountReplays),
     (8, "foresight", CountsReplaysAsPaid),
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
+    (9, "darts_sampled", LosesTheSampleOnLoad),
+    (9, "darts_sampled", DoesNotRecordTheSample),
     (6, "spo", ForgetsOnLoad),
     (6, "foresight", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
@@ -479,7 +502,7 @@ class OneMore(sizes.Fixed):
 @dataclass(frozen=True)
 class NoRedundancy(sizes.Redundant):
     def __call__(self, groups, view, memory):
-        return [self.rows] * len(groups)
+        return [view.rows] * len(groups)
 
 
 @dataclass(frozen=True)
@@ -508,23 +531,38 @@ class NeverStops(stops.SampledTail):
 
 @dataclass(frozen=True)
 class StopsAtOnce(stops.SampledTail):
-    least_scored = 0  # it is asked before anything is in
+    def least_scored(self, view):
+        return 0  # it is asked before anything is in
 
     def __call__(self, group, view, rng):
-        return [] if group.cancelled or not group.scored else sorted(group.running)[self.tail :]
+        return [] if group.cancelled or not group.scored else sorted(group.running)[view.longest :]
 
 
 @dataclass(frozen=True)
 class StopsAll(stops.SampledTail):
     def __call__(self, group, view, rng):
-        return sorted(group.running) if super().__call__(group, view, rng) else []
+        return sorted(group.running) if stops.SampledTail.__call__(self, group, view, rng) else []
 
 
 @dataclass(frozen=True)
 class CountsTruncated(stops.SampledTail):
     def __call__(self, group, view, rng):
-        due = group.scored >= self.enough and not group.cancelled
-        return sorted(group.running)[self.tail :] if due else []
+        due = group.scored >= self.least_scored(view) and not group.cancelled
+        return sorted(group.running)[view.longest :] if due else []
+
+
+@dataclass(frozen=True)
+class DoesNotSayWhatItKept(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        made = stops.SampledTail.__call__(self, group, view, rng)
+        return made.cancel if isinstance(made, Sample) else made
+
+
+@dataclass(frozen=True)
+class SaysOneHalf(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        made = stops.SampledTail.__call__(self, group, view, rng)
+        return made._replace(kept=dict.fromkeys(made.kept, 0.5)) if isinstance(made, Sample) else made
 
 
 @dataclass(frozen=True)
@@ -668,6 +706,30 @@ class WeightOnTheHead(rows.ShortestAndLongest):
     def __call__(self, group, view, rng):
         chosen, weights = super().__call__(group, view, rng)
         return chosen, weights[np.argsort(np.argsort(-group.tokens_G[chosen]))]
+
+
+@dataclass(frozen=True)
+class WeightOnTheLongest(rows.ShortestAndLongest):
+    """The longest row has the weight of the one that was sampled."""
+
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        made = np.empty(weights.size)
+        made[np.argsort(group.tokens_G[chosen], kind="stable")] = np.sort(weights)
+        return chosen, made
+
+
+@dataclass(frozen=True)
+class WeightOfTheTruncated(rows.ShortestAndLongest):
+    """Where the one that was sampled is truncated, the next shortest takes its place and its weight."""
+
+    def __call__(self, group, view, rng):
+        chosen, weights = super().__call__(group, view, rng)
+        lost = set(np.flatnonzero([r in group.kept for r in group.rollouts_G.tolist()]).tolist()) - set(chosen.tolist())
+        others = sorted(set(range(group.scored)) - lost - set(chosen.tolist()))
+        if not lost or not others:
+            return chosen, weights
+        return np.append(chosen, others[0]), np.append(weights, 1 / min(group.kept.values()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -996,24 +1058,26 @@ RULES = [
     (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
     (9, "Fill", other("grpo", intake=Overfull())),
     (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
-    (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=4))),
+    (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
     (3, "no promise", other("pilot_commit", intake=HoardsWithoutAPromise(12), max_staleness=9)),
     (9, "Fixed", staged("grpo", size=OneMore(4))),
-    (9, "Redundant", staged("darts_exact", size=NoRedundancy(4, 1.5, 2.0))),
-    (9, "Redundant", staged("darts_exact", size=EvenRedundancy(4, 1.5, 2.0))),
-    (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(4, 1.5, 2.0))),
-    (9, "SampledTail", staged("darts_sampled", stop=NeverStops(3, 1))),
-    (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce(3, 1))),
-    (9, "SampledTail", staged("darts_sampled", stop=StopsAll(3, 1))),
-    (9, "SampledTail", staged("darts_sampled", stop=CountsTruncated(3, 1))),
+    (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
+    (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
+    (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(1.5, 2.0))),
+    (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
+    (9, "SampledTail", staged("darts_sampled", stop=CountsTruncated())),
+    (9, "SampledTail", staged("darts_sampled", stop=DoesNotSayWhatItKept())),
+    (9, "SampledTail", staged("darts_sampled", stop=SaysOneHalf())),
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
     (9, "Oldest", staged("dapo_carry", promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=FavoursHits())),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=Starves(4))),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance(4))),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=VarianceOfRewardsFirst(4))),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=FirstFinished(4))),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=Starves())),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance())),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=VarianceOfRewardsFirst())),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=FirstFinished())),
     (9, "MostRecent", staged("pilot_commit_most_recent", 0, promote=OldestAfterAll())),
     (9, "GRPO", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
     (9, "Everything", other("grpo", rows=AllButOne())),
@@ -1026,8 +1090,10 @@ RULES = [
     (9, "Percentile", other("pods", rows=Middle(4))),
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
     (9, "ShortestAndLongest", other("darts_exact", rows=KeepsTruncated(3, 1))),
-    (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1, weigh_tail=True))),
-    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheHead(3, 1, weigh_tail=True))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheHead(3, 1))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheLongest(3, 1))),
+    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOfTheTruncated(3, 1))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
     (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),

@@ -1053,9 +1053,9 @@ def test_outstanding_names_the_stage_that_ordered_each_rollout(drive):
 
 def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
     assert recipes.darts(4, 3, 1) == recipes.darts(4, 3, 1)
-    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail(4, 0)
+    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail()
     assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == rows.ShortestAndLongest(3, 1)
-    assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=4)
+    assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=True)
 
 
 @pytest.mark.parametrize("capacity", [None, 6, 3, 2])

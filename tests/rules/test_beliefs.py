@@ -110,7 +110,7 @@ def test_replay_by_a_number_of_rows():
     assert recipes.reinforce(2).replay is None
     again = recipes.reinforce(2, replay=5, replay_staleness=3).replay
     assert again == recipes.foresight(2, replay=5, replay_staleness=3).replay
-    assert (again.rows, again.times, again.max_staleness, again.above) == (5, 3, 3, 0.0)
+    assert (again.rows, again.times, again.max_staleness, again.above) == (5, None, 3, 0.0)
 
 
 def test_the_running_mean_outlives_a_change_of_the_data():

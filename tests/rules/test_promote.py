@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import View
@@ -11,12 +10,12 @@ from rollalloc.core.seeds import rng
 from rollalloc.rules.promote import MostRecent, Oldest, RandomOrder, TopVariance
 
 
-def view(version=0, running=0):
-    return View.of(version=version, need=4, held_S=(0, 0), running_S=(running, 0))
+def view(version=0, running=0, max_staleness=4):
+    return View.of(version=version, need=4, held_S=(0, 0), running_S=(running, 0), max_staleness=max_staleness)
 
 
-def promoted(rule, held, k, *, version=0, running=0, seed=0):
-    return [group.group for group in rule(held, k, view(version, running), rng(seed, "promote"))]
+def promoted(rule, held, k, *, version=0, running=0, seed=0, max_staleness=4):
+    return [group.group for group in rule(held, k, view(version, running, max_staleness), rng(seed, "promote"))]
 
 
 def group(number, ones, count=4, version=0):
@@ -25,34 +24,36 @@ def group(number, ones, count=4, version=0):
 
 def test_top_variance_takes_the_highest_first():
     held = [group(0, 1), group(1, 2), group(2, 4), group(3, 3)]
-    assert promoted(TopVariance(4), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer
+    assert promoted(TopVariance(), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer
 
 
 def test_top_variance_takes_the_newest_among_equals():
     held = [group(number, ones) for number, ones in ((0, 2), (1, 2), (2, 1), (3, 2))]
-    assert promoted(TopVariance(4), held, 3) == [3, 1, 0]
+    assert promoted(TopVariance(), held, 3) == [3, 1, 0]
 
 
 def test_ties_in_variance_are_no_matter_of_rounding():
     held = [group(0, 1, 10), group(1, 9, 10), group(2, 1, 10)]
-    assert promoted(TopVariance(4), held, 3) == [2, 1, 0]
+    assert promoted(TopVariance(), held, 3) == [2, 1, 0]
 
 
 def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
     held = [group(0, 1, version=1), group(1, 2, version=2), group(2, 2, version=5), group(3, 3, version=1)]
-    assert promoted(TopVariance(4), held, 3, version=5) == [3, 0, 2]
-    assert promoted(TopVariance(5), held, 3, version=5) == [2, 1, 3]
-    assert promoted(TopVariance(0), [group(0, 1), group(1, 2)], 1) == [1]  # all are at their last chance
+    assert promoted(TopVariance(), held, 3, version=5) == [3, 0, 2]
+    assert promoted(TopVariance(), held, 3, version=5, max_staleness=5) == [2, 1, 3]
+    assert promoted(TopVariance(), [group(0, 1), group(1, 2)], 1, max_staleness=0) == [
+        1
+    ]  # all are at their last chance
 
 
 def test_top_variance_waits_for_the_rounds_pilots():
-    assert promoted(TopVariance(4), [group(0, 2)], 1, running=1) == []
-    assert promoted(TopVariance(4), [group(0, 2)], 1) == [0]
+    assert promoted(TopVariance(), [group(0, 2)], 1, running=1) == []
+    assert promoted(TopVariance(), [group(0, 2)], 1) == [0]
 
 
 def test_top_variance_looks_at_the_metric():
     shaped = GroupView.of([1, 1, 1, 1], rewards=[0.0, 1.0, 0.0, 1.0], group=0)
-    assert promoted(TopVariance(4), [shaped, group(1, 1)], 1) == [1]
+    assert promoted(TopVariance(), [shaped, group(1, 1)], 1) == [1]
 
 
 def test_oldest_first_by_version_then_by_draw():
@@ -75,8 +76,3 @@ def test_random_order_is_uniform_and_keyed():
     assert all(abs(count[g] - draws * 0.4) < 5 * np.sqrt(draws * 0.4 * 0.6) for g in range(5))
     assert promoted(RandomOrder(), held, 2, seed=7) == promoted(RandomOrder(), held, 2, seed=7)
     assert promoted(RandomOrder(), held, 9) == [0, 1, 2, 3, 4]
-
-
-def test_top_variance_refuses_a_negative_staleness():
-    with pytest.raises(ValueError, match="max_staleness"):
-        TopVariance(-1)

@@ -15,10 +15,10 @@ from rollalloc.rules.sizes import Fixed, Redundant
 NAN = float("nan")
 
 
-def sizes(rule, stds):
+def sizes(rule, stds, rows=None):
     ledger = Ledger(len(stds))
     ledger.length_std_N[:] = stds
-    view = View.of(len(stds), ledger=ledger)
+    view = View.of(len(stds), ledger=ledger, rows=rows)
     return list(rule([GroupView.of([], prompt=g, group=g) for g in range(len(stds))], view, {}))
 
 
@@ -44,7 +44,7 @@ def test_fixed():
     ],
 )
 def test_redundant_by_hand(stds, expected):
-    assert sizes(Redundant(2, mean_factor=1.5, max_factor=2.0), stds) == expected
+    assert sizes(Redundant(mean_factor=1.5, max_factor=2.0), stds, rows=2) == expected
 
 
 @given(
@@ -53,7 +53,7 @@ def test_redundant_by_hand(stds, expected):
     mean=st.sampled_from([1.0, 1.25, 1.5, 2.0]),
 )
 def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
-    sizes_G = sizes(Redundant(rows, mean_factor=mean, max_factor=2.0), [float(std) for std in stds])
+    sizes_G = sizes(Redundant(mean_factor=mean, max_factor=2.0), [float(std) for std in stds], rows)
     total = round(mean * rows * len(stds))
     assert sum(sizes_G) == total
     assert all(rows <= size <= 2 * rows for size in sizes_G)
@@ -64,17 +64,19 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
 
 def test_the_most_is_what_the_factor_says():
     """1.15 * 100 is a little less than 115 in floating point."""
-    assert sizes(Redundant(100, mean_factor=1.15, max_factor=1.15), [1.0]) == [115]
+    assert sizes(Redundant(mean_factor=1.15, max_factor=1.15), [1.0], rows=100) == [115]
 
 
 def test_redundant_refuses():
     for mean, most in ((0.5, 2.0), (2.5, 2.0)):
         with pytest.raises(ValueError, match="expected 1 <= mean_factor <= max_factor"):
-            Redundant(4, mean_factor=mean, max_factor=most)
+            Redundant(mean_factor=mean, max_factor=most)
+    with pytest.raises(ValueError, match=r"the view does not say how many rows .*; give View.of\(rows=...\)"):
+        sizes(Redundant(1.5, 2.0), [1.0, 2.0])
 
 
 def test_the_ledgers_length_deviation_is_a_running_mean_with_step_three_tenths():
     ledger = Ledger(1)
     for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
-        ledger.close_visit(0, "trained", 1, [0.0] * len(lengths), lengths)
+        ledger.see_lengths(0, lengths, [])
         assert ledger.length_std_N[0] == np.float32(expected)

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from rollalloc.core.group import Group
-from rollalloc.core.phase import FOLLOWING, Phase
-
-_OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
+from rollalloc.core.phase import FOLLOWING, OVER, Phase
 
 
 class Flight:
@@ -17,7 +15,7 @@ class Flight:
     Attributes:
         groups: by id.
         owner: rollouts handed out, without a terminal event, of these groups.
-        stopped: rollouts cancelled, without a terminal event -> prompt; their group may be over.
+        stopped: rollouts cancelled, without a terminal event, of these groups, which may be over.
         waiting_S: groups that passed stage s and wait, by id; the last are those ready for a batch.
         running_S: number of groups in stage s.
         owing_S: groups with rollouts of stage s to hand out, in the order in which they entered it. One that was handed
@@ -28,7 +26,7 @@ class Flight:
     def __init__(self, stages: int) -> None:
         self.groups: dict[int, Group] = {}
         self.owner: dict[int, Group] = {}
-        self.stopped: dict[int, int] = {}
+        self.stopped: dict[int, Group] = {}
         self.waiting_S: list[dict[int, Group]] = [{} for _ in range(stages)]
         self.running_S = [0] * stages
         self.owing_S: list[deque[Group]] = [deque() for _ in range(stages)]
@@ -60,7 +58,7 @@ class Flight:
             del self.waiting_S[self._passed(group)][group.id]
 
     def _enter(self, group: Group) -> None:
-        if group.phase in _OVER:
+        if group.phase in OVER:
             del self.groups[group.id]
             self.touched.pop(group.id, None)
         elif group.phase is Phase.RUNNING:
@@ -76,6 +74,11 @@ class Flight:
     def waiting(self) -> list[Group]:
         """All that wait, ready or not, in order of stage and id."""
         return [waiting[group] for waiting in self.waiting_S for group in sorted(waiting)]
+
+    def trailing(self) -> list[Group]:
+        """Groups that are over but for rollouts that were cancelled and have not ended, in order of id."""
+        over = {group.id: group for group in self.stopped.values() if group.phase in OVER}
+        return [over[group] for group in sorted(over)]
 
     def restore(self, groups: Iterable[Group]) -> None:
         """Take saved groups over: every index but `stopped` and `touched` follows from them."""

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import amount, exact_keys, natural, naturals, pack, rate, unpack
+from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, pack, rate, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
 
@@ -24,8 +24,8 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "baseline", "belief", "cancelled", "done", "epoch", "failed", "first_version", "id", "owed", "phase",
-        "probability", "prompt", "running", "spans", "stage", "tokens", "until", "view",
+        "awaited", "baseline", "belief", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
+        "late", "owed", "phase", "probability", "prompt", "running", "spans", "stage", "tokens", "until", "view",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,10 @@ class Group:
         self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
+        self.kept: dict[int, float] = {}  # rollouts that a stop rule kept -> the probability with which it did
+        self.awaited = 0  # cancelled rollouts without a terminal event; the group may be over
+        self.late: list[int] = []  # lengths of those that ended by themselves all the same
+        self.bounds: list[int] = []  # tokens of those that were cut off: their lengths are at least that
         self.tokens = 0  # paid for its rollouts
         self.first_version: int | None = None  # oldest first-token version among `done`
         self.until: Until = NEXT_EPOCH
@@ -82,6 +86,16 @@ class Group:
             return ((len(self.spans) - 1, tuple(rollouts)),)
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
+    def cut(self, tokens: int) -> None:
+        """A rollout was cancelled after so many tokens; one that had none tells nothing of its length."""
+        if tokens:
+            self.bounds.append(tokens)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the rollouts that ended by themselves; those of the others are at least their `bounds`."""
+        return [done.tokens for done in self.done] + self.late
+
     def add(self, done: Done) -> None:
         """Take a scored rollout."""
         self.done.append(done)
@@ -100,11 +114,12 @@ class Group:
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "belief": self.belief, "baseline": self.baseline, "probability": self.probability,
+            "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds),
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "belief", "baseline", "probability",
+        "until", "belief", "baseline", "probability", "kept", "late", "bounds",
     )  # fmt: skip
 
     @staticmethod
@@ -116,6 +131,8 @@ class Group:
         group = Group(number, prompt, epoch, ledger, belief, amount(state["baseline"], "baseline"), probability)
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
+        group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
+        group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
         group.owed = deque(naturals(state["owed"], "owed"))
         group.running = {
@@ -144,6 +161,7 @@ class GroupView:
         unfinished: their number.
         scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
+        kept: rollouts that a stop rule let go on, where it chose at random which -> the probability with which each was to.
         belief: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
         baseline: the reward that it expected, None where it expected none.
         probability: with which it would have drawn the prompt first among its candidates, None where it is unknown.
@@ -165,6 +183,7 @@ class GroupView:
         stages: Sequence[int] | None = None,
         running: Sequence[int] = (),
         cancelled: int = 0,
+        kept: Mapping[int, float] | None = None,
         prompt: int = 0,
         group: int = 0,
         belief: float | None = None,
@@ -182,6 +201,8 @@ class GroupView:
             stages: index of the stage that ordered each, not decreasing; 0 each by default.
             running: tokens so far of each rollout still to come.
             cancelled: number of rollouts stopped.
+            kept: rollouts that a stop rule let go on -> probability, by their place in `metrics` or, those still to come,
+                after it; none by default.
             prompt: index of the prompt.
             group: id of the group.
             belief: the success rate that the prompt rule expected.
@@ -192,7 +213,7 @@ class GroupView:
         stage_G = list(stages) if stages is not None else [0] * count
         made = Group(group, prompt, 0, Ledger(prompt + 1), belief, baseline, probability)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
-        made.stage, made.cancelled = len(made.spans) - 1, cancelled
+        made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
         for g in range(count):
             reward = metrics[g] if rewards is None else rewards[g]
             made.add(
@@ -256,6 +277,16 @@ class GroupView:
     @property
     def cancelled(self) -> int:
         return self._group.cancelled
+
+    @property
+    def kept(self) -> Mapping[int, float]:
+        return self._group.kept
+
+    @property
+    def kept_G(self) -> NDArray[np.float64]:
+        """Probability with which each was kept when late ones were stopped at random, shape (G,); 1 for the others."""
+        kept = self._group.kept
+        return np.array([kept.get(done.rollout, 1.0) for done in self.in_order], np.float64)
 
     @property
     def record(self) -> Record:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import isnan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core import lengths as law
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
-_LENGTH_STD_STEP = 0.3  # weight of the newest visit in the running length deviation (DARTS, arXiv 2605.30859)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Record:
         tokens: tokens paid for the prompt, those of failed and cancelled rollouts included.
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
-        length_std: running standard deviation of its rollouts' lengths in tokens; NaN before two were seen.
+        length_std: running standard deviation of its rollouts' lengths in tokens, those that were stopped taken for what
+            they are known to exceed (`rollalloc.core.lengths`); NaN before two ended in one visit.
         failures: visits in a row that gave no score because rollouts failed, at most 255.
     """
 
@@ -39,15 +40,22 @@ class Record:
 
 
 class Ledger:
-    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt. Rules read it, the allocator writes it."""
+    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt, or 38. Rules read it, the allocator writes it.
 
-    def __init__(self, prompts: int) -> None:
+    Args:
+        prompts: N.
+        stops: whether rollouts are stopped early, so that what is believed of each prompt's lengths is worth 8 bytes.
+    """
+
+    def __init__(self, prompts: int, stops: bool = False) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
         self.successes_N: NDArray[np.float64] = np.zeros(prompts, np.float64)
         self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
         self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
+        # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
+        self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if stops else None
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
@@ -77,8 +85,8 @@ class Ledger:
         self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
         return int(self.failures_N[prompt])
 
-    def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float], lengths: list[int]) -> None:
-        """Book a visit that ended: the metrics of its scored rollouts and their lengths in tokens."""
+    def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float]) -> None:
+        """Book a visit that ended, and the metrics of its scored rollouts."""
         if fate not in self.fates:
             if len(self.fates) == np.iinfo(np.uint8).max:
                 raise ValueError(
@@ -91,19 +99,48 @@ class Ledger:
         self.successes_N[prompt] += sum(metrics)
         if metrics:
             self.failures_N[prompt] = 0
-        if len(lengths) > 1:
-            std, last = _deviation(lengths), float(self.length_std_N[prompt])
-            self.length_std_N[prompt] = std if isnan(last) else last + _LENGTH_STD_STEP * (std - last)
+
+    def see_lengths(self, prompt: int, lengths: list[int], bounds: list[int]) -> None:
+        """Learn from a visit how the prompt's lengths vary; one of which fewer than two rollouts ended teaches nothing.
+
+        Args:
+            prompt: its index.
+            lengths: in tokens, of the rollouts that ended.
+            bounds: tokens of those that were stopped, above 0.
+        """
+        if len(lengths) < 2:
+            return
+        believed, before, last = self.log_length_2N, None, float(self.length_std_N[prompt])
+        if believed is not None and not isnan(believed[0, prompt]):
+            before = law.LogLengths(*believed[:, prompt].tolist())
+        if bounds or believed is not None:
+            std, after = law.see(lengths, bounds, before)
+            if believed is not None:
+                believed[:, prompt] = after
+        else:
+            std = law.deviation(lengths)
+        self.length_std_N[prompt] = std if isnan(last) else last + law.STEP * (std - last)
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""
         self.tokens_N[prompt] += tokens
 
-    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "length_std_N", "failures_N")
+    _ARRAYS = (
+        "attempts_N",
+        "successes_N",
+        "tokens_N",
+        "version_N",
+        "fate_N",
+        "length_std_N",
+        "failures_N",
+    )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        return {"fates": list(self.fates)} | {name: pack(getattr(self, name)) for name in self._ARRAYS}
+        believed = None if self.log_length_2N is None else pack(self.log_length_2N)
+        return {"fates": list(self.fates), "log_length_2N": believed} | {
+            name: pack(getattr(self, name)) for name in self._ARRAYS
+        }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved ledger.
@@ -115,17 +152,13 @@ class Ledger:
         Raises:
             ValueError: keys, arrays or fates that are not those of a ledger; names them.
         """
-        exact_keys(state, ("fates", *self._ARRAYS), "ledger")
+        exact_keys(state, ("fates", "log_length_2N", *self._ARRAYS), "ledger")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"ledger, {name}")
+        if self.log_length_2N is not None and state["log_length_2N"] is not None:  # else saved under another recipe
+            move_in(self.log_length_2N, state["log_length_2N"], source_N, "ledger, log_length_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(
                 f"ledger, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is torn"
             )
-
-
-def _deviation(lengths: list[int]) -> float:
-    """Population standard deviation, in whole numbers as far as they go: numpy's costs more than all else of a visit."""
-    count, total = len(lengths), sum(lengths)
-    return sqrt(count * sum(length * length for length in lengths) - total * total) / count

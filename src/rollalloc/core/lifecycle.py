@@ -11,8 +11,8 @@ from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import QUARANTINED
-from rollalloc.core.phase import Phase
-from rollalloc.core.recipe import Act
+from rollalloc.core.phase import OVER, Phase
+from rollalloc.core.recipe import Act, Sample, StopRule
 from rollalloc.core.roster import NEXT_EPOCH, NOW, Until
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
@@ -48,6 +48,7 @@ def on_done(run: Run, done: Done) -> None:
     if group is None:  # it was done before the cancellation reached it
         run.accounts["cancelled"] += 1
         run.release.append(done.rollout)
+        _end_stopped(run, done)
         return
     group.add(done)
     run.failing = 0
@@ -64,9 +65,14 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
     failed = isinstance(event, Failed)
     run.accounts["failed" if failed else "cancelled"] += 1
     run.release.append(event.rollout)
-    if group is not None:
-        group.failed += failed
-        judge(run, group)
+    if group is None:
+        _end_stopped(run, event)
+        return
+    if failed:
+        group.failed += 1
+    else:
+        group.cut(index(event.tokens))
+    judge(run, group)
 
 
 def on_progress(run: Run, rollout: int, tokens: int) -> None:
@@ -121,7 +127,7 @@ def may_replay(run: Run, row: Row) -> bool:
     if replay is None or row.prompt == GONE or run.finished is not None:
         return False
     young = run.version - row.version <= replay.max_staleness
-    return young and row.replays < replay.times and row.advantage > replay.above
+    return young and (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:
@@ -184,14 +190,30 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
     if group is not None:
         del group.running[rollout]
         group.tokens += tokens
-    elif rollout in flight.stopped:
-        prompt = flight.stopped.pop(rollout)
-        if prompt != GONE:
-            run.ledger.pay(prompt, tokens)
-    else:
+    elif rollout not in flight.stopped:
         raise EventError(_unknown(run, rollout))
     run.purse.generate(tokens)
     return group
+
+
+def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
+    """Book the terminal event of a rollout that had been cancelled, and what it says of the prompt's lengths."""
+    group = run.flight.stopped.pop(event.rollout)
+    group.awaited -= 1
+    tokens = index(event.tokens)
+    if isinstance(event, Done):
+        group.late.append(tokens)
+    elif isinstance(event, Cancelled):
+        group.cut(tokens)
+    if group.prompt != GONE:
+        run.ledger.pay(group.prompt, tokens)
+        _learn_lengths(run, group)
+
+
+def _learn_lengths(run: Run, group: Group) -> None:
+    """Once a visit is over and nothing of it is to come: how long its rollouts were, or would have been at least."""
+    if group.phase in OVER and not group.awaited:
+        run.ledger.see_lengths(group.prompt, group.lengths, group.bounds)
 
 
 def _unknown(run: Run, rollout: int) -> str:
@@ -274,9 +296,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:
         fate = QUARANTINED
-    run.ledger.close_visit(
-        group.prompt, fate, run.version, [d.metric for d in group.done], [d.tokens for d in group.done]
-    )
+    run.ledger.close_visit(group.prompt, fate, run.version, [d.metric for d in group.done])
+    _learn_lengths(run, group)
     run.ledger.pay(group.prompt, group.tokens)
     if quarantined:
         run.roster.bar(group.prompt)
@@ -310,9 +331,10 @@ def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
     for rollout in rollouts:
         if rollout in group.running:
             del group.running[rollout], run.flight.owner[rollout]
-            run.flight.stopped[rollout] = group.prompt
+            run.flight.stopped[rollout] = group
             run.cancel.append(rollout)
             group.cancelled += 1
+            group.awaited += 1
         elif rollout not in owed:
             raise RuleError(f"a stop rule named rollout {rollout}, which is not running in group {group.id}")
 
@@ -325,12 +347,26 @@ def stop_early(run: Run) -> None:
         if rule is None or group.phase is not _RUNNING:
             continue
         named = rule(group.view, run.view(), rng_when_used(run.seed, "stop", group.id))
+        if isinstance(named, Sample):
+            _keep(group, rule, named)
+            named = named.cancel
         rollouts = [int(rollout) for rollout in named]
         if rollouts:
             owed = len(group.owed)
             stop(run, group, rollouts)
-            group.cancelled += owed - len(group.owed)  # the rule chose among these, too: its weights count them
+            group.cancelled += owed - len(group.owed)  # the rule stopped these, too
             judge(run, group)
+
+
+def _keep(group: Group, rule: StopRule, sample: Sample) -> None:
+    """Record which rollouts a stop rule let go on, and with what probability."""
+    kept = {int(rollout): float(share) for rollout, share in sample.kept.items()}
+    alive = {*group.running, *group.owed}.difference(sample.cancel)
+    if not alive >= kept.keys() or not all(0 < share <= 1 for share in kept.values()):
+        raise RuleError(
+            f"{rule!r} must keep rollouts that run and are not stopped, with a probability in (0, 1] each, got {sample}"
+        )
+    group.kept.update(kept)
 
 
 def withhold(run: Run) -> None:

@@ -132,6 +132,17 @@ def rate(value: Any, where: str) -> float | None:
     raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is torn")
 
 
+def chance(value: Any, where: str) -> float:
+    """A saved probability of something that happened.
+
+    Raises:
+        ValueError: not a number in (0, 1].
+    """
+    if rate(value, where) in (None, 0):
+        raise ValueError(f"{where}: expected a number in (0, 1], got {value!r}; the state is torn")
+    return float(value)
+
+
 def naturals(values: Any, where: str) -> list[int]:
     """A saved list of counts or ids.
 

@@ -16,6 +16,8 @@ class Phase(Enum):
     DROPPED = "dropped"  # over: nothing of it was trained
 
 
+OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
+
 # The whole table: what is not here cannot happen.
 FOLLOWING: dict[Phase, frozenset[Phase]] = {
     Phase.DRAWN: frozenset({Phase.RUNNING}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -65,7 +65,7 @@ class Verdict:
 
 
 class View(NamedTuple):
-    """What a rule may know about the run.
+    """What a rule may know about the run, and of the recipe as a whole: no rule has a copy of what is another's.
 
     Attributes:
         version: of the weights, as last told.
@@ -78,6 +78,10 @@ class View(NamedTuple):
         ledger: the record of every prompt; read only.
         table: the data set, with its features.
         moved: what `Updated` told of the way the weights went, in all, in nats a token; 0 where it told nothing.
+        groups: the recipe's, in a full batch.
+        max_staleness: the recipe's.
+        rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
+        longest: how many of those are the longest, as it says; 0 where it does not choose by length.
     """
 
     version: int
@@ -90,6 +94,10 @@ class View(NamedTuple):
     ledger: Ledger
     table: PromptTable
     moved: float
+    groups: int
+    max_staleness: int
+    rows: int | None
+    longest: int
 
     @staticmethod
     def of(
@@ -104,11 +112,16 @@ class View(NamedTuple):
         left: int | None = None,
         ledger: Ledger | None = None,
         moved: float = 0.0,
+        groups: int = 1,
+        max_staleness: int = 0,
+        rows: int | None = None,
+        longest: int = 0,
     ) -> View:
         """A view made by hand, for tests and for trying a rule at the prompt; nothing has happened yet, by default."""
         table = PromptTable.of(table)
         ledger = Ledger(len(table)) if ledger is None else ledger
-        return View(version, epoch, need, held_S, running_S, paid, left, ledger, table, moved)
+        made = (version, epoch, need, held_S, running_S, paid, left, ledger, table, moved)
+        return View(*made, groups, max_staleness, rows, longest)
 
     @property
     def on_the_way(self) -> int:
@@ -188,18 +201,36 @@ class IntakeRule(Protocol):
 
 
 class SizeRule(Protocol):
-    """How many rollouts each of these groups gets in a stage, decided jointly; each at least 1."""
+    """How many rollouts each of these groups gets in a stage, decided jointly; each at least 1.
+
+    A size or stop rule with an attribute `reads_rows` that is true needs a row rule that says how many it takes.
+    """
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]: ...
+
+
+class Sample(NamedTuple):
+    """What a stop rule decided that chose at random which of a group's rollouts go on.
+
+    Attributes:
+        cancel: rollouts to stop.
+        kept: the others that it chose among -> the probability with which each was to be kept, in (0, 1]; 1 where there
+            was nothing to choose. Stored and saved with the group; row rules see it as `group.kept` and `group.kept_G`.
+    """
+
+    cancel: Sequence[int]
+    kept: Mapping[int, float]
 
 
 class StopRule(Protocol):
     """Which rollouts of a group to cancel. Asked after something ended or went on, before anything new is ordered.
 
-    A rule with an attribute `least_scored` is not asked before a group has so many scored rollouts.
+    A rule that chooses at random answers with a `Sample`, so that what goes on can stand for what was stopped. A rule with a
+    method `least_scored(view)` is not asked before a group has so many scored rollouts; that is asked for once, as a run
+    begins, and what it reads of the view must be the recipe's.
     """
 
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]: ...
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample: ...
 
 
 class JudgeRule(Protocol):
@@ -222,7 +253,11 @@ class PromoteRule(Protocol):
 
 
 class RowRule(Protocol):
-    """Which scored rollouts of a group are trained on: indices into its arrays, and a loss weight for each."""
+    """Which scored rollouts of a group are trained on: indices into its arrays, and a loss weight for each.
+
+    A rule with an attribute `rows` takes at most so many of a group, and one with an attribute `longest` takes that many for
+    being the longest: the rules for sizes and stops read both from the view.
+    """
 
     def __call__(
         self, group: GroupView, view: View, rng: np.random.Generator
@@ -253,6 +288,7 @@ class Replay:
     Attributes:
         rows: replayed in a batch, at most; at least 1.
         times: a rollout is replayed at most so often, at least 1: with its first time it is trained 1 + `times` times.
+            None: as often as it is young enough.
         max_staleness: a rollout is replayed while `version - its first-token version` is at most this, at least 1.
         above: only rows whose advantage is above this are kept for replay: 0 for what did better than expected,
             -inf for all.
@@ -262,12 +298,12 @@ class Replay:
     """
 
     rows: int
-    times: int
+    times: int | None = None
     max_staleness: int
     above: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "times", "max_staleness"):
+        for name in ("rows", "max_staleness", *(("times",) if self.times is not None else ())):
             at_least(name, getattr(self, name), 1)
         if isnan(self.above):
             raise ValueError("above must be a number, got nan")
@@ -323,6 +359,9 @@ class Stage:
 class Recipe:
     """A whole method as one value: comparable, with a readable repr and a fingerprint.
 
+    Closed: what one field says no other one copies. Rules read it from the `View`, so that a recipe with a field replaced is
+    the recipe that would have been made so.
+
     Attributes:
         groups: groups in a full batch, at least 1.
         stages: at least one; a group goes through them in order.
@@ -341,7 +380,7 @@ class Recipe:
 
     Raises:
         TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
-        ValueError: a number out of its range.
+        ValueError: a number out of its range, or a rule that reads how many rows a group has where no rule says it.
     """
 
     groups: int
@@ -369,6 +408,14 @@ class Recipe:
         object.__setattr__(self, "stages", tuple(self.stages))
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")
+        readers = [
+            rule for each in self.stages for rule in (each.size, each.stop) if getattr(rule, "reads_rows", False)
+        ]
+        if readers and self.group_rows is None:
+            raise ValueError(
+                f"{readers[0]!r} reads how many rows of a group are trained on, which {self.rows!r} does not say; replace "
+                "both, or take a row rule with an attribute `rows`"
+            )
         _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
 
     @cached_property
@@ -387,6 +434,11 @@ class Recipe:
         return tuple(repr(rule) for rule in slots if getattr(rule, "reads_rate", False))
 
     @property
+    def group_rows(self) -> int | None:
+        """Rows of each group that are trained on at most, as the row rule says; None where it does not say."""
+        return getattr(self.rows, "rows", None)
+
+    @property
     def reads_features(self) -> bool:
         """Whether the prompt rule looks at the table's features; it says so by an attribute of its class."""
         return bool(getattr(self.prompts, "reads_features", False))
@@ -400,6 +452,17 @@ class Recipe:
     def stopping(self) -> tuple[int, ...]:
         """Stages, by their number, whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
+
+
+def rows_of(view: View) -> int:
+    """Rows of a group that the recipe trains on, for a rule with `reads_rows`.
+
+    Raises:
+        ValueError: the view does not say; only one made by hand may not.
+    """
+    if view.rows is None:
+        raise ValueError("the view does not say how many rows of a group are trained on; give View.of(rows=...)")
+    return view.rows
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:

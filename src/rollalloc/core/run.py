@@ -12,7 +12,7 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.purse import Purse
-from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, View
+from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View
 from rollalloc.core.roster import Roster
 from rollalloc.core.table import PromptTable
 
@@ -45,11 +45,8 @@ class Run:
         self.loader = recipe.prompts if isinstance(recipe.prompts, OfferedPromptRule) else None
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
-        self.stops_from_S = tuple(
-            inf if stage.stop is None else getattr(stage.stop, "least_scored", 0) for stage in recipe.stages
-        )
         self.version = 0
-        self.ledger = Ledger(len(table))
+        self.ledger = Ledger(len(table), stops=bool(recipe.stopping))
         self.roster = Roster(len(table))
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
         self.purse = Purse(recipe.budget)
@@ -67,6 +64,10 @@ class Run:
         self.barren = self.failing = 0
         self.settled = False
         self._view: View | None = None
+        self.stops_from_S = tuple(
+            inf if stage.stop is None else _least_scored(stage.stop, self.view()) for stage in recipe.stages
+        )
+        self.forget_view()  # a state that is loaded does not say that it changes anything
 
     def changed(self) -> None:
         """Something changed that a decision may depend on."""
@@ -92,6 +93,10 @@ class Run:
                 ledger=self.ledger,
                 table=self.table,
                 moved=self.moved,
+                groups=self.recipe.groups,
+                max_staleness=self.recipe.max_staleness,
+                rows=self.recipe.group_rows,
+                longest=getattr(self.recipe.rows, "longest", 0),
             )
         return view
 
@@ -119,6 +124,12 @@ class Run:
 
 
 _id = attrgetter("id")
+
+
+def _least_scored(rule: StopRule, view: View) -> int:
+    """Scored rollouts of a group from which on a stop rule is asked."""
+    least: Any = getattr(rule, "least_scored", None)
+    return 0 if least is None else least(view)
 
 
 def _checked_memory(recipe: Recipe, memory: Any) -> Memory:

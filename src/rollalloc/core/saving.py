@@ -25,17 +25,18 @@ from rollalloc.core.packing import (
     reading,
     unpack_tree,
 )
-from rollalloc.core.phase import Phase
+from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.recipe import CAUSES, Drawn, MovablePromptRule, Recipe
 from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable
 
-SCHEMA = 4
+SCHEMA = 5
+_IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
     "schema", "recipe", "seed", "prompts", *_COUNTS, "moved", "finished", "cancel", "release", "accounts", "purse", "ledger",
-    "roster", "memory", "drawn", "groups", "touched", "stopped", "batch", "kept",
+    "roster", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
 )  # fmt: skip
 
 
@@ -59,7 +60,8 @@ def dump(run: Run) -> dict[str, Any]:
         "drawn": [[*drawn, epoch] for drawn, epoch in run.drawn],
         "groups": [group.state_dict() for group in flight.groups.values()],
         "touched": list(flight.touched),
-        "stopped": list(flight.stopped.items()),
+        "stopped": [[rollout, group.id] for rollout, group in flight.stopped.items()],
+        "trailing": [group.state_dict() for group in flight.trailing()],
         "batch": None if run.batch is None else _dump_batch(run.batch),
         "kept": [list(row) for row in run.kept.values()],
     }
@@ -163,13 +165,19 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
         with reading(f"groups[{at}]"):
-            group = Group.of_state(saved, run.ledger)
-            group.prompt = here[group.prompt]
-            _check_group(run, group)
-            groups.append(group)
+            groups.append(_load_group(run, saved, here, trailing=False))
     run.flight.restore(groups)
+    trailing: list[Group] = []
+    for at, saved in enumerate(state["trailing"]):
+        with reading(f"trailing[{at}]"):
+            trailing.append(_load_group(run, saved, here, trailing=True))
     run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
-    run.flight.stopped = {natural(rollout, "stopped"): here[prompt] for rollout, prompt in state["stopped"]}
+    stopping = {group.id: group for group in [*trailing, *groups]}
+    for rollout, group in state["stopped"]:
+        run.flight.stopped[natural(rollout, "stopped")] = stopping[natural(group, "stopped")]
+        stopping[group].awaited += 1
+    if len(stopping) < len(trailing) + len(groups) or not all(group.awaited for group in trailing):
+        raise ValueError("trailing: a group is there twice, or nothing of it is to come; the state is torn")
     drawn = [
         (
             Drawn(here[prompt], rate(belief, "drawn"), amount(baseline, "drawn"), rate(probability, "drawn")),
@@ -178,7 +186,7 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         for prompt, belief, baseline, probability, epoch in state["drawn"]
     ]
     run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
-    indices = [group.prompt for group in groups] + [*run.flight.stopped.values(), *(each.prompt for each, _ in drawn)]
+    indices = [group.prompt for group in [*groups, *trailing]] + [each.prompt for each, _ in drawn]
     if max(indices, default=0) >= len(run.table):
         raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is torn")
     with reading("batch"):
@@ -201,7 +209,17 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
         raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is torn")
 
 
-def _check_group(run: Run, group: Group) -> None:
+def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, *, trailing: bool) -> Group:
+    """A group in flight, or one that is over but for rollouts that were cancelled and have not ended."""
+    group = Group.of_state(saved, run.ledger)
+    group.prompt = here[group.prompt]
+    _check_group(run, group, OVER if trailing else _IN_FLIGHT)
+    if trailing and (group.running or group.owed):
+        raise ValueError("a group that is over has rollouts to come; the state is torn")
+    return group
+
+
+def _check_group(run: Run, group: Group, phases: frozenset[Phase]) -> None:
     stages = len(run.recipe.stages)
     if not (0 <= group.stage < stages and 0 < len(group.spans) <= stages and 0 <= group.id < run.next_group):
         raise ValueError(
@@ -211,8 +229,10 @@ def _check_group(run: Run, group: Group) -> None:
         not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version) for done in group.done
     ):
         raise ValueError(f"a scored rollout is not finite, or of weights newer than {run.version}; the state is torn")
-    if group.phase not in (Phase.RUNNING, Phase.WAITING, Phase.READY):
-        raise ValueError(f"phase {group.phase.value!r} is not one of a group in flight")
+    if group.phase not in phases:
+        raise ValueError(
+            f"phase {group.phase.value!r} is not one of {', '.join(sorted(phase.value for phase in phases))}"
+        )
 
 
 def _check_sums(run: Run) -> None:

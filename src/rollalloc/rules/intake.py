@@ -22,30 +22,39 @@ class Fill:
 class KeepInFlight:
     """Keep `groups` groups running in the first stage while those further on do not suffice.
 
-    Opens groups - running[0] while held + running in later stages < need + ahead. So at most need + ahead + groups are
-    held at any time.
+    Opens groups - running[0] while held + running in later stages < need + a batch where it looks ahead. So at most need +
+    that + groups are held at any time.
 
     Attributes:
         groups: at least 1.
-        ahead: groups wanted beyond the batch in the making, 0 or more. With a batch's worth ahead, the first stage for the
-            next batch is generated together with the last stage for this one, at the price of one version of staleness.
+        ahead: whether, where the recipe allows staleness, a batch beyond the one in the making is wanted: the first stage
+            for the next batch is then generated together with the last stage for this one, at the price of one version of
+            staleness.
     """
 
     groups: int
-    ahead: int = 0
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
-        at_least("ahead", self.ahead, 0)
+        if type(self.ahead) is not bool:
+            raise ValueError(
+                f"ahead must be True or False: how many groups a batch has the recipe says, got {self.ahead!r}"
+            )
 
     def __call__(self, view: View, memory: Memory) -> int:
-        if view.need == 0 and not self.ahead:
+        ahead = self._ahead(view)
+        if view.need == 0 and not ahead:
             return 0
         further_on = view.on_the_way - view.running_S[0]
-        return self.groups - view.running_S[0] if further_on < view.need + self.ahead else 0
+        return self.groups - view.running_S[0] if further_on < view.need + ahead else 0
+
+    def _ahead(self, view: View) -> int:
+        """Groups wanted beyond the batch in the making."""
+        return view.groups if self.ahead and view.max_staleness else 0
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
-        running, wanted = view.running_S[0] + max(0, opened), view.need + self.ahead
+        running, wanted = view.running_S[0] + max(0, opened), view.need + self._ahead(view)
         later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
         return {
             "no more than `groups` run in the first stage": opened <= 0 or running <= self.groups,

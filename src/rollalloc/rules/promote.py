@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View, at_least
+from rollalloc.core.recipe import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,9 @@ class TopVariance:
     first would starve them until their paid rollouts expire. And it waits while groups are still running in its stage,
     because what is highest is known only when all are in; the intake rules stop opening groups while enough are held, so
     the wait ends.
-
-    Attributes:
-        max_staleness: the recipe's.
     """
 
     reads: ClassVar = ("metrics_G",)
-
-    max_staleness: int
-
-    def __post_init__(self) -> None:
-        at_least("max_staleness", self.max_staleness, 0)
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         if view.running_S[held[0].stage]:
@@ -88,19 +80,19 @@ class TopVariance:
         return sorted(held, key=lambda group: self._rank(group, view))[:k]
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
-        lasts = view.version - group.first_version < self.max_staleness
+        lasts = view.version - group.first_version < view.max_staleness
         # With staleness 0 every group is at its last chance, and none needs to go before the others.
         variance = round(float(np.var(group.metrics_G)), 12)
-        return (lasts if self.max_staleness else True, -variance, -group.group)
+        return (lasts if view.max_staleness else True, -variance, -group.group)
 
     def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
         awaited = view.running_S[held[0].stage] > 0
         left = _left(chosen, held)
-        last = [group for group in left if view.version - group.first_version >= self.max_staleness > 0]
+        last = [group for group in left if view.version - group.first_version >= view.max_staleness > 0]
         variances = [
             _variance(group)
             for group in chosen
-            if not view.version - group.first_version >= self.max_staleness > 0  # at its last chance
+            if not view.version - group.first_version >= view.max_staleness > 0  # at its last chance
         ]
         best_left = max((_variance(group) for group in left), default=0.0)
         return {

@@ -94,6 +94,11 @@ class _Some:
     def __post_init__(self) -> None:
         at_least("m", self.m, 1)
 
+    @property
+    def rows(self) -> int:
+        """m."""
+        return self.m
+
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         if group.rewards_G.size <= self.m:
             return _even(np.arange(group.rewards_G.size))
@@ -175,56 +180,77 @@ class Percentile(_Some):
 class ShortestAndLongest:
     """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
 
-    Where the tail was sampled (`stops.SampledTail`), each of the L stands for those that were stopped, too: its weight is
-    (L + number stopped) / L, the inverse of the probability with which it was kept.
+    Where a stop rule sampled the late ones (`stops.SampledTail`), it is the K shortest of those that had ended by then, with
+    weight 1, and each late one that was kept, with the inverse of the probability with which it was, whichever is longer:
 
-    DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest.
+        E[Σ_kept f_i / q_i] = Σ_late f_i
+
+    over all late rollouts that would not fail nor be truncated, whatever f. For that, one that was kept and failed, or was
+    truncated, is left out and nothing takes its place or its weight: the group then has fewer rows. Where no more than L
+    were running q is 1, and nothing was stopped. Where the rule was never asked, since all ended at once, none is late, and
+    the L longest are taken, with weight 1.
+
+    DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest; weights by Horvitz and Thompson,
+    Journal of the American Statistical Association 47, 1952.
 
     Attributes:
         shortest: K, at least 1.
         longest: L, 0 or more.
-        weigh_tail: whether the L rows carry that weight; 1 otherwise.
     """
 
     reads: ClassVar = ("tokens_G", "truncated_G")
 
     shortest: int
     longest: int
-    weigh_tail: bool = False
 
     def __post_init__(self) -> None:
         at_least("shortest", self.shortest, 1)
         at_least("longest", self.longest, 0)
 
+    @property
+    def rows(self) -> int:
+        """K + L."""
+        return self.shortest + self.longest
+
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        done_G, rows = group.in_order, self.shortest + self.longest
+        done_G, kept = group.in_order, group.kept
+        early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
         # Truncated last, then by length, then by id.
-        order = sorted(range(len(done_G)), key=lambda g: (done_G[g].truncated, done_G[g].tokens))
-        whole = sum(not done.truncated for done in done_G)
-        tail = order[whole - self.longest : whole] if whole >= rows else order[self.shortest : rows]
-        chosen = sorted(order[: self.shortest] + tail)
-        if not self.weigh_tail or not tail:
-            return _even(np.array(chosen))
-        weight = (len(tail) + group.cancelled) / len(tail)
-        return np.array(chosen), np.array([weight if g in tail else 1.0 for g in chosen])
+        early.sort(key=lambda g: (done_G[g].truncated, done_G[g].tokens))
+        if kept:
+            tail = [g for g in range(len(done_G)) if done_G[g].rollout in kept and not done_G[g].truncated]
+        else:
+            whole = sum(not done.truncated for done in done_G)
+            tail = early[whole - self.longest : whole] if whole >= self.rows else early[self.shortest : self.rows]
+        chosen_M = np.array(sorted(early[: self.shortest] + tail))
+        return chosen_M, 1 / group.kept_G[chosen_M]
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
-        kept, rows = chosen[0].tolist(), self.shortest + self.longest
-        lengths = group.tokens_G.tolist()
-        whole = sorted(lengths[g] for g in np.flatnonzero(~group.truncated_G))
-        kept_whole = sorted(lengths[g] for g in kept if not group.truncated_G[g])
-        enough = len(whole) >= rows
-        stand_for = group.cancelled if self.weigh_tail and len(kept) > self.shortest else 0
-        by_length = sorted(kept, key=lambda g: (bool(group.truncated_G[g]), lengths[g]))
-        weight_of = dict(zip(kept, chosen[1].tolist(), strict=True))
-        return {
-            "K + L rollouts, or all": len(kept) == len(set(kept)) == min(rows, group.scored),
+        kept, weights = chosen[0].tolist(), chosen[1].tolist()
+        late = [rollout in group.kept for rollout in group.rollouts_G.tolist()]
+        lengths, truncated = group.tokens_G.tolist(), group.truncated_G.tolist()
+        probability = [group.kept.get(rollout, 1.0) for rollout in group.rollouts_G[chosen[0]].tolist()]
+        own = {
+            "the weight of each is the inverse of the probability with which it was kept": all(
+                abs(weight * chance - 1) < 1e-9 for weight, chance in zip(weights, probability, strict=True)
+            )
+        }
+        if group.kept:
+            early = sorted(lengths[g] for g in range(group.scored) if not late[g] and not truncated[g])
+            taken = sorted(lengths[g] for g in kept if not late[g] and not truncated[g])
+            return own | {
+                "every late one that was kept and not truncated, and no other late one": (
+                    {g for g in kept if late[g]} == {g for g in range(group.scored) if late[g] and not truncated[g]}
+                ),
+                "the K shortest of those that had ended by then": taken == early[: self.shortest],
+            }
+        whole = sorted(lengths[g] for g in range(group.scored) if not truncated[g])
+        kept_whole = sorted(lengths[g] for g in kept if not truncated[g])
+        enough = len(whole) >= self.rows
+        return own | {
+            "K + L rollouts, or all": len(kept) == len(set(kept)) == min(self.rows, group.scored),
             "the K shortest and the L longest that were not truncated": (
                 not enough or kept_whole == whole[: self.shortest] + whole[len(whole) - self.longest :]
             ),
             "a truncated one only where all others are kept": enough or kept_whole == whole,
-            "the weights are those of the rows and of all for which the tail stands": (
-                abs(sum(weight_of.values()) - len(kept) - stand_for) < 1e-6
-            ),
-            "the shortest weigh 1": all(weight_of[g] == 1 for g in by_length[: self.shortest]),
         }

@@ -9,54 +9,56 @@ from typing import ClassVar
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View, at_least
+from rollalloc.core.recipe import Sample, View, rows_of
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTail:
-    """Once `enough` rollouts are there that were not truncated, keep `tail` random ones of those running, stop the rest.
+    """Once K rollouts are there that were not truncated, keep L random ones of those running, stop the rest.
 
-    With tail 0 nothing is kept. With tail 1 or more the longest rollouts are replaced by a random sample of the late
-    ones: no rollout can be known to be the longest while others run.
-
-    Attributes:
-        enough: K, at least 1.
-        tail: L, 0 or more.
+    K + L are the rows that the recipe's row rule takes of a group, L those that it takes for being the longest. Each of the
+    r that run goes on with probability L / r, or 1 where no more than L run, and the group keeps that with it. With L = 0
+    nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout can be
+    known to be the longest while others run.
     """
 
     reads: ClassVar = ("truncated_G",)
+    reads_rows: ClassVar = True
 
-    enough: int
-    tail: int
+    def least_scored(self, view: View) -> int:
+        """K: scored rollouts before which nothing is stopped."""
+        return rows_of(view) - view.longest
 
-    def __post_init__(self) -> None:
-        at_least("enough", self.enough, 1)
-        at_least("tail", self.tail, 0)
-
-    @property
-    def least_scored(self) -> int:
-        """Scored rollouts before which nothing is stopped."""
-        return self.enough
-
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
-        # A group of which some were stopped has its sample already; looking again would thin it out.
-        if group.scored < self.enough or group.cancelled or group.unfinished <= self.tail:
-            return ()
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample:
         # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
-        if group.whole < self.enough:
+        if not group.unfinished or group.whole < self.least_scored(view):
             return ()
-        running = sorted(group.running)
-        kept = set(rng.permutation(len(running))[: self.tail].tolist())
-        return [rollout for at, rollout in enumerate(running) if at not in kept]
+        running, tail = sorted(group.running), view.longest
+        # A group of which some were kept has its sample already; looking again would thin it out.
+        if not group.kept.keys().isdisjoint(running):
+            return ()
+        if len(running) <= tail:
+            return Sample((), dict.fromkeys(running, 1.0))
+        kept = set(rng.permutation(len(running))[:tail].tolist())
+        return Sample(
+            [rollout for at, rollout in enumerate(running) if at not in kept],
+            {running[at]: tail / len(running) for at in sorted(kept)},
+        )
 
-    def promises(self, stopped: Sequence[int], group: GroupView, view: View) -> dict[str, bool]:
+    def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(
             not truncated and stage == group.stage
             for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)
         )
-        running, due = len(group.running), whole >= self.enough and not group.cancelled
+        stopped, kept = (made.cancel, made.kept) if isinstance(made, Sample) else (made, {})
+        running = set(group.running)
+        due = whole >= rows_of(view) - view.longest and not running & set(group.kept)
+        left = running - set(stopped)
         return {
-            "only rollouts that run are stopped": set(stopped) <= group.running.keys(),
-            "none is stopped before `enough` of its stage are there, nor twice": due or not stopped,
-            "then just `tail` go on": not due or running - len(stopped) == min(self.tail, running),
+            "only rollouts that run are stopped": set(stopped) <= running,
+            "none is stopped before K of its stage are there, nor twice": due or not stopped,
+            "then just L go on": not due or len(left) == min(view.longest, len(running)),
+            "each that goes on is recorded, with the share of those running that do": (
+                kept == (dict.fromkeys(left, len(left) / len(running)) if due and running else {})
+            ),
         }

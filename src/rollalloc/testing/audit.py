@@ -115,8 +115,9 @@ class Auditor:
     def _may_return(self, rollout: int) -> bool:
         """Whether a row that was trained may be kept for replay."""
         replay, row = self.recipe.replay, self.row_of[rollout]
-        young = replay is not None and self.version - row.version <= replay.max_staleness
-        return replay is not None and young and row.replays < replay.times and row.advantage > replay.above
+        if replay is None or self.version - row.version > replay.max_staleness:
+            return False
+        return (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
 
     def _replay(self, row: Row, version: int) -> None:
         """Law 12: what is replayed was trained, is what it was, not too often and not too old."""
@@ -124,7 +125,11 @@ class Auditor:
         if replay is None or last is None:
             raise ConformanceError(f"law 12: rollout {row.rollout} is replayed, {last} was trained, replay is {replay}")
         expect(12, row == last._replace(replays=last.replays + 1), f"{row} is replayed, {last} was trained")
-        expect(12, row.replays <= replay.times, f"rollout {row.rollout} is replayed {row.replays} times")
+        expect(
+            12,
+            replay.times is None or row.replays <= replay.times,
+            f"rollout {row.rollout} is replayed {row.replays} times",
+        )
         age = version - row.version
         expect(12, age <= replay.max_staleness, f"rollout {row.rollout} is replayed with staleness {age}")
         expect(12, row.advantage > replay.above, f"{row} is replayed; only advantages above {replay.above} are")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Verdict, View
+from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Sample, Verdict, View
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
@@ -39,6 +39,7 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
         like: its rules promise; with as many stages. None: nothing is promised, and no decision is held against it.
     """
     log: dict[int, Verdict] = {}
+    kept: dict[int, dict[int, float]] = {}  # what stop rules said that they kept of each group, by its id
 
     def slots(value: Any, promised: Any) -> dict[str, Any]:
         return {
@@ -54,7 +55,10 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     prompts = (WatchedOffered if isinstance(recipe.prompts, OfferedPromptRule) else WatchedPrompts)(
         recipe.prompts, getattr(like, "prompts", None)
     )
-    return replace(recipe, stages=tuple(stages), prompts=prompts, **slots(recipe, like)), log
+    under_watch = replace(recipe, stages=tuple(stages), prompts=prompts, **slots(recipe, like))
+    for rule in (under_watch.rows, *(stage.stop for stage in stages if stage.stop is not None)):
+        object.__setattr__(rule, "kept", kept)
+    return under_watch, log
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,6 +117,13 @@ class Watched(_Watch):
             self._expect_alike(made, again, _about(said))
         if isinstance(made, Verdict):
             self.log[seen[0].group] = made
+        if isinstance(made, Sample):
+            self.kept.setdefault(seen[0].group, {}).update(made.kept)
+        elif "kept" in vars(self):
+            said, told = dict(seen[0].kept), self.kept.get(seen[0].group, {})
+            expect(
+                9, said == told, f"{self.rule!r} is shown that {said} were kept, a stop rule kept {told}{_about(seen)}"
+            )
         return made
 
 

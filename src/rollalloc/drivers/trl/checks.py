@@ -40,11 +40,8 @@ def steps_per_batch(args: Any) -> int:
 
 def rows_per_group(recipe: Recipe) -> int | None:
     """The most rows that a group of the recipe can have in a batch; None where its rules do not say."""
-    chosen = getattr(recipe.rows, "m", None)
-    if chosen is None and hasattr(recipe.rows, "shortest"):
-        chosen = recipe.rows.shortest + recipe.rows.longest  # pyright: ignore
-    if chosen is not None or recipe.rows != rows.Everything():
-        return chosen
+    if recipe.group_rows is not None or recipe.rows != rows.Everything():
+        return recipe.group_rows
     sizes = [getattr(stage.size, "n", None) for stage in recipe.stages]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -305,7 +302,8 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
             f"max_staleness={recipe.max_staleness}, replay={recipe.replay}: stock TRL cannot weigh rows sampled from older "
             "weights"
         )
-    if rows_per_group(recipe) is None or getattr(recipe.rows, "weigh_tail", False):
+    sampled = bool(recipe.stopping) and getattr(recipe.rows, "longest", 0) > 0  # a late row stands for those stopped
+    if rows_per_group(recipe) is None or sampled:
         return f"{recipe.rows!r}: stock TRL needs groups of equal size and rows of equal weight"
     of_trls_deviation = (advantages.grpo, advantages.pods, advantages.kernel_of("sample"))
     if not (over_all or isinstance(recipe.advantage, advantages.OverChosen)) or kernel not in of_trls_deviation:
