@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isnan, sqrt
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -128,4 +129,4 @@ class Ledger:
 def _deviation(lengths: list[int]) -> float:
     """Population standard deviation, in whole numbers as far as they go: numpy's costs more than all else of a visit."""
     count, total = len(lengths), sum(lengths)
-    return sqrt(count * sum(length * length for length in lengths) - total * total) / count
+    return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import inf, isfinite
-from operator import index
+from operator import attrgetter, index
 
 from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import Cancelled, Done, Failed, Offered, Row, Updated
@@ -20,6 +20,7 @@ from rollalloc.core.table import GONE
 
 _ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
+_rollout, _metric, _tokens = map(attrgetter, ("rollout", "metric", "tokens"))
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -92,7 +93,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version, run.moved = version, moved
     run.changed()
     if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
-        run.release.extend(row.rollout for row in run.batch.rows)
+        run.release.extend(map(_rollout, run.batch.rows))
     elif run.batch is not None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)
     run.batch = None
@@ -190,7 +191,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
             run.ledger.pay(prompt, tokens)
     else:
         raise EventError(_unknown(run, rollout))
-    run.purse.generate(tokens)
+    run.purse.tokens += tokens
     return group
 
 
@@ -259,7 +260,7 @@ def drop(run: Run, group: Group, reason: str, until: Until) -> None:
     """The group ends without training."""
     stop(run, group, [*group.running, *group.owed])
     run.accounts[reason.partition("/")[0]] += len(group.done)
-    run.release.extend(done.rollout for done in group.done)
+    run.release.extend(map(_rollout, group.done))
     run.barren += group.phase is _RUNNING
     close(run, group, Phase.DROPPED, reason, until)
 
@@ -274,9 +275,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:
         fate = QUARANTINED
-    run.ledger.close_visit(
-        group.prompt, fate, run.version, [d.metric for d in group.done], [d.tokens for d in group.done]
-    )
+    metrics, lengths = list(map(_metric, group.done)), list(map(_tokens, group.done))
+    run.ledger.close_visit(group.prompt, fate, run.version, metrics, lengths)
     run.ledger.pay(group.prompt, group.tokens)
     if quarantined:
         run.roster.bar(group.prompt)
