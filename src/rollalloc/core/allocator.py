@@ -14,7 +14,19 @@ from numpy.typing import ArrayLike
 
 from rollalloc.core import batches, decisions, endings, lifecycle, saving
 from rollalloc.core.errors import EventError, MetricError, RuleError, Starved
-from rollalloc.core.events import NOTHING, Actions, Batch, Cancelled, Done, Event, Failed, Offered, Order, Progress, Updated
+from rollalloc.core.events import (
+    NOTHING,
+    Actions,
+    Batch,
+    Cancelled,
+    Done,
+    Event,
+    Failed,
+    Offered,
+    Order,
+    Progress,
+    Updated,
+)
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import QUARANTINED, Ledger
 from rollalloc.core.purse import Ends, Halt

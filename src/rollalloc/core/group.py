@@ -318,8 +318,7 @@ class GroupView:
         return self._cached
 
 
-def _rollout(done: Done) -> int:
-    return done.rollout
+_rollout = attrgetter("rollout")
 
 
 class _Columns:

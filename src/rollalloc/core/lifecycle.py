@@ -18,7 +18,7 @@ from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.table import GONE
 
-_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
+_LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
 _rollout, _metric, _tokens = map(attrgetter, ("rollout", "metric", "tokens"))
 
@@ -33,13 +33,14 @@ def on_done(run: Run, done: Done) -> None:
         possible = (
             isfinite(done.reward)
             and isfinite(metric)
-            and 0 <= first <= (first if last is None else last) <= run.version
+            and 0 <= first <= run.version
+            and (last is None or first <= last <= run.version)
         )
     except TypeError:  # None, or a tensor of several values
         possible = False
     if not possible:
         _refuse(run, done)
-    if run.reads_rate and not -_ROUNDING <= metric <= 1 + _ROUNDING:
+    if run.reads_rate and not _LEAST_RATE <= metric <= _MOST_RATE:
         raise MetricError(
             f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
             f"[0, 1], got {done.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
