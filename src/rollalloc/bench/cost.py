@@ -12,14 +12,14 @@ the others are what had been paid when the weights of a grid point were made.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rollalloc.data.jsonl import decoded
 from rollalloc.regular import opened
 
 COSTS = ("rollouts", "tokens", "seconds", "steps")
@@ -73,14 +73,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def metrics_in(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of `read_metrics` one by one, for a file that is not to be held in memory."""
-    with TextIOWrapper(opened(path), encoding="utf-8") as file:
+    with BufferedReader(opened(path)) as file:
         for number, line in enumerate(file, start=1):
-            if line == "\n":
+            if line.isspace():
                 continue
             try:
-                yield json.loads(line)
+                yield decoded(line)
             except ValueError as error:
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     break
                 raise ValueError(f"{path}:{number} is not a line of JSON ({error}); the file is damaged") from None
 

@@ -14,7 +14,19 @@ from numpy.typing import ArrayLike
 
 from rollalloc.core import batches, decisions, endings, lifecycle, saving
 from rollalloc.core.errors import EventError, MetricError, RuleError, Starved
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Offered, Order, Progress, Updated
+from rollalloc.core.events import (
+    NOTHING,
+    Actions,
+    Batch,
+    Cancelled,
+    Done,
+    Event,
+    Failed,
+    Offered,
+    Order,
+    Progress,
+    Updated,
+)
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import QUARANTINED, Ledger
 from rollalloc.core.purse import Ends, Halt
@@ -98,10 +110,12 @@ class Allocator:
         """
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
-        run, flight = self._run, self._run.flight
+        run, flight, purse = self._run, self._run.flight, self._run.purse
+        if run.settled and flight.owner and not (purse.owed or flight.touched or run.cancel or run.release):
+            return NOTHING
         if flight.touched:
             lifecycle.stop_early(run)
-        if run.purse.owed and run.purse.overdrawn():
+        if purse.owed and purse.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
         if not (run.settled and flight.owner):  # else nothing changed since the last decision, which still holds
@@ -110,7 +124,7 @@ class Allocator:
                 halt = decisions.decide(run)
                 if not flight.owner and run.idle():
                     batch = self._resolve(halt)
-        if run.purse.owed and batch is None and run.finished is None:
+        if purse.owed and batch is None and run.finished is None:
             orders = decisions.hand_out(run, capacity)
         cancel = release = ()
         if run.cancel:  # a rollout may have ended between the decision to stop it and now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +120,8 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
     made = [
-        Row(done[at].rollout, group.prompt, group.id, advantage, weight, done[at].version)
-        for at, advantage, weight in zip(chosen, advantages, weights, strict=True)
+        Row(one.rollout, group.prompt, group.id, advantage, weight, one.version)
+        for one, advantage, weight in zip([done[at] for at in chosen], advantages, weights, strict=True)
     ]
     close(run, group, Phase.TRAINED, fate, group.until)
     return made
@@ -137,7 +137,7 @@ def _checked_rows(
             f"{recipe.rows!r} must choose different rollouts of {scored} by index, at least one, got {chosen_M}"
         )
     weights: list[float] = weights_M.tolist()
-    if weights_M.shape != chosen_M.shape or not all(0 <= weight < inf for weight in weights):
+    if weights_M.shape != chosen_M.shape or not all(map(isfinite, weights)) or min(weights) < 0:
         raise RuleError(f"{recipe.rows!r} must give each row a finite weight of 0 or more, got {weights_M}")
     return chosen, weights
 

@@ -183,16 +183,13 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
     orders: list[Order] = []
     left, owner = room, run.flight.owner
     for owing in reversed(run.flight.owing_S):
-        while owing and (left or not owing[0].owed):
+        while owing and left:
             group = owing[0]
             now = group.hand_out(left)
             if not group.owed:  # handed out in full; or dropped before its turn came
                 owing.popleft()
             left -= len(now)
-            for rollout in now:
-                owner[rollout] = group
-            for stage, ids in group.by_stage(now):
-                orders.append(Order(group.id, group.prompt, stage, ids))
-    if left < room:
-        run.purse.order(room - left)
+            owner.update(dict.fromkeys(now, group))
+            orders += [Order(group.id, group.prompt, stage, ids) for stage, ids in group.by_stage(now)]
+    run.purse.order(room - left)
     return tuple(orders)

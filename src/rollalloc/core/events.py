@@ -168,3 +168,6 @@ class Actions(NamedTuple):
     release: tuple[int, ...] = ()
     batch: Batch | None = None
     finished: str | None = None
+
+
+NOTHING = Actions()  # the answer to most asks of a driver that tells each completion by itself

@@ -70,10 +70,13 @@ class Group:
 
     def hand_out(self, most: int) -> list[int]:
         """The next rollouts owed, at most so many, which now run."""
-        owed, running = self.owed, self.running
-        now = [owed.popleft() for _ in range(min(most, len(owed)))]
-        for rollout in now:
-            running[rollout] = 0
+        owed = self.owed
+        if most < len(owed):
+            now = [owed.popleft() for _ in range(most)]
+        else:
+            now = list(owed)
+            owed.clear()
+        self.running.update(dict.fromkeys(now, 0))
         return now
 
     def stage_of(self, rollout: int) -> int:
@@ -346,8 +349,7 @@ class GroupView:
         return self._cached
 
 
-def _rollout(done: Done) -> int:
-    return done.rollout
+_rollout = attrgetter("rollout")
 
 
 class _Columns:

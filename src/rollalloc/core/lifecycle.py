@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import inf, isfinite
-from operator import index
+from operator import attrgetter, index
 
 from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import Cancelled, Done, Failed, Offered, Row, Updated
@@ -18,8 +18,9 @@ from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.table import GONE
 
-_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
+_LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
+_rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -32,13 +33,14 @@ def on_done(run: Run, done: Done) -> None:
         possible = (
             isfinite(done.reward)
             and isfinite(metric)
-            and 0 <= first <= (first if last is None else last) <= run.version
+            and 0 <= first <= run.version
+            and (last is None or first <= last <= run.version)
         )
     except TypeError:  # None, or a tensor of several values
         possible = False
     if not possible:
         _refuse(run, done)
-    if run.reads_rate and not -_ROUNDING <= metric <= 1 + _ROUNDING:
+    if run.reads_rate and not _LEAST_RATE <= metric <= _MOST_RATE:
         raise MetricError(
             f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
             f"[0, 1], got {done.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
@@ -98,7 +100,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version, run.moved = version, moved
     run.changed()
     if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
-        run.release.extend(row.rollout for row in run.batch.rows)
+        run.release.extend(map(_rollout, run.batch.rows))
     elif run.batch is not None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)
     run.batch = None
@@ -192,7 +194,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
         group.tokens += tokens
     elif rollout not in flight.stopped:
         raise EventError(_unknown(run, rollout))
-    run.purse.generate(tokens)
+    run.purse.tokens += tokens
     return group
 
 
@@ -281,7 +283,7 @@ def drop(run: Run, group: Group, reason: str, until: Until) -> None:
     """The group ends without training."""
     stop(run, group, [*group.running, *group.owed])
     run.accounts[reason.partition("/")[0]] += len(group.done)
-    run.release.extend(done.rollout for done in group.done)
+    run.release.extend(map(_rollout, group.done))
     run.barren += group.phase is _RUNNING
     close(run, group, Phase.DROPPED, reason, until)
 
@@ -296,7 +298,7 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:
         fate = QUARANTINED
-    run.ledger.close_visit(group.prompt, fate, run.version, [d.metric for d in group.done])
+    run.ledger.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
     _learn_lengths(run, group)
     run.ledger.pay(group.prompt, group.tokens)
     if quarantined:

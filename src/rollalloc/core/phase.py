@@ -15,6 +15,8 @@ class Phase(Enum):
     TRAINED = "trained"  # over: it was in a batch
     DROPPED = "dropped"  # over: nothing of it was trained
 
+    __hash__ = object.__hash__  # a phase is looked up at every step of every group, and an Enum's own hash is slow
+
 
 OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
 

@@ -38,22 +38,27 @@ class Purse:
         self.paid = 0  # rollouts ordered
         self.owed = 0  # rollouts decided and not yet ordered
         self.tokens = 0  # of rollouts with a terminal event
-        self.batch_opened = self.batch_paid = self.batch_tokens = 0  # the same since the last batch, and groups opened
+        self.batch_opened = 0  # groups opened since the last batch
+        self._paid_before = self._tokens_before = 0  # until then
 
     def order(self, rollouts: int) -> None:
         """Owed rollouts are handed out."""
         self.owed -= rollouts
         self.paid += rollouts
-        self.batch_paid += rollouts
 
-    def generate(self, tokens: int) -> None:
-        """A rollout ended with this many tokens."""
-        self.tokens += tokens
-        self.batch_tokens += tokens
+    @property
+    def batch_paid(self) -> int:
+        """Rollouts ordered since the last batch."""
+        return self.paid - self._paid_before
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of rollouts that ended since the last batch."""
+        return self.tokens - self._tokens_before
 
     def next_batch(self) -> None:
         """Begin to count for the next batch."""
-        self.batch_opened = self.batch_paid = self.batch_tokens = 0
+        self.batch_opened, self._paid_before, self._tokens_before = 0, self.paid, self.tokens
 
     def room(self) -> int | None:
         """Rollouts that may still be decided, at least 0; None without a limit."""
@@ -98,8 +103,10 @@ class Purse:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over saved counts."""
         exact_keys(state, self._FIELDS, "purse")
-        for name in self._FIELDS:
-            setattr(self, name, natural(state[name], f"purse, {name}"))
+        saved = {name: natural(state[name], f"purse, {name}") for name in self._FIELDS}
+        self.paid, self.owed, self.tokens = saved["paid"], saved["owed"], saved["tokens"]
+        self.batch_opened = saved["batch_opened"]
+        self._paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:

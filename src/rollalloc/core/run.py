@@ -115,7 +115,7 @@ class Run:
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
         """Those that are not stale, in order of id; each has a scored rollout."""
         oldest = self.version + updates - self.recipe.max_staleness
-        return sorted((group for group in groups if group.first_version >= oldest), key=_id)  # pyright: ignore
+        return sorted([group for group in groups if group.first_version >= oldest], key=_id)  # pyright: ignore
 
     def stale(self, group: Group, updates: int = 0) -> bool:
         """Whether it is too old to train on, or will be after so many more updates."""
