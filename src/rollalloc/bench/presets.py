@@ -3,7 +3,8 @@
 The settings stand in `tuned/TASK.json`, as `rollalloc.bench.sweep` finds them: a grid of the same size over learning rate
 and shape of a batch for every recipe, GRPO included, and the same tuning seeds. `settings_tried` says how much of its grid a
 recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the others'. The seeds of a
-comparison are others. A task that was not swept borrows those of another.
+comparison are others. A task that was not swept borrows those of another, and what was not swept on a task those of
+skills/late.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
     "skills/late": Preset(0.85, 60_000, 1000),
-    "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8),
-    "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8),
+    "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 1000),
     "rg/number_filtering": Preset(0.28, 20_000, 1000),
     "rg/spell_backward": Preset(0.52, 20_000, 1000),
 }
+_SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)
 
 
@@ -85,9 +87,11 @@ def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
 
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
-    """The settings found for each recipe on a task that was swept."""
-    file = files("rollalloc.bench") / "tuned" / f"{task.replace('/', '-')}.json"
-    found = json.loads(file.read_text(encoding="utf-8"))["recipes"]
+    """The settings for each recipe on a task that was swept: its own, or else those of `skills/late`."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
+        file = files("rollalloc.bench") / "tuned" / f"{name.replace('/', '-')}.json"
+        found |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
     return {recipe: Tuned(one["parameters"], one["learning_rate"]) for recipe, one in found.items()}
 
 
