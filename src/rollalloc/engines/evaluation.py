@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +124,31 @@ def _sampled(
     return Evaluation(float(mean_N.mean()), error, unscored, _breadth(made, metrics_NE[scored_N], scored_N))
 
 
+class Several(NamedTuple):
+    """What several attempts at each prompt say together; see `Breadth`."""
+
+    pass_at_k: float
+    distinct_right: float
+    right_pairs_differ: float | None
+
+
+def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> Several:
+    """What E attempts at each of N prompts say together; an answer is right where its metric has full marks, 1.
+
+    Args:
+        answers_NE: equal numbers for equal answers.
+        metrics_NE: NaN for an attempt without a score; each prompt has one that has a score, and there is a prompt.
+    """
+    right = [row_E[metric_E >= _RIGHT] for row_E, metric_E in zip(answers_NE, metrics_NE, strict=True)]
+    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
+    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
+    return Several(
+        float(np.nanmax(metrics_NE, axis=1).mean()),
+        float(np.mean([len(n) for n in times])),
+        float(np.mean(differ)) if differ else None,
+    )
+
+
 def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
     """Of samples, one prompt's after the other's.
 
@@ -133,16 +159,11 @@ def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored
     """
     each = metrics_NE.shape[1]
     answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
-    right = [row_E[metric_E >= _RIGHT] for row_E, metric_E in zip(answers_NE, metrics_NE, strict=True)]
-    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
-    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
     lengths = [len(one.tokens) for one in made]
     tokens = sum(lengths)
     return Breadth(
         k=each,
-        pass_at_k=float(np.nanmax(metrics_NE, axis=1).mean()),
-        distinct_right=float(np.mean([len(n) for n in times])),
-        right_pairs_differ=float(np.mean(differ)) if differ else None,
+        **several(answers_NE, metrics_NE)._asdict(),
         entropy=-float(sum(one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
         tokens=float(np.mean(lengths)),
     )

@@ -359,7 +359,11 @@ def test_evaluation_is_trls_own(tmp_path):
         found.append(
             {name: value for name, value in trainer.evaluate().items() if "time" not in name and "_per_" not in name}
         )
+    added = {name: found[0].pop(name) for name in list(found[0]) if "rollalloc" in name}
     assert found[0] == found[1]
+    logged = ours.state.log_history[-1]
+    assert added.keys() <= {name for name in logged if "rollalloc" in name} >= {"eval_rollalloc/pass_at_k"}
+    assert logged["eval_reward"] < logged["eval_rollalloc/pass_at_k"] <= 2 * logged["eval_reward"]  # the best of two
     assert ours.allocation.allocator.paid == 0
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from rollalloc.core.events import Batch
 from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.engines.evaluation import several
 
 Figures = dict[str, float]
 
@@ -56,6 +58,34 @@ def batch_figures(batch: Batch) -> Figures:
         "rollalloc/staleness_mean": float(np.mean(ages)),
         "rollalloc/staleness_max": max(ages),
     }
+
+
+def evaluated_figures(
+    rewards: RewardFunctions, scores_BF: Sequence[Sequence[Score]], completions: Sequence[Sequence[int]], each: int
+) -> Figures:
+    """What a policy can still do in several attempts, and how much its right answers differ: `Breadth`, of an evaluation.
+
+    Args:
+        scores_BF: one a completion and function, those of a prompt together.
+        completions: their tokens; of fewer or more, as where processes share an evaluation, nothing is said of differences.
+        each: completions of a prompt.
+    """
+    metrics = [np.nan if (metric := rewards.selected_by(scores_F)) is None else metric for scores_F in scores_BF]
+    if not metrics or len(metrics) % each:
+        return {}
+    metrics_NE = np.array(metrics, np.float64).reshape(-1, each)
+    scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
+    if not scored_N.any():
+        return {}
+    all_here = len(completions) == len(metrics)
+    answers = [hash(tuple(ids)) for ids in completions] if all_here else [0] * len(metrics)
+    found = several(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
+    figures: Figures = {"rollalloc/pass_at_k": found.pass_at_k}
+    if all_here:
+        figures["rollalloc/distinct_right"] = found.distinct_right
+        if found.right_pairs_differ is not None:
+            figures["rollalloc/right_pairs_differ"] = found.right_pairs_differ
+    return figures
 
 
 def running_totals(allocation: Allocation) -> Figures:

@@ -13,9 +13,9 @@ from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout, idle_rollout
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import encode
-from rollalloc.drivers.trl.figures import batch_figures, running_totals, tokens_generated
+from rollalloc.drivers.trl.figures import batch_figures, evaluated_figures, running_totals, tokens_generated
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.rewards import of_functions
+from rollalloc.drivers.trl.rewards import Score, of_functions
 
 _REWARD, _PROMPT = "rollalloc_reward", "rollalloc_prompt"  # fields that TRL carries from the rollouts to the reward
 _WAY_OUT = "use rollalloc.drivers.trl.AllocatedGRPOTrainer, which can"
@@ -114,7 +114,10 @@ class AllocatedRollouts(AllocationCallback):
         """The reward function for the trainer: it hands on what was scored, and scores what is evaluated."""
         log_extra, log_metric = given.pop("log_extra"), given.pop("log_metric")
         if _REWARD not in given:
-            return self._score(prompts, completions, **given)
+            scores_BF = self._score(prompts, completions, **given)
+            for name, value in self._evaluated(scores_BF, given["completion_ids"]).items():
+                log_metric(name, value)
+            return [self.allocation.rewards.reward(scores_F) for scores_F in scores_BF]
         log_extra(_PROMPT, given[_PROMPT])
         for name, value in self._figures.items():
             log_metric(name, value)
@@ -122,13 +125,20 @@ class AllocatedRollouts(AllocationCallback):
 
     def _score(
         self, prompts: Any, completions: Any, *, completion_ids: Any, trainer_state: Any, **columns: Any
-    ) -> list[float | None]:
+    ) -> list[list[Score]]:
         examples = [
             {"prompt": prompt} | {name: values[at] for name, values in columns.items()}
             for at, prompt in enumerate(prompts)
         ]
-        scored = self.allocation.rewards(examples, completions, completion_ids, trainer_state)
-        return [self.allocation.rewards.reward(scores_F) for scores_F in scored.scores_BF]
+        return self.allocation.rewards(examples, completions, completion_ids, trainer_state).scores_BF
+
+    def _evaluated(self, scores_BF: Sequence[Sequence[Score]], completion_ids: Any) -> dict[str, float]:
+        """Of this process's part of an evaluation, what several completions of a prompt say together."""
+        if self._generator is None:
+            return {}
+        trainer = self._generator.trainer
+        each = trainer.num_generations_eval or trainer.num_generations
+        return evaluated_figures(self.allocation.rewards, scores_BF, completion_ids, each)
 
     def _rows(self, batch: Batch, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """This process's slice of a batch, with the fields that TRL hands on to `reward`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.callback import AllocationCallback, newest_with_state
 from rollalloc.drivers.trl.features import AUTO, features_for
-from rollalloc.drivers.trl.figures import batch_figures, generated_figures, running_totals, tokens_generated
+from rollalloc.drivers.trl.figures import (
+    batch_figures,
+    evaluated_figures,
+    generated_figures,
+    running_totals,
+    tokens_generated,
+)
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
@@ -26,8 +33,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` under a recipe.
 
     The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
-    and their advantages. Of TRL's private interface `_generate_and_score_completions` and `_generate_single_turn` are
-    overridden, `_metrics` and `_logs` are written to, and tools are called by its own loop; evaluation is TRL's own. Each
+    and their advantages. Of TRL's private interface `_generate_and_score_completions`, `_generate_single_turn` and
+    `_calculate_rewards` are overridden, `_metrics` and `_logs` are written to, and tools are called by its own loop;
+    evaluation is TRL's own, but that it logs `rollalloc/pass_at_k` too. Each
     checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
 
     Args:
@@ -126,6 +134,18 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(prompt_ids, *others, **more)
         completions, logprobs = self._generator.complete([tuple(ids) for ids in prompt_ids])
         return [list(ids) for ids in completions], logprobs and [each.tolist() for each in logprobs]
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        """As TRL's; of an evaluation it is also said what a prompt's best completion is worth, and how much they differ."""
+        scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        model: Any = self.model
+        if not model.training:
+            scores_BF = [[None if isnan(score) else score for score in scores_F] for scores_F in scores.tolist()]
+            each: Any = self.num_generations_eval or self.num_generations
+            figures = evaluated_figures(self.allocation.rewards, scores_BF, completion_ids_list, each)
+            for name, value in figures.items():
+                self._metrics["eval"][name].append(value)
+        return scores
 
     def _count(self, batch: Batch | None) -> None:
         self.state.num_input_tokens_seen += tokens_generated(self.allocation.generated)

@@ -1,0 +1,33 @@
+"""What an evaluation under TRL says of several completions, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollalloc.drivers.trl.figures import evaluated_figures
+from rollalloc.drivers.trl.rewards import RewardFunctions
+
+SCORES = [[1.0, 0.0], [1.0, 9.0], [None, None], [1.0, 0.0], [0.0, 9.0], [0.5, 0.0], [None, 0.0], [None, 0.0]]
+COMPLETIONS = [[5], [6], [7], [5], [5], [6], [5], [6]]
+
+
+@pytest.fixture
+def rewards():
+    return RewardFunctions([len, len], ["right", "style"], [1.0, 0.5], [None, None], metric="right")
+
+
+def test_figures_of_an_evaluation_by_hand(rewards):
+    """Two prompts, four completions each; what the metric names counts, not the weighted reward."""
+    found = evaluated_figures(rewards, SCORES, COMPLETIONS, 4)
+    assert found["rollalloc/pass_at_k"] == pytest.approx((1 + 0.5) / 2)
+    assert found["rollalloc/distinct_right"] == pytest.approx((2 + 0) / 2)
+    assert found["rollalloc/right_pairs_differ"] == pytest.approx(2 / 3)
+
+
+def test_of_a_part_of_the_completions_only_the_scores_are_told(rewards):
+    assert evaluated_figures(rewards, SCORES, COMPLETIONS[:4], 4).keys() == {"rollalloc/pass_at_k"}
+
+
+@pytest.mark.parametrize("scores", [[], SCORES[:3], [[None, 1.0]] * 4], ids=["none", "no whole group", "no score"])
+def test_what_is_not_known_is_not_told(rewards, scores):
+    assert evaluated_figures(rewards, scores, COMPLETIONS[: len(scores)], 4) == {}
