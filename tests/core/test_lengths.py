@@ -4,6 +4,7 @@ import heapq
 import json
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -152,6 +153,27 @@ def test_a_sample_that_cannot_be_is_refused(kept):
     """Rollout 0 has ended, 1 goes on, 2 is stopped, 9 never was."""
     plain = recipes.grpo(1, 3)
     allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=Keeps(kept)),)), 1, 0)
+    allocator.ask()
+    allocator.tell([Done(0, 1, 1, 40, 0)])
+    with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
+        allocator.ask()
+
+
+@dataclass(frozen=True)
+class SaysOfShares:
+    """Stops nothing, and says this of what it kept."""
+
+    said: ClassVar[object] = None
+
+    def __call__(self, group, view, rng):
+        return Sample([], self.said)
+
+
+@pytest.mark.parametrize("said", [[1], None, {1: None}, {1: "half"}, {1.5: 0.5}, {"1": 0.5}])
+def test_a_sample_that_says_no_shares_is_refused(said, monkeypatch):
+    monkeypatch.setattr(SaysOfShares, "said", said)
+    plain = recipes.grpo(1, 3)
+    allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=SaysOfShares()),)), 1, 0)
     allocator.ask()
     allocator.tell([Done(0, 1, 1, 40, 0)])
     with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
