@@ -143,6 +143,6 @@ def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored
         pass_at_k=float(np.nanmax(metrics_NE, axis=1).mean()),
         distinct_right=float(np.mean([len(n) for n in times])),
         right_pairs_differ=float(np.mean(differ)) if differ else None,
-        entropy=-float(sum(one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
+        entropy=float(sum(-one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
         tokens=float(np.mean(lengths)),
     )
