@@ -218,8 +218,9 @@ def _ended(run: Run, place: Path) -> _Ended | None:
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation's line says by the names of `LAST`, and `k`; None for what it does not know, or is no number."""
-    breadth = evaluation.get("breadth")
-    known = {**(breadth if isinstance(breadth, dict) else {}), "accuracy": evaluation["accuracy"]}
+    found = evaluation.get("breadth")
+    breadth: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    known = {**breadth, "accuracy": evaluation["accuracy"]}
     k = known.get("k")
     return {name: _number(known.get(name)) for name in LAST} | {"k": _number(k) if type(k) is int else None}
 
