@@ -33,7 +33,7 @@ from rollalloc.bench.presets import PRESETS, task_run, task_source, tuned_of
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.policy import Policy
 from rollalloc.rules.advantages import GRPO, settled
 
@@ -194,7 +194,7 @@ class Accuracy(TrainerCallback):
 
     def _evaluate_until(self, paid: int) -> None:
         while len(self.at) * self.every <= paid:
-            chance_N = exact_success(self.policy.model, self.prompts, self.answers, pad_id=self.policy.pad_id)
+            chance_N, _ = exact_answers(self.policy.model, self.prompts, self.answers, pad_id=self.policy.pad_id)
             self.at.append(len(self.at) * self.every)
             self.versions.append(self.trainer.allocation.allocator.version)
             self.accuracy.append(float(chance_N.mean()))

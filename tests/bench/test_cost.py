@@ -111,3 +111,10 @@ def test_no_lines_and_no_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
     with pytest.raises(FileNotFoundError):
         read_metrics(tmp_path / "none.jsonl")
+
+
+def test_a_line_that_is_nested_too_deep_is_damaged(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line()) + "\n" + "[" * 200_000 + "\n" + json.dumps(line("end")) + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a line of JSON"):
+        read_metrics(path)

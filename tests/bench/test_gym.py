@@ -13,7 +13,7 @@ from rollalloc.bench.tasks import gym
 from rollalloc.bench.tasks.gym import Config, compute_score, prepare
 from rollalloc.bench.tasks.tiny import WarmUp, character_tokenizer
 from rollalloc.data.prompts import load_prompts
-from rollalloc.engines.likelihood import exact_success
+from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.policy import Policy
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -101,7 +101,7 @@ def test_a_task_is_files_like_any_other(sums):
     assert max(map(len, tokens)) + sums.max_new_tokens <= policy.context
     assert [policy.text(ids) for ids in tokens] == list(heldout.prompts)
     assert [policy.text(ids) for ids in answers] == list(heldout.ground_truths)
-    assert (exact_success(policy.model, tokens, answers, pad_id=policy.pad_id) > 0).all()
+    assert (exact_answers(policy.model, tokens, answers, pad_id=policy.pad_id)[0] > 0).all()
 
 
 def test_the_warm_up_sees_no_held_out_question():

@@ -92,6 +92,29 @@ def test_the_last_evaluation_of_each_run_is_told_where_all_know_it(tmp_path):
     assert Summary("", None, "grpo", (grpo,), ()).last["pass_at_k"] == "pass@8"
 
 
+@pytest.mark.parametrize(
+    "breadth", ["8", ["k"], 3, True, {"k": [8], "pass_at_k": "0.5", "accuracy": 0.2}, {"k": "[red]"}]
+)
+def test_a_breadth_that_is_none_is_not_known(tmp_path, breadth):
+    with_breadth(write_run(tmp_path), lambda at: breadth)
+    found = summarise(tmp_path)
+    assert found.last == {"accuracy": "accuracy"}
+    assert found.recipes[0].last["accuracy"] == Interval(1.0, None, None, (1.0,))  # not what stands in its breadth
+    assert found.recipes[0].k is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "0.5", [0.5]])
+def test_what_is_no_number_is_not_known(tmp_path, value):
+    with_breadth(write_run(tmp_path), lambda at: {"k": 8, "pass_at_k": 0.5, "entropy": value})
+    assert summarise(tmp_path).last == {"accuracy": "accuracy", "pass_at_k": "pass@8"}
+
+
+def test_attempts_that_no_recipe_has_alike_are_called_k(tmp_path):
+    for seed in range(2):
+        with_breadth(write_run(tmp_path, seed=seed), lambda at, seed=seed: {"k": 4 + seed, "pass_at_k": 0.5})
+    assert summarise(tmp_path).last["pass_at_k"] == "pass@k"
+
+
 def test_a_censored_run_is_counted_and_makes_the_point_a_bound(tmp_path):
     for seed in range(5):
         write_run(tmp_path, "grpo", seed, reaches=300)

@@ -136,7 +136,12 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         (("--task", "chess"), "unknown task 'chess'"),
         (("--task", "skills", "--pool", "hard"), "unknown task 'skills/hard'"),
         (("--task", "sort", "--prompts", "x", "--temperature", "0.5"), "--prompts, --temperature: a task has its own"),
-        (("--task", "sort", "--pool", "mixed"), "--pool mixed is of --task skills, got --task sort"),
+        (("--task", "walks/nonsense"), "unknown task 'walks/nonsense'"),
+        (
+            ("--task", "sort", "--pool", "mixed"),
+            "--pool mixed is of --task skills or walks, got --task sort; take it out",
+        ),
+        (("--task", "walks/late", "--pool", "mixed"), "got --task walks/late; say --task walks/mixed"),
         (
             (*OWN, "--target", "0.5", "--single-answer"),
             "--target, --single-answer: without prompts to evaluate on it does",

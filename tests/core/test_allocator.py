@@ -1019,6 +1019,52 @@ def test_a_rule_that_breaks_its_contract_is_named(drive, recipe, message):
         run()
 
 
+@dataclass(frozen=True)
+class LeastScored(StopsFinished):
+    least_scored: object = 3  # as it was before it was a method of the view
+
+
+@dataclass(frozen=True)
+class LeastScoredOf(StopsFinished):
+    least: object
+
+    def least_scored(self, view):
+        return self.least
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (LeastScored(), TypeError, r"LeastScored\(.*must be a method of the view, least_scored\(view\), got 3"),
+        (LeastScoredOf(None), ValueError, "must be a whole number of at least 0, got None"),
+        (LeastScoredOf(-1), ValueError, "must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_a_stop_rule_that_does_not_say_when_it_is_asked_is_named(rule, error, message):
+    with pytest.raises(error, match=message):
+        Allocator(replace(BASE, stages=(replace(BASE.stages[0], stop=rule),)), 1, 0)
+
+
+@dataclass(frozen=True)
+class Says(ReturnsRows):
+    rows: object = 2
+    longest: object = 0
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"rows": 0}, "its attribute `rows` must be a whole number of at least 1"),
+        ({"rows": rows.Everything()}, "its attribute `rows` must be a whole number"),
+        ({"longest": True}, "its attribute `longest` must be a whole number of at least 0"),
+        ({"longest": 3}, "its attribute `rows` must be a whole number of at least 3"),
+    ],
+)
+def test_a_row_rule_that_says_no_possible_number_of_itself_is_named(said, message):
+    with pytest.raises(ValueError, match=message):
+        replace(BASE, rows=Says((0, 1), (1.0, 1.0), **said))
+
+
 # ------------------------------------------------------------------------------------------------------------ after a load
 
 

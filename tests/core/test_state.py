@@ -10,7 +10,7 @@ import pytest
 from rollalloc import Allocator, Budget, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.packing import pack, pack_tree, unpack, unpack_tree
-from rollalloc.rules import prompts
+from rollalloc.rules import prompts, rows, stops
 
 PC = recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0)
 ALL = {
@@ -483,3 +483,41 @@ def test_a_state_of_odd_shape_is_refused_with_its_place_or_makes_a_sound_run(sav
 )
 def test_an_error_of_loading_names_its_place(saved, path, junk, message):
     refuse(put(saved, path, junk), message)
+
+
+@pytest.mark.parametrize("tail", ["none", "exact"])
+def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
+    """Rollouts of it are still to end: stopped beside a batch that was made, or running."""
+    first = Allocator(recipes.darts(1, 2, 0, tail=tail), 2, 0)
+    order = first.ask().generate[0]
+    first.tell([Done(rollout, rollout, rollout, 9, 0) for rollout in order.rollouts[:2]])
+    first.ask()
+    second, third = Allocator(first.recipe, 1, 0), Allocator(first.recipe, 1, 0)
+    second.load_state_dict(first.state_dict(), remap=[1 - order.prompt])
+    third.load_state_dict(json.loads(json.dumps(second.state_dict())))
+    assert third.state_dict() == second.state_dict()
+    assert third.accounts() == second.accounts()
+    assert third.state_dict()["trailing"][0]["prompt"] == -1
+    cancelled = {*third.outstanding().cancel, *third.ask().cancel}
+    third.tell([Cancelled(rollout, 5) for rollout in cancelled])
+    assert third.state_dict()["trailing"] == []
+    torn = second.state_dict()
+    torn["trailing"][0]["prompt"] = -2
+    with pytest.raises(ValueError, match=r"trailing\[0\]: prompt: expected a whole number of 0 or more, got -2"):
+        third.load_state_dict(torn)
+
+
+def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_fewer():
+    base = recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0, max_staleness=0)
+    last = replace(base.stages[1], stop=stops.SampledTail())
+    staged = Allocator(replace(base, stages=(base.stages[0], last), rows=rows.ShortestAndLongest(2, 0)), 6, 0)
+    while (actions := staged.ask()).batch is None:
+        running = [rollout for order in staged.outstanding().generate for rollout in order.rollouts]
+        staged.tell([Done(rollout, rollout % 2, rollout % 2, 5, 0) for rollout in running[:2]])
+    staged.tell([Updated(1)])
+    saved = staged.state_dict()
+    assert (len(saved["groups"]), len(saved["trailing"])) == (0, 1)
+    other = Allocator(recipes.grpo(1, 2), 6, 0)
+    other.load_state_dict(json.loads(json.dumps(saved)), accept_recipe=True)
+    other.tell([Cancelled(rollout, 7) for rollout in actions.cancel])
+    assert other.state_dict()["trailing"] == []

@@ -62,9 +62,10 @@ def test_breadth_by_hand(sampled):
 
 def test_a_prompt_without_any_score_counts_for_nothing(sampled):
     unscored = [((9, 1), -1.0, None)] * 4
-    with_it, without = sampled(SAMPLES + unscored).breadth, sampled(SAMPLES).breadth
-    for name in ("pass_at_k", "distinct_right", "right_pairs_differ"):
-        assert getattr(with_it, name) == getattr(without, name)
+    without = sampled(SAMPLES).breadth
+    for with_it in (sampled(SAMPLES + unscored).breadth, sampled(unscored + SAMPLES).breadth):
+        for name in ("pass_at_k", "distinct_right", "right_pairs_differ"):
+            assert getattr(with_it, name) == getattr(without, name)
     assert sampled(unscored).breadth is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines.likelihood import completion_logprobs, evaluating, exact_answers, padded, positions
+from rollalloc.engines.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
 
@@ -83,6 +83,11 @@ def test_exact_answers_keep_the_order_of_their_rows_whatever_the_batch(model):
         assert len(set(ones)) == len(PROMPTS)
         np.testing.assert_allclose(together, ones, rtol=1e-5)
     assert [found.shape for found in exact_answers(model, [], [], pad_id=PAD)] == [(0,), (0,)]
+
+
+def test_tokens_that_are_ruled_out_add_nothing_to_the_entropy():
+    logits = torch.tensor([[[0.0, 0.0, -torch.inf, torch.finfo(torch.float32).min]]])
+    assert _entropy(logits).item() == pytest.approx(np.log(2))
 
 
 def test_the_entropy_along_an_answer_is_that_of_each_next_token(model):

@@ -189,6 +189,12 @@ def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, e
     assert group.kept_G.tolist() == [kept.get(g, 1.0) for g in range(len(tokens))]
 
 
+def test_a_group_of_which_only_truncated_late_ones_are_there_has_no_rows():
+    """The core refuses it, by the rule's name; an array of no numbers would be no index."""
+    chosen, weights = choose(rows.ShortestAndLongest(1, 1), GroupView.of([1.0], kept={0: 0.5}, truncated=[True]))
+    assert list(chosen) == list(weights) == []
+
+
 def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
     """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; the shortest may be late."""
     draw, rule, stop = np.random.default_rng(7), rows.ShortestAndLongest(shortest, longest), stops.SampledTail()

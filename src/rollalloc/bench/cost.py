@@ -79,7 +79,7 @@ def metrics_in(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 yield decoded(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     break
                 raise ValueError(f"{path}:{number} is not a line of JSON ({error}); the file is damaged") from None

@@ -25,6 +25,7 @@ from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
+_LARGEST = 2**53  # number that a mean is taken of
 # What the last evaluation of a run says; the names after the first are of `rollalloc.engines.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
@@ -114,9 +115,9 @@ class Summary:
     def last(self) -> dict[str, str]:
         """What the last evaluations say of any recipe: a name of `LAST` → the heading of a table's column."""
         attempts = {recipe.k for recipe in self.recipes}
-        k = attempts.pop() if len(attempts) == 1 else "k"
+        k = attempts.pop() if len(attempts) == 1 else None
         return {
-            name: words.format(k=k)
+            name: words.format(k=k or "k")
             for name, words in LAST.items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
         }
@@ -216,9 +217,17 @@ def _ended(run: Run, place: Path) -> _Ended | None:
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation's line says by the names of `LAST`, and `k`; None for what it does not know."""
-    known = {"accuracy": evaluation["accuracy"], **(evaluation.get("breadth") or {})}
-    return {name: known.get(name) for name in (*LAST, "k")}
+    """What an evaluation's line says by the names of `LAST`, and `k`; None for what it does not know, or is no number."""
+    found = evaluation.get("breadth")
+    breadth: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    known = {**breadth, "accuracy": evaluation["accuracy"]}
+    k = known.get("k")
+    return {name: _number(known.get(name)) for name in LAST} | {"k": _number(k) if type(k) is int else None}
+
+
+def _number(value: Any) -> float | None:
+    # A file's numbers may be of any size, NaN included, which is not between any two.
+    return value if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
 def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:

@@ -50,9 +50,9 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
         options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     if given.pool != Given.pool and task not in POOLED:
-        raise ValueError(
-            f"--pool {given.pool} is of --task {' and '.join(POOLED)}, got --task {task}; or say --task skills/{given.pool}"
-        )
+        of = task.partition("/")[0]
+        remedy = f"say --task {of}/{given.pool}" if of in POOLED else "take it out"
+        raise ValueError(f"--pool {given.pool} is of --task {' or '.join(POOLED)}, got --task {task}; {remedy}")
     _, preset = preset_of(task, given.pool)
     tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))

@@ -18,6 +18,7 @@ from rollalloc.core.ledger import Ledger, Record
 from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, pack, rate, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
+from rollalloc.core.table import place
 
 
 class Group:
@@ -129,7 +130,7 @@ class Group:
     def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
-        number, prompt, epoch = (natural(state[name], name) for name in ("id", "prompt", "epoch"))
+        number, epoch, prompt = natural(state["id"], "id"), natural(state["epoch"], "epoch"), place(state["prompt"])
         belief, probability = (rate(state[name], name) for name in ("belief", "probability"))
         group = Group(number, prompt, epoch, ledger, belief, amount(state["baseline"], "baseline"), probability)
         for name in ("stage", "cancelled", "failed", "tokens"):

@@ -50,7 +50,7 @@ def see(lengths: Sequence[int], bounds: Sequence[int], before: LogLengths | None
         The deviation in tokens, and the law.
     """
     logs = [log(max(length, 1)) for length in lengths]
-    cut = [(log(bound), bound, many) for bound, many in Counter(bounds).items()]
+    cut = [(log(bound), bound, many) for bound, many in Counter(filter(None, bounds)).items()]
     law = _fit(logs, cut, before)
     if not bounds:
         return deviation(lengths), law

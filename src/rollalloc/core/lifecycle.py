@@ -362,9 +362,13 @@ def stop_early(run: Run) -> None:
 
 def _keep(group: Group, rule: StopRule, sample: Sample) -> None:
     """Record which rollouts a stop rule let go on, and with what probability."""
-    kept = {int(rollout): float(share) for rollout, share in sample.kept.items()}
-    alive = {*group.running, *group.owed}.difference(sample.cancel)
-    if not alive >= kept.keys() or not all(0 < share <= 1 for share in kept.values()):
+    try:
+        kept = {index(rollout): float(share) for rollout, share in sample.kept.items()}
+        alive = {*group.running, *group.owed}.difference(sample.cancel)
+        possible = alive >= kept.keys() and all(0 < share <= 1 for share in kept.values())
+    except (AttributeError, TypeError, ValueError):  # no mapping of rollouts to numbers
+        kept, possible = {}, False
+    if not possible:
         raise RuleError(
             f"{rule!r} must keep rollouts that run and are not stopped, with a probability in (0, 1] each, got {sample}"
         )

@@ -215,7 +215,8 @@ class Sample(NamedTuple):
     Attributes:
         cancel: rollouts to stop.
         kept: the others that it chose among -> the probability with which each was to be kept, in (0, 1]; 1 where there
-            was nothing to choose. Stored and saved with the group; row rules see it as `group.kept` and `group.kept_G`.
+            was nothing to choose; of one that was kept before, the product of both. Stored and saved with the group; row
+            rules see it as `group.kept` and `group.kept_G`.
     """
 
     cancel: Sequence[int]
@@ -380,7 +381,8 @@ class Recipe:
 
     Raises:
         TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
-        ValueError: a number out of its range, or a rule that reads how many rows a group has where no rule says it.
+        ValueError: a number out of its range, those included that the row rule says of itself, or a rule that reads how many
+            rows a group has where no rule says it.
     """
 
     groups: int
@@ -408,6 +410,21 @@ class Recipe:
         object.__setattr__(self, "stages", tuple(self.stages))
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")
+        self._check_rows()
+        _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
+
+    def _check_rows(self) -> None:
+        """What the row rule says of itself, and whether it says what others read.
+
+        Raises:
+            ValueError: it says no possible number, or nothing where a rule reads it.
+        """
+        rows = self.group_rows
+        if rows is not None:
+            at_least(f"{self.rows!r}: its attribute `rows`", rows, 1, "of a group that it takes at most; or None")
+            longest = getattr(self.rows, "longest", 0)
+            at_least(f"{self.rows!r}: its attribute `longest`", longest, 0, "of its `rows` that it takes for length")
+            at_least(f"{self.rows!r}: its attribute `rows`", rows, longest, "its attribute `longest`")
         readers = [
             rule for each in self.stages for rule in (each.size, each.stop) if getattr(rule, "reads_rows", False)
         ]
@@ -416,7 +433,6 @@ class Recipe:
                 f"{readers[0]!r} reads how many rows of a group are trained on, which {self.rows!r} does not say; replace "
                 "both, or take a row rule with an attribute `rows`"
             )
-        _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
 
     @cached_property
     def description(self) -> Any:

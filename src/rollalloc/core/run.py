@@ -12,7 +12,7 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.purse import Purse
-from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View
+from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View, at_least
 from rollalloc.core.roster import Roster
 from rollalloc.core.table import PromptTable
 
@@ -127,9 +127,20 @@ _id = attrgetter("id")
 
 
 def _least_scored(rule: StopRule, view: View) -> int:
-    """Scored rollouts of a group from which on a stop rule is asked."""
+    """Scored rollouts of a group from which on a stop rule is asked.
+
+    Raises:
+        TypeError: `least_scored` is no method.
+        ValueError: it answers with no whole number of 0 or more.
+    """
     least: Any = getattr(rule, "least_scored", None)
-    return 0 if least is None else least(view)
+    if least is None:
+        return 0
+    if not callable(least):
+        raise TypeError(f"{rule!r}: least_scored must be a method of the view, least_scored(view), got {least!r}")
+    scored: Any = least(view)
+    at_least(f"{rule!r}: least_scored(view)", scored, 0)
+    return scored
 
 
 def _checked_memory(recipe: Recipe, memory: Any) -> Memory:

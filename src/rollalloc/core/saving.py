@@ -29,7 +29,7 @@ from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.recipe import CAUSES, Drawn, MovablePromptRule, Recipe
 from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
-from rollalloc.core.table import GONE, PromptTable
+from rollalloc.core.table import GONE, PromptTable, place
 
 SCHEMA = 5
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
@@ -162,15 +162,18 @@ def _load_memory(
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
     """Groups, rollouts and the batch."""
+    stages = len(
+        state["recipe"]["stages"]
+    )  # this recipe's, where groups are in flight; else what trails may be of another
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
         with reading(f"groups[{at}]"):
-            groups.append(_load_group(run, saved, here, trailing=False))
+            groups.append(_load_group(run, saved, here, stages, trailing=False))
     run.flight.restore(groups)
     trailing: list[Group] = []
     for at, saved in enumerate(state["trailing"]):
         with reading(f"trailing[{at}]"):
-            trailing.append(_load_group(run, saved, here, trailing=True))
+            trailing.append(_load_group(run, saved, here, stages, trailing=True))
     run.flight.touched = {group: run.flight.groups[group] for group in naturals(state["touched"], "touched")}
     stopping = {group.id: group for group in [*trailing, *groups]}
     for rollout, group in state["stopped"]:
@@ -209,18 +212,17 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
         raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is torn")
 
 
-def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, *, trailing: bool) -> Group:
+def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
     """A group in flight, or one that is over but for rollouts that were cancelled and have not ended."""
     group = Group.of_state(saved, run.ledger)
     group.prompt = here[group.prompt]
-    _check_group(run, group, OVER if trailing else _IN_FLIGHT)
+    _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
     if trailing and (group.running or group.owed):
         raise ValueError("a group that is over has rollouts to come; the state is torn")
     return group
 
 
-def _check_group(run: Run, group: Group, phases: frozenset[Phase]) -> None:
-    stages = len(run.recipe.stages)
+def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) -> None:
     if not (0 <= group.stage < stages and 0 < len(group.spans) <= stages and 0 <= group.id < run.next_group):
         raise ValueError(
             f"stage {group.stage} and id {group.id} are not of {stages} stages and {run.next_group} groups"
@@ -260,7 +262,7 @@ class _Renumbering:
         self._new = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old >= 0}
 
     def __getitem__(self, prompt: int) -> int:
-        return natural(prompt, "prompt") if self._new is None else self._new.get(prompt, GONE)
+        return place(prompt) if self._new is None else self._new.get(prompt, GONE)
 
 
 def _dump_batch(batch: Batch) -> dict[str, Any]:

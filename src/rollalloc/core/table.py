@@ -12,9 +12,18 @@ from typing import Any, SupportsIndex, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.core.packing import pack, unpack
+from rollalloc.core.packing import natural, pack, unpack
 
 GONE = -1  # stands for a prompt that left the data set
+
+
+def place(saved: Any) -> int:
+    """A saved index of a prompt, which may have left the data set.
+
+    Raises:
+        ValueError: neither a whole number of 0 or more nor `GONE`.
+    """
+    return GONE if type(saved) is int and saved == GONE else natural(saved, "prompt")
 
 
 def key_digests(keys: Iterable[str]) -> NDArray[np.uint64]:

@@ -164,6 +164,6 @@ def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored
     return Breadth(
         k=each,
         **several(answers_NE, metrics_NE)._asdict(),
-        entropy=-float(sum(one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
+        entropy=float(sum(-one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
         tokens=float(np.mean(lengths)),
     )

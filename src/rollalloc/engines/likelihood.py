@@ -122,7 +122,7 @@ def exact_answers(
 
 
 def _entropy(logits_BTV: Tensor) -> Tensor:
-    return logits_BTV.logsumexp(-1) - (logits_BTV.softmax(-1) * logits_BTV).sum(-1)
+    return torch.special.entr(logits_BTV.softmax(-1)).sum(-1)  # 0 for a token that a model rules out by a logit of -inf
 
 
 def padded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
+from math import inf, sqrt
 
 from rollalloc.engines.evaluation import Evaluation
 
@@ -18,7 +18,7 @@ def narrowed(watched: Watched, found: Evaluation, prompts: int) -> tuple[str | N
     """Whether a policy has become narrower while it became no worse, in words, and what to hold the next one against.
 
         pass@k falls by more than 0.02 + 2·√(b(1 − b)/prompts) below its highest b, at no lower accuracy
-        the share of differing right pairs falls below half of what it was at first
+        the share of differing right pairs falls below half of what it was at first, at no lower accuracy
 
     Where pass@k is exact there is no error to allow for. Entropy is not judged: it falls in every run that learns.
 
@@ -31,10 +31,9 @@ def narrowed(watched: Watched, found: Evaluation, prompts: int) -> tuple[str | N
     if breadth is None or accuracy is None:
         return None, after
     said: list[str] = []
-    highest = watched.get("pass_at_k", -1.0)
-    allowed = _MUCH + (
-        0.0 if found.standard_error == 0 else _ERRORS * sqrt(max(0.0, highest * (1 - highest)) / prompts)
-    )
+    highest = watched.get("pass_at_k", -inf)  # a metric may be any number, of any sign
+    error = sqrt(highest * (1 - highest) / prompts) if found.standard_error != 0 and 0 < highest < 1 else 0.0
+    allowed = _MUCH + _ERRORS * error
     if breadth.pass_at_k >= highest:
         after |= {"pass_at_k": breadth.pass_at_k, "accuracy": accuracy}
     elif highest - breadth.pass_at_k > allowed and accuracy >= watched["accuracy"]:
@@ -43,7 +42,9 @@ def narrowed(watched: Watched, found: Evaluation, prompts: int) -> tuple[str | N
             f"{watched['accuracy']:.3f} to {accuracy:.3f}"
         )
     if (differ := breadth.right_pairs_differ) is not None:
-        first = after.setdefault("right_pairs_differ", differ)
-        if differ < _HALF * first:
+        first = watched.get("right_pairs_differ")
+        if first is None:
+            after |= {"right_pairs_differ": differ, "accuracy_at_first": accuracy}
+        elif differ < _HALF * first and accuracy >= watched.get("accuracy_at_first", -inf):
             said.append(f"two right answers to a prompt differ in {differ:.2f} of cases, at first in {first:.2f}")
     return "; ".join(said) or None, after

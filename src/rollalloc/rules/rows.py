@@ -222,7 +222,7 @@ class ShortestAndLongest:
         else:
             whole = sum(not done.truncated for done in done_G)
             tail = early[whole - self.longest : whole] if whole >= self.rows else early[self.shortest : self.rows]
-        chosen_M = np.array(sorted(early[: self.shortest] + tail))
+        chosen_M = np.array(sorted(early[: self.shortest] + tail), np.int64)
         return chosen_M, 1 / group.kept_G[chosen_M]
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
