@@ -122,6 +122,7 @@ def test_the_result_of_a_run_by_hand(run_of):
         "parameters": {"groups": 4, "n": 4},
         "target": 0.5,
         "accuracy": 0.9,
+        "breadth": None,
         "standard_error": 0.01,
         "why": "because",
     }

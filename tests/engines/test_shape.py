@@ -15,7 +15,15 @@ from rollalloc.engines.shape import TRAINER, check_shape
 STATE = {
     "identity": {"prompts": "a", "model": {}},
     "allocator": {"recipe": {}, "batch": None, "prompts": {"count": 2}},
-    "counters": {"batches": 1, "seconds": 0.5, "next_at": 0, "made": {}, "accuracies": [[0, 0.5]], "barren_groups": 0},
+    "counters": {
+        "batches": 1,
+        "seconds": 0.5,
+        "next_at": 0,
+        "made": {},
+        "accuracies": [[0, 0.5]],
+        "barren_groups": 0,
+        "watched": {"pass_at_k": 0.5},
+    },
     "optimizer_steps": 1,
     "rollouts": {"generations": [[0, 2, 0]], "waves": [[1.0, 1.0, False, 2]], "unscored": {"x": 1}},
     "written": {"metrics.jsonl": 0},

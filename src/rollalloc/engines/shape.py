@@ -22,6 +22,7 @@ TRAINER: Mapping[str | EllipsisType, Any] = {
         "made": {...: object},
         "accuracies": [(int, _NUMBER)],
         "barren_groups": int,
+        "watched": {...: _NUMBER},
     },
     "optimizer_steps": int,
     "rollouts": {"generations": [(int, int, int)], "waves": [(_NUMBER, _NUMBER, bool, int)], "unscored": {...: int}},
