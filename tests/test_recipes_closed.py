@@ -19,6 +19,7 @@ MADE = {
         "replay_staleness": (3, 20),
     },
     recipes.rloo: {"groups": (4, 3), "n": (4, 2)},
+    recipes.dr_grpo: {"groups": (4, 3), "n": (4, 2)},
     recipes.raft: {"groups": (4, 3), "n": (2, 1)},
     recipes.spo: {"groups": (4, 3), "n": (2, 1), "half_way": (0.06, 0.1), "spread": (0.05, 0.1)},
     recipes.foresight: {

@@ -59,6 +59,7 @@ def pilot_commit_pods(
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "grpo": recipes.grpo,
+    "dr_grpo": recipes.dr_grpo,
     "reinforce": recipes.reinforce,
     "rloo": recipes.rloo,
     "raft": recipes.raft,

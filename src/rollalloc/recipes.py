@@ -97,6 +97,23 @@ def rloo(groups: int, n: int) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
 
 
+def dr_grpo(groups: int, n: int) -> Recipe:
+    """Dr. GRPO: n rollouts a prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
+
+    The paper's other half, a loss that is not divided by a rollout's length, is the trainer's: `aggregation="dr_grpo"`
+    (`loss_type="dr_grpo"` in TRL).
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "a rollout alone is its own mean")
+    return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
+
+
 def raft(groups: int, n: int = 1) -> Recipe:
     """RAFT: only what was rewarded is learned from, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
 

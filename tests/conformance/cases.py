@@ -63,6 +63,7 @@ RECIPES = {
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),
+    "dr_grpo": recipes.dr_grpo(4, 4),
     "raft": recipes.raft(8),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),

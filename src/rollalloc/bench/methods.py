@@ -26,6 +26,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     alone = {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {
         "grpo": {"n": n},
+        "dr_grpo": {"n": n},
         "reinforce": alone,
         "rloo": {"n": n},
         "raft": alone,

@@ -36,12 +36,14 @@ def _ahead(shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [shape | {"gen_groups": 3 * shape["groups"]} for shape in shapes]
 
 
+_GROUPS = _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16)))
 _DAPO = _ahead(_shapes("groups n", ((8, 4), (16, 4), (8, 8), (4, 8), (4, 16), (16, 8))))
 _PILOTS = ((4, 4, 4), (8, 4, 4), (8, 2, 2), (16, 2, 2), (4, 4, 12), (16, 4, 4))
 _MIXED = ((4, 4, 4, 4), (8, 4, 4, 4), (8, 2, 4, 4), (4, 4, 8, 8), (8, 4, 4, 6), (4, 4, 12, 8))
 # Recipe -> the shapes tried, the small ones first; as many for each.
 GRID: Mapping[str, list[dict[str, Any]]] = {
-    "grpo": _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16))),
+    "grpo": _GROUPS,
+    "dr_grpo": _GROUPS,
     "dapo": _DAPO,
     "dapo_carry": _DAPO,
     "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),

@@ -13,6 +13,7 @@ RECIPES = {
     "darts": {"recipe": "darts", "shortest": 2, "longest": 1, "tail": "sampled"},
     "racing": {"recipe": "racing", "sizes_S": [2, 4], "gen_groups": 8},
     "rloo": {"recipe": "rloo"},
+    "dr_grpo": {"recipe": "dr_grpo"},
     "raft": {"recipe": "raft"},
     "reinforce": {"recipe": "reinforce", "neg": 0.5},
     "reinforce_running": {"recipe": "reinforce", "baseline": "running"},
@@ -23,6 +24,7 @@ RECIPES = {
 }
 AS_LARGE_AS_REWARDS = (
     "rloo",
+    "dr_grpo",
     "raft",
     "reinforce",
     "spo",
