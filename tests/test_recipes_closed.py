@@ -21,6 +21,9 @@ MADE = {
     recipes.rloo: {"groups": (4, 3), "n": (4, 2)},
     recipes.dr_grpo: {"groups": (4, 3), "n": (4, 2)},
     recipes.raft: {"groups": (4, 3), "n": (2, 1)},
+    recipes.mopps: {
+        "groups": (4, 3), "n": (4, 2), "target": (0.5, 0.4), "decay": (0.5, 0.9), "pool": (8, 4),
+    },
     recipes.spo: {"groups": (4, 3), "n": (2, 1), "half_way": (0.06, 0.1), "spread": (0.05, 0.1)},
     recipes.foresight: {
         "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "replay": (4, 2),

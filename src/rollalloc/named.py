@@ -64,6 +64,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "rloo": recipes.rloo,
     "raft": recipes.raft,
     "spo": recipes.spo,
+    "mopps": recipes.mopps,
     "foresight": recipes.foresight,
     "dapo": recipes.dapo,
     "dapo_carry": dapo_carry,

@@ -127,6 +127,29 @@ def raft(groups: int, n: int = 1) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.Successes())
 
 
+def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
+    """MoPPS: prompts whose success rate, drawn from what is known of each, lies nearest to a target. arXiv 2507.04632.
+
+        rate ~ Beta(α, β);  after s successes in n rollouts  α ← λα + (1 - λ)α₀ + s,  β ← λβ + (1 - λ)β₀ + n - s
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+        target: the success rate looked for, in (0, 1).
+        decay: λ in [0, 1]; the past fades by it at every visit.
+        pool: candidates for each prompt drawn, at random, at least 1.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
+        prompts=prompts.Posterior(target=target, decay=decay, pool=pool),
+    )
+
+
 def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
     """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
 

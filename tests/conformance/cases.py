@@ -65,6 +65,8 @@ RECIPES = {
     "rloo": recipes.rloo(4, 4),
     "dr_grpo": recipes.dr_grpo(4, 4),
     "raft": recipes.raft(8),
+    "mopps": recipes.mopps(4, 4),
+    "mopps_priors": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
     "foresight": foresight(replay=6, replay_staleness=3),
@@ -77,7 +79,7 @@ RECIPES = {
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
 }
 
-TABLES = {"foresight_features": featured}
+TABLES = {"foresight_features": featured, "mopps_priors": featured}
 TRACED = (
     "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "spo",
     "foresight",

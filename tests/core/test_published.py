@@ -17,3 +17,13 @@ def test_dr_grpo_by_hand(drive):
     assert advantages_of(driver) == pytest.approx([0.375, -0.125, -0.125, -0.125])
     with pytest.raises(ValueError, match=r"n must be a whole number of at least 2 .a rollout alone is its own mean"):
         recipes.dr_grpo(1, 1)
+
+
+def test_mopps_by_hand(drive):
+    """Prompts that are sure to be solved, or to fail, are hardly drawn any more; the one between is, batch after batch."""
+    driver = drive(recipes.mopps(1, 8, decay=1.0), 3, {0: [1.0], 1: [0.0]})
+    drawn = []
+    for _ in range(13):
+        drawn.append(driver.until_batch().batch.rows[0].prompt)
+        driver.update()
+    assert drawn[3:].count(2) >= 8

@@ -155,15 +155,25 @@ def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
 
 def test_posterior_updates_as_by_hand():
     """α ← λα + (1 - λ)α₀ + s with λ = 1/2 and α₀ = β₀ = 1."""
-    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    rule, view = prompts.Posterior(decay=0.5, prior_weight=2.0), View.of(3)
     memory = rule.init(PromptTable(3))
     assert memory["hits_N"].tolist() == memory["misses_N"].tolist() == [1, 1, 1]
-    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), VIEW)
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), view)
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([1, 4, 1], [1, 2, 1])
-    rule.observe(memory, GroupView.of([0, 0], prompt=1), VIEW)
+    rule.observe(memory, GroupView.of([0, 0], prompt=1), view)
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
-    rule.observe(memory, GroupView.of([], prompt=1), VIEW)  # every rollout failed: nothing is learned
+    rule.observe(memory, GroupView.of([], prompt=1), view)  # every rollout failed: nothing is learned
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
+
+
+def test_posterior_fades_to_the_tables_prior_of_the_prompt():
+    """With α₀ = 0.02 · 2 + 0.96 · 2 · 3/4 = 1.48 and β₀ = 0.52; before, it faded to α₀ = β₀ = 1 whatever the table said."""
+    rule, table = prompts.Posterior(decay=0.5, prior_weight=2.0), PromptTable(2, prior_N=[float("nan"), 0.75])
+    memory = rule.init(table)
+    for prompt in (0, 1):
+        rule.observe(memory, GroupView.of([1, 0, 0], prompt=prompt), View.of(table))
+    np.testing.assert_allclose(memory["hits_N"], [1 + 1, 1.48 + 1], rtol=1e-6)
+    np.testing.assert_allclose(memory["misses_N"], [1 + 2, 0.52 + 2], rtol=1e-6)
 
 
 def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():

@@ -30,6 +30,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "reinforce": alone,
         "rloo": {"n": n},
         "raft": alone,
+        "mopps": {"n": n},
         "spo": alone,
         "foresight": alone,
         "dapo": {"n": n, **ahead},

@@ -65,6 +65,9 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     ),
     "rloo": _shapes("groups n", ((16, 4), (32, 2), (8, 8), (64, 2), (16, 8), (32, 4))),
     "raft": _shapes("groups n", ((32, 1), (64, 1), (128, 1), (16, 4), (32, 2), (16, 8))),
+    "mopps": _shapes(
+        "groups n decay", ((16, 4, 0.5), (16, 4, 1.0), (8, 8, 0.5), (16, 8, 0.5), (32, 4, 0.5), (32, 2, 0.5))
+    ),
     "spo": _shapes("groups half_way", ((64, 0.06), (64, 0.02), (32, 0.06), (128, 0.06), (64, 0.006), (32, 0.02))),
     "foresight": _shapes(
         "groups exponent neg replay",

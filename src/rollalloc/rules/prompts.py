@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from math import isnan
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +205,12 @@ def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -
     return rng.permutation(found)[:count]
 
 
+def prior_rate(table: PromptTable, prompt: int) -> float:
+    """That of one prompt, as `prior_rates` has it."""
+    prior = float("nan") if table.prior_N is None else float(np.asarray(table.prior_N)[prompt])
+    return 0.5 if isnan(prior) else prior
+
+
 def prior_rates(table: PromptTable) -> NDArray[np.float64]:
     """The success rate believed of each prompt before its first rollout, shape (N,); 1/2 where the table says nothing."""
     if table.prior_N is None:
@@ -217,7 +224,7 @@ class Posterior:
 
     After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
     sampled rates lie nearest to `target`, out of `pool`·k random free prompts. The table's priors, where known, give α₀
-    and β₀ with the weight of `prior_weight` rollouts. MoPPS, as summarised in PAPERS.md.
+    and β₀ with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: in (0, 1).
@@ -240,10 +247,12 @@ class Posterior:
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        prior_N = prior_rates(table)
-        # Never a prior of exactly 0 or 1, from which no evidence could move it.
-        hits_N = (0.02 + 0.96 * prior_N) * self.prior_weight
+        hits_N = self._prior_hits(prior_rates(table))
         return {"hits_N": hits_N.astype(np.float32), "misses_N": (self.prior_weight - hits_N).astype(np.float32)}
+
+    def _prior_hits(self, prior: Any) -> Any:
+        """α₀ of prompts of these prior rates: never 0 or all, from which no evidence could move it."""
+        return (0.02 + 0.96 * prior) * self.prior_weight
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -257,9 +266,11 @@ class Posterior:
             return
         hits_N, misses_N, prompt = memory["hits_N"], memory["misses_N"], group.prompt
         successes = float(group.metrics_G.sum())
-        fresh = (1 - self.decay) * self.prior_weight / 2
-        hits_N[prompt] = self.decay * hits_N[prompt] + fresh + max(0.0, successes)
-        misses_N[prompt] = self.decay * misses_N[prompt] + fresh + max(0.0, group.metrics_G.size - successes)
+        hits_0 = self._prior_hits(prior_rate(view.table, prompt))
+        before, fresh = self.decay, 1 - self.decay
+        hits_N[prompt] = before * hits_N[prompt] + fresh * hits_0 + max(0.0, successes)
+        missed = max(0.0, group.metrics_G.size - successes)
+        misses_N[prompt] = before * misses_N[prompt] + fresh * (self.prior_weight - hits_0) + missed
 
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
