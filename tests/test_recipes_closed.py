@@ -33,6 +33,10 @@ MADE = {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),
         "deviation": (None, "sample"),
     },
+    recipes.greso: {
+        "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "zero_share": (0.25, 0.5), "max_candidates": (None, 16),
+        "deviation": (None, "sample"),
+    },
     recipes.pilot_commit: {
         "groups": (4, 3), "n_pilot": (4, 2), "n_commit": (4, 2), "gen_groups": (12, 6), "p_lower": (0.125, 0.2),
         "p_upper": (0.25, 0.3), "p_solve": (1.0, 0.9), "max_staleness": (4, 0), "promote": ("top_variance", "oldest"),

@@ -68,6 +68,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "foresight": recipes.foresight,
     "dapo": recipes.dapo,
     "dapo_carry": dapo_carry,
+    "greso": recipes.greso,
     "pilot_commit": recipes.pilot_commit,
     "pods": recipes.pods,
     "darts": recipes.darts,

@@ -243,6 +243,39 @@ def dapo(
     )
 
 
+def greso(
+    groups: int,
+    n: int,
+    gen_groups: int,
+    zero_share: float = 0.25,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """GRESO: DAPO that passes over prompts which taught nothing when last visited, before any rollout. arXiv 2506.02177.
+
+        drawn at its turn with probability max(p^z, 0.01);  z: its last visits in a row that were all solved, or all failed
+
+    and, once it is known how many prompts teach, as many are generated at a time as should fill the batch, with a quarter to
+    spare.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        gen_groups: prompts generated at a time at most, at least 1.
+        zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    return replace(
+        dapo(groups, n, gen_groups, max_candidates=max_candidates, deviation=deviation),
+        prompts=prompts.Selective(zero_share),
+        intake=intake.Estimated(gen_groups),
+    )
+
+
 def pilot_commit(
     groups: int,
     n_pilot: int,

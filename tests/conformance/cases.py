@@ -65,8 +65,8 @@ RECIPES = {
     "rloo": recipes.rloo(4, 4),
     "dr_grpo": recipes.dr_grpo(4, 4),
     "raft": recipes.raft(8),
-    "mopps": recipes.mopps(4, 4),
-    "mopps_priors": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
+    "mopps": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
+    "greso": recipes.greso(4, 4, 12),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
     "foresight": foresight(replay=6, replay_staleness=3),
@@ -79,8 +79,8 @@ RECIPES = {
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
 }
 
-TABLES = {"foresight_features": featured, "mopps_priors": featured}
+TABLES = {"foresight_features": featured, "mopps": featured}
 TRACED = (
-    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "spo",
-    "foresight",
+    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "greso",
+    "spo", "foresight",
 )  # fmt: skip

@@ -494,6 +494,18 @@ class Dribbles(intake.KeepInFlight):
 
 
 @dataclass(frozen=True)
+class EstimatesNothing(intake.Estimated):
+    def __call__(self, view, memory):
+        return max(0, self.groups - view.running_S[0])
+
+
+@dataclass(frozen=True)
+class NothingToSpare(intake.Estimated):
+    def __call__(self, view, memory):
+        return intake.Estimated(self.groups, spare=0.5)(view, memory)
+
+
+@dataclass(frozen=True)
 class OneMore(sizes.Fixed):
     def __call__(self, groups, view, memory):
         return [self.n + (group.prompt % 2) for group in groups]
@@ -860,6 +872,43 @@ class LooksAtAll(prompts.Posterior):
 
 
 @dataclass(frozen=True)
+class PassesOverAnyone(prompts.Selective):
+    def chances(self, memory, prompts_K):
+        return np.full(prompts_K.size, 0.5)
+
+
+@dataclass(frozen=True)
+class DrawsNoneAtLast(prompts.Selective):
+    """A whole pass that finds nothing says that there is nothing."""
+
+    def chances(self, memory, prompts_K):
+        return np.where(memory["run_N"][prompts_K] != 0, 0.0, 1.0)
+
+    def _one(self, memory, free_N, rng):
+        return []
+
+
+@dataclass(frozen=True)
+class TwoPassesAnEpoch(prompts.Selective):
+    def pick(self, memory, k, free_N, view, rng):
+        memory["pass"] = -1
+        return super().pick(memory, k, free_N, view, rng)
+
+
+@dataclass(frozen=True)
+class CountsRewards(prompts.Selective):
+    def observe(self, memory, group, view):
+        alike = group.scored > 1 and not np.ptp(group.rewards_G)
+        memory["run_N"][group.prompt] = memory["run_N"][group.prompt] + 1 if alike else 0
+
+
+@dataclass(frozen=True)
+class WeighsAll(prompts.Selective):
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, free_N & (self.chances(memory, memory["order"]) > 0), view, rng)
+
+
+@dataclass(frozen=True)
 class OwnBaselines(beliefs.RunningMean):
     """A baseline for each prompt, where one for all is promised."""
 
@@ -1135,6 +1184,13 @@ RULES = [
     (9, "AsOffered", other("offered_pilot_commit", prompts=OwnOrder())),
     (9, "AsOffered", other("offered", prompts=DrawsItsOwn())),
     (9, "InOrder", other("in_order", prompts=ForgetsItsTurn())),
+    (9, "Estimated", other("greso", intake=EstimatesNothing(12))),
+    (9, "Estimated", other("greso", intake=NothingToSpare(12))),
+    (9, "Selective", other("greso", prompts=PassesOverAnyone())),
+    (9, "Selective", other("greso", prompts=DrawsNoneAtLast())),
+    (9, "Selective", other("greso", prompts=TwoPassesAnEpoch())),
+    (9, "Selective", other("greso", prompts=CountsRewards())),
+    (11, "Selective", other("greso", prompts=WeighsAll())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
     (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),

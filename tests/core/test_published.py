@@ -27,3 +27,19 @@ def test_mopps_by_hand(drive):
         drawn.append(driver.until_batch().batch.rows[0].prompt)
         driver.update()
     assert drawn[3:].count(2) >= 8
+
+
+def test_greso_by_hand(drive):
+    """Of twelve prompts only four teach: the batches that follow pay for fewer of the others than DAPO's do."""
+    rewards = {prompt: [1.0] if prompt < 4 else [0.0] for prompt in range(8)}
+    paid = {}
+    for recipe in (recipes.greso(2, 4, 6), recipes.dapo(2, 4, 6)):
+        driver = drive(recipe, 12, rewards)
+        for _ in range(40):
+            rows = driver.until_batch().batch.rows
+            assert {row.prompt for row in rows} <= {8, 9, 10, 11}
+            assert len(rows) == 8
+            driver.update()
+        paid[recipe.prompts] = driver.allocator.paid
+    greso, dapo = paid.values()
+    assert greso < 0.7 * dapo

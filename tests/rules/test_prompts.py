@@ -222,3 +222,85 @@ def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed
         picked = rule.pick(memory, 30, free_N, VIEW, rng)
         assert len(set(picked)) == len(picked) <= 30
         assert free_N[picked].all()
+
+
+def test_selective_counts_and_adapts_as_by_hand():
+    rule, table = prompts.Selective(), PromptTable(4)
+    memory = rule.init(table)
+    visits = {0: ([1, 1], [1, 1, 1], [1, 1]), 1: ([0, 0], [0, 0]), 2: ([1, 1], [1, 0]), 3: ([0, 0], [1, 1])}
+    for prompt, seen in visits.items():
+        for metrics in seen:
+            rule.observe(memory, GroupView.of(metrics, prompt=prompt), VIEW)
+    rule.observe(memory, GroupView.of([1], prompt=2), VIEW)  # one score alone cannot differ
+    assert memory["run_N"].tolist() == [3, -2, 0, 1]
+    assert [memory[fate] for fate in ("solved", "failed", "mixed")] == [5, 3, 1]
+    memory["p_solved"], memory["p_failed"] = 0.5, 0.2
+    np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.125, 0.04, 1, 0.5])
+    memory["run_N"][:] = [100, -100, 7, 0]
+    np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.01, 0.01, 0.01, 1])
+
+
+@pytest.mark.parametrize(
+    ("solved", "failed", "mixed", "p_solved", "p_failed"),
+    [
+        (1, 2, 9, 0.49, 0.49),
+        (0, 1, 11, 0.51, 0.51),
+        (1, 1, 10, 0.49, 0.51),
+        (0, 2, 10, 0.51, 0.49),
+        (0, 0, 0, 0.5, 0.5),
+    ],
+)
+def test_selective_aims_at_a_third_solved_and_two_thirds_failed_of_its_share(solved, failed, mixed, p_solved, p_failed):
+    """A quarter of twelve groups: one solved, two failed."""
+    rule = prompts.Selective()
+    memory = rule.init(PromptTable(3)) | {"solved": solved, "failed": failed, "mixed": mixed}
+    for epoch in (0, 1):  # in the first epoch nothing is known of most prompts yet
+        now = dict(memory)
+        rule.observe(now, GroupView.of([1, 0]), View.of(3, version=1, epoch=epoch))
+        expected = (p_solved, p_failed) if epoch else (0.5, 0.5)
+        assert (now["p_solved"], now["p_failed"]) == pytest.approx(expected)
+        assert [now[fate] for fate in ("solved", "failed", "mixed", "version")] == [0, 0, 1, 1]
+
+
+def test_selective_keeps_its_probabilities_within_bounds():
+    rule = prompts.Selective()
+    memory = rule.init(PromptTable(3))
+    for version in range(1, 200):
+        for metrics in ([1, 1], [1, 0], [1, 0], [1, 0]):
+            rule.observe(memory, GroupView.of(metrics), View.of(3, version=version, epoch=1))
+    assert (memory["p_solved"], memory["p_failed"]) == pytest.approx((0.05, 0.95))
+
+
+def test_selective_draws_each_prompt_by_its_run():
+    """4,000 prompts of each kind, once each: within 5 standard deviations with probability above 1 - 1e-5."""
+    rule, table = prompts.Selective(), PromptTable(16_000)
+    memory, free_N = rule.init(table), np.ones(16_000, bool)
+    memory["run_N"][:] = np.repeat([0, 1, -2, 90], 4000)
+    drawn = np.zeros(16_000, bool)
+    for call in range(1000):
+        picked = rule.pick(memory, 20, free_N, VIEW, rng(0, "pick", call))
+        assert not drawn[picked].any()
+        drawn[picked], free_N[picked] = True, False
+        if len(picked) < 20:
+            break
+    counts = drawn.reshape(4, 4000).sum(axis=1)
+    for count, chance in zip(counts.tolist(), (1, 0.5, 0.25, 0.01), strict=True):
+        assert abs(count - 4000 * chance) <= 5 * np.sqrt(4000 * chance * (1 - chance))
+    assert rule.pick(memory, 20, free_N, VIEW, rng(0, "pick")) == []  # the pass is over until the epoch is
+
+
+def test_selective_draws_one_of_prompts_that_all_teach_nothing():
+    """Chances 1/100 and 1/20: the second at its turn, else in 5 of 6 passes: 83.4% of 200, within 5 standard deviations."""
+    rule = prompts.Selective()
+    memory, free_N = rule.init(PromptTable(2)), np.ones(2, bool)
+    memory["run_N"][:], memory["p_solved"] = [100, 1], 0.05
+    drawn = [rule.pick(memory, 2, free_N, View.of(2, epoch=epoch), rng(0, "pick", epoch)) for epoch in range(200)]
+    assert all(drawn)
+    assert abs(sum(1 in picked for picked in drawn) - 200 * 0.834) < 5 * np.sqrt(200 * 0.834 * 0.166)
+    assert rule.pick(memory, 2, np.zeros(2, bool), View.of(2, epoch=200), rng(0, "pick", 200)) == []
+
+
+def test_selective_refuses_numbers_out_of_range():
+    for wrong in ({"zero_share": 0.0}, {"zero_share": 1.0}, {"start": 0.99}, {"step": -0.1}, {"least": 0.0}):
+        with pytest.raises(ValueError, match="expected zero_share in"):
+            prompts.Selective(**wrong)

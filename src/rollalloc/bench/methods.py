@@ -35,6 +35,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "foresight": alone,
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
+        "greso": {"n": n, **ahead},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
         "pods": {"n": n, "m": half},
         "darts": {"shortest": n - 1, "longest": 1},

@@ -46,6 +46,7 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "dr_grpo": _GROUPS,
     "dapo": _DAPO,
     "dapo_carry": _DAPO,
+    "greso": _DAPO,
     "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),
     "pods": _shapes("groups n m", ((16, 6, 4), (8, 8, 4), (16, 8, 4), (16, 4, 2), (8, 16, 8), (8, 16, 4))),
     "darts": _shapes("groups shortest longest", ((8, 3, 1), (16, 2, 1), (16, 3, 1), (32, 3, 1), (8, 7, 1), (16, 7, 1))),

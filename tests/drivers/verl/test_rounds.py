@@ -18,6 +18,7 @@ RECIPES = {
     "reinforce": {"recipe": "reinforce", "neg": 0.5},
     "reinforce_running": {"recipe": "reinforce", "baseline": "running"},
     "mopps": {"recipe": "mopps"},
+    "greso": {"recipe": "greso", "gen_groups": 8},
     "spo": {"recipe": "spo"},
     "foresight": {"recipe": "foresight"},
     "pilot_commit+foresight": {"recipe": "pilot_commit+foresight", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
