@@ -37,6 +37,9 @@ MADE = {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "zero_share": (0.25, 0.5), "max_candidates": (None, 16),
         "deviation": (None, "sample"),
     },
+    recipes.reinforce_ada: {
+        "groups": (4, 3), "n": (4, 2), "round_n": (4, 2), "rounds": (3, 2), "stop": ("balanced", "positive"),
+    },
     recipes.pilot_commit: {
         "groups": (4, 3), "n_pilot": (4, 2), "n_commit": (4, 2), "gen_groups": (12, 6), "p_lower": (0.125, 0.2),
         "p_upper": (0.25, 0.3), "p_solve": (1.0, 0.9), "max_staleness": (4, 0), "promote": ("top_variance", "oldest"),

@@ -276,6 +276,47 @@ def greso(
     )
 
 
+def reinforce_ada(
+    groups: int,
+    n: int,
+    round_n: int = 8,
+    rounds: int = 4,
+    stop: Literal["balanced", "positive"] = "balanced",
+) -> Recipe:
+    """Reinforce-Ada: rollouts in rounds until a prompt has successes and failures, n of which are trained. arXiv 2510.04996.
+
+        A = r - mean of all rollouts of the prompt, whichever are trained on
+
+    n rows, half of them right and half wrong where there are as many. A prompt that has not got there after the last round
+    is trained on with what it has.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts trained on of each prompt, at least 2.
+        round_n: rollouts a round, at least 1.
+        rounds: at most, at least 1; together they have at least n rollouts.
+        stop: a prompt has enough with half of n right and the rest wrong ("balanced"), or with one right ("positive").
+
+    Raises:
+        ValueError: a number out of its range, or fewer rollouts than are trained on.
+    """
+    at_least("n", n, 2, "half of the rows are successes")
+    at_least("round_n", round_n, 1)
+    at_least("rounds", rounds, 1)
+    _one_of("stop", stop, ("balanced", "positive"))
+    if round_n * rounds < n:
+        raise ValueError(f"{rounds} rounds of {round_n} rollouts are fewer than the n={n} to train on")
+    size, enough = sizes.Fixed(round_n), judges.Collected(half=stop == "balanced")
+    stages = tuple(Stage(f"round {at + 1}", size, enough, None, promote.Oldest()) for at in range(rounds - 1))
+    base = grpo(groups, round_n)
+    return replace(
+        base,
+        stages=(*stages, replace(base.stages[0], name=f"round {rounds}")),
+        rows=rows.Balanced(n),
+        advantage=advantages.OverGroup(advantages.dr_grpo),
+    )
+
+
 def pilot_commit(
     groups: int,
     n_pilot: int,

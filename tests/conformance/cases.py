@@ -67,6 +67,7 @@ RECIPES = {
     "raft": recipes.raft(8),
     "mopps": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
     "greso": recipes.greso(4, 4, 12),
+    "reinforce_ada": recipes.reinforce_ada(4, 4, 4, 3),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
     "foresight": foresight(replay=6, replay_staleness=3),
@@ -82,5 +83,5 @@ RECIPES = {
 TABLES = {"foresight_features": featured, "mopps": featured}
 TRACED = (
     "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "greso",
-    "spo", "foresight",
+    "reinforce_ada",    "spo", "foresight",
 )  # fmt: skip

@@ -435,6 +435,27 @@ class NeverEarly(judges.NonzeroVariance):
 
 
 @dataclass(frozen=True)
+class OneOfEach(judges.Collected):
+    def __call__(self, group, view):
+        return judges.Collected()(group, view._replace(rows=2))
+
+
+@dataclass(frozen=True)
+class CountsRewardsAsSuccesses(judges.Collected):
+    def __call__(self, group, view):
+        won = int((group.rewards_G > self.above).sum())
+        enough = min(won, group.scored - won) >= view.rows // 2
+        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.NEXT)
+
+
+@dataclass(frozen=True)
+class DropsWhatLacks(judges.Collected):
+    def __call__(self, group, view):
+        verdict = judges.Collected()(group, view)
+        return Verdict(Act.DROP, "zero_variance") if verdict and verdict.act is Act.NEXT else verdict
+
+
+@dataclass(frozen=True)
 class OpenBand(judges.Band):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.NEXT)
@@ -675,6 +696,27 @@ class OneTooMany(rows.MaxVariance):
 class MinReward(rows.MaxReward):
     def choose(self, group, rng):
         return np.sort(np.argsort(group.rewards_G)[: self.m])
+
+
+@dataclass(frozen=True)
+class SuccessesFirst(rows.Balanced):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(group.metrics_G <= self.above, kind="stable")[: self.m])
+
+
+@dataclass(frozen=True)
+class BalancedRewards(rows.Balanced):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(group.rewards_G <= self.above, kind="stable")[[*range(self.m // 2), -2, -1]])
+
+
+@dataclass(frozen=True)
+class TheLastOfEach(rows.Balanced):
+    def choose(self, group, rng):
+        won_G = group.metrics_G > self.above
+        won, lost = np.flatnonzero(won_G), np.flatnonzero(~won_G)
+        wins = min(max(self.m // 2, self.m - lost.size), won.size)
+        return np.sort(np.concatenate([won[won.size - wins :], lost[lost.size - self.m + wins :]]))
 
 
 @dataclass(frozen=True)
@@ -1105,6 +1147,9 @@ RULES = [
     (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=NeverEvicts(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
+    (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
+    (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
+    (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),
     (9, "Fill", other("grpo", intake=Overfull())),
     (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
     (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
@@ -1135,6 +1180,9 @@ RULES = [
     (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
     (9, "MaxVariance", other("pods", rows=OneTooMany(4))),
     (9, "MaxReward", other("pods", rows=MinReward(4))),
+    (9, "Balanced", other("reinforce_ada", rows=SuccessesFirst(4))),
+    (9, "Balanced", other("reinforce_ada", rows=BalancedRewards(4))),
+    (9, "Balanced", other("reinforce_ada", rows=TheLastOfEach(4))),
     (9, "Random", other("pods", rows=NotAtRandom(4))),
     (9, "Percentile", other("pods", rows=Middle(4))),
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),

@@ -43,3 +43,45 @@ def test_greso_by_hand(drive):
         paid[recipe.prompts] = driver.allocator.paid
     greso, dapo = paid.values()
     assert greso < 0.7 * dapo
+
+
+def test_reinforce_ada_by_hand(drive):
+    """Balanced, 2 of each: prompt 0 has them in the first round, prompt 1 in the second, prompt 2 never."""
+    rewards = {0: [1.0, 0.0, 1.0, 0.0], 1: [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], 2: [1.0]}
+    driver = drive(recipes.reinforce_ada(3, 4, round_n=4, rounds=3), 3, rewards)
+    rows = driver.until_batch().batch.rows
+    orders = [(order.prompt, len(order.rollouts)) for actions in driver.log for order in actions.generate]
+    assert sorted(orders) == [(0, 4), (1, 4), (1, 4), (2, 4), (2, 4), (2, 4)]
+    credits = {prompt: sorted(row.advantage for row in rows if row.prompt == prompt) for prompt in range(3)}
+    assert credits[0] == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+    assert credits[1] == pytest.approx([-0.375, -0.375, 0.625, 0.625])  # against all eight, three right
+    assert credits[2] == [0, 0, 0, 0]
+    assert driver.allocator.accounts()["unselected"] == 4 + 8
+
+
+def test_reinforce_ada_positive_by_hand(drive):
+    """One right answer is enough; of four rows it is then the only right one."""
+    driver = drive(
+        recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [0.0] * 5 + [1.0] + [0.0] * 2}
+    )
+    rows = driver.until_batch().batch.rows
+    assert sorted(row.advantage for row in rows) == pytest.approx([-0.125, -0.125, -0.125, 0.875])
+    assert driver.allocator.paid == 8
+    driver = drive(recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [1.0]})
+    assert [row.advantage for row in driver.until_batch().batch.rows] == [0, 0, 0, 0]
+    assert driver.allocator.paid == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n": 1}, "n must be a whole number of at least 2"),
+        ({"n": 4, "round_n": 0}, "round_n must be"),
+        ({"n": 4, "rounds": 0}, "rounds must be"),
+        ({"n": 4, "stop": "early"}, "stop must be one of balanced, positive"),
+        ({"n": 9, "round_n": 2, "rounds": 4}, "4 rounds of 2 rollouts are fewer than the n=9 to train on"),
+    ],
+)
+def test_reinforce_ada_refuses(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.reinforce_ada(4, **wrong)

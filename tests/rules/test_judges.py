@@ -1,13 +1,17 @@
 """Judges: what becomes of a group whose results come in."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict
+from rollalloc.core.recipe import Act, Verdict, View
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.rules.judges import Band, Complete, NonzeroVariance
+from rollalloc.rules.judges import Band, Collected, Complete, NonzeroVariance
+from rollalloc.rules.rows import Everything
 
 NO_VIEW = None  # none of these rules looks at the run
 MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
@@ -127,3 +131,32 @@ def test_band_refuses(settings, message):
 def test_a_drop_must_name_a_cause_under_which_it_can_be_accounted(reason):
     with pytest.raises(ValueError, match="a DROP's reason must begin with one of zero_variance, out_of_band"):
         Verdict(Act.DROP, reason)
+
+
+@pytest.mark.parametrize(
+    ("rows", "half", "metrics", "enough"),
+    [
+        (4, True, [1, 0, 1, 0], True),
+        (4, True, [1, 0, 0, 0], False),
+        (4, True, [1, 1, 1, 0, 0], True),
+        (5, True, [1, 1, 0, 0], False),  # of five rows three are failures
+        (5, True, [1, 1, 0, 0, 0], True),
+        (2, True, [0.7, 0.0], False),  # a success is above 0.7
+        (2, True, [0.75, 0.7], True),
+        (4, False, [0, 0, 0, 1], True),
+        (4, False, [1, 1], True),
+        (None, False, [0, 0, 0], False),
+    ],
+)
+def test_collected_by_hand(rows, half, metrics, enough):
+    act = Act.TRAIN if enough else Act.NEXT
+    assert Collected(half)(GroupView.of(metrics), View.of(rows=rows)) == Verdict(act)
+    assert Collected(half)(GroupView.of(metrics, running=[3]), View.of(rows=rows)) is None
+
+
+def test_collected_refuses():
+    with pytest.raises(ValueError, match=r"above must be in \[0, 1\), got 1.0"):
+        Collected(above=1.0)
+    with pytest.raises(ValueError, match=r"Collected\(.* reads how many rows .*, which Everything\(\) does not say"):
+        replace(recipes.reinforce_ada(4, 4), rows=Everything())
+    assert replace(recipes.reinforce_ada(4, 4, stop="positive"), rows=Everything()).group_rows is None

@@ -48,6 +48,10 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "dapo_carry": _DAPO,
     "greso": _DAPO,
     "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),
+    "reinforce_ada": _shapes(
+        "groups n round_n rounds",
+        ((16, 4, 4, 4), (8, 4, 8, 4), (16, 4, 4, 2), (32, 4, 4, 4), (8, 8, 8, 4), (16, 2, 2, 4)),
+    ),
     "pods": _shapes("groups n m", ((16, 6, 4), (8, 8, 4), (16, 8, 4), (16, 4, 2), (8, 16, 8), (8, 16, 4))),
     "darts": _shapes("groups shortest longest", ((8, 3, 1), (16, 2, 1), (16, 3, 1), (32, 3, 1), (8, 7, 1), (16, 7, 1))),
     "racing": _ahead(

@@ -238,6 +238,7 @@ class JudgeRule(Protocol):
     """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage.
 
     A rule with an attribute `waits_for_all` that is true is asked only when none of the group's rollouts is still to come.
+    One with an attribute `reads_rows` that is true needs a row rule that says how many it takes.
     It is not asked about a group without a score, whose prompt comes back at the next epoch, or when the rule's attribute
     `after_failure` says.
     """
@@ -426,7 +427,10 @@ class Recipe:
             at_least(f"{self.rows!r}: its attribute `longest`", longest, 0, "of its `rows` that it takes for length")
             at_least(f"{self.rows!r}: its attribute `rows`", rows, longest, "its attribute `longest`")
         readers = [
-            rule for each in self.stages for rule in (each.size, each.stop) if getattr(rule, "reads_rows", False)
+            rule
+            for each in self.stages
+            for rule in (each.size, each.stop, each.judge)
+            if getattr(rule, "reads_rows", False)
         ]
         if readers and self.group_rows is None:
             raise ValueError(

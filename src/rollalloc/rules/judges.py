@@ -9,9 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict, View, at_least
+from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, Epochs, Until
 
+SUCCESS_ABOVE = 0.7  # what Reinforce-Ada takes for a success
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
 
 
@@ -148,5 +149,61 @@ class Band:
             "just the means inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
             "a solved prompt is evicted for as long as said, another one comes back": (
                 verdict.act is not Act.DROP or verdict.until == away
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Train on a complete group as soon as it has enough successes and failures for its rows; until then it goes on.
+
+    Of m rows, as the recipe's row rule says, m // 2 successes and as many failures as are lacking to m; or one success,
+    whatever the failures. Reinforce-Ada's exits, "balanced" and "positive-focused", arXiv 2510.04996.
+
+    Attributes:
+        half: whether half of the rows must be successes; else one success is enough.
+        above: a metric above it is a success.
+
+    Raises:
+        ValueError: `above` outside [0, 1).
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    half: bool = True
+    above: float = SUCCESS_ABOVE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.above < 1:
+            raise ValueError(f"above must be in [0, 1), got {self.above!r}")
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it needs a row rule that says how many rows it takes."""
+        return self.half
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        successes, failures = self._least(view)
+        won = int((group.metrics_G > self.above).sum())
+        return Verdict(Act.TRAIN if won >= successes and group.scored - won >= failures else Act.NEXT)
+
+    def _least(self, view: View) -> tuple[int, int]:
+        if not self.half:
+            return 1, 0
+        m = rows_of(view)
+        return m // 2, m - m // 2
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        won = [metric > self.above for metric in group.metrics_G.tolist()].count(True)
+        m = rows_of(view) if self.half else 0
+        enough = (2 * won >= m - 1 and 2 * (group.scored - won) >= m) if self.half else won > 0
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups that have enough are trained on, the others go on": (
+                verdict is None or verdict.act is (Act.TRAIN if enough else Act.NEXT)
             ),
         }

@@ -19,6 +19,7 @@ RECIPES = {
     "reinforce_running": {"recipe": "reinforce", "baseline": "running"},
     "mopps": {"recipe": "mopps"},
     "greso": {"recipe": "greso", "gen_groups": 8},
+    "reinforce_ada": {"recipe": "reinforce_ada", "round_n": 2, "rounds": 3},
     "spo": {"recipe": "spo"},
     "foresight": {"recipe": "foresight"},
     "pilot_commit+foresight": {"recipe": "pilot_commit+foresight", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
@@ -27,6 +28,7 @@ RECIPES = {
 AS_LARGE_AS_REWARDS = (
     "rloo",
     "dr_grpo",
+    "reinforce_ada",
     "raft",
     "reinforce",
     "spo",
