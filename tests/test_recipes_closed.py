@@ -37,6 +37,9 @@ MADE = {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "zero_share": (0.25, 0.5), "max_candidates": (None, 16),
         "deviation": (None, "sample"),
     },
+    recipes.knapsack: {
+        "groups": (4, 3), "n": (5, 4), "least": (2, 1), "most": (16, 9), "deviation": (None, "sample"),
+    },
     recipes.reinforce_ada: {
         "groups": (4, 3), "n": (4, 2), "round_n": (4, 2), "rounds": (3, 2), "stop": ("balanced", "positive"),
     },

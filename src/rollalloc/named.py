@@ -69,6 +69,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "dapo": recipes.dapo,
     "dapo_carry": dapo_carry,
     "greso": recipes.greso,
+    "knapsack": recipes.knapsack,
     "reinforce_ada": recipes.reinforce_ada,
     "pilot_commit": recipes.pilot_commit,
     "pods": recipes.pods,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rollalloc.core.recipe import Act, Budget, PromoteRule, Recipe, Replay, SizeRule, Stage, at_least
+from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, at_least
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
@@ -276,6 +276,34 @@ def greso(
     )
 
 
+def knapsack(
+    groups: int,
+    n: int,
+    least: int = 2,
+    most: int = 128,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """Knapsack RL: GRPO with n rollouts a prompt on average, most where they are worth most. arXiv 2509.25849.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
+
+    Mixed with a method that expects a success rate of each prompt, `foresight` or `spo`, it allocates by that.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt on average, at least `least`; in its first visit exactly so many.
+        least: rollouts a prompt at least, 1 or more; what solved ones get.
+        most: rollouts a prompt at most, at least n.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    size = sizes.Knapsack(n, least, most)
+    base = grpo(groups, n, deviation)
+    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=beliefs.LastVisit())
+
+
 def reinforce_ada(
     groups: int,
     n: int,
@@ -510,7 +538,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
     | slot | what says nothing |
     |---|---|
-    | `prompts` | in random order, each once an epoch |
+    | `prompts` | in random order, each once an epoch; Knapsack's record beside a method that expects a success rate |
     | `intake` | just as many groups as the batch needs |
     | `rows` | all of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
@@ -556,8 +584,11 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
             f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
         )
     mixed: dict[str, Any] = {
-        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take) for slot, plain in _PLAIN.items()
+        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
+        for slot, plain in _PLAIN.items()
+        if slot != "prompts"
     }
+    mixed["prompts"] = _mix_prompts(first.prompts, second.prompts, take)
     mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, take)
     last = _mix_stages(last, single, take, staged=bool(before))
     recipe = Recipe(groups=first.groups, stages=(*before, last), **mixed)
@@ -591,6 +622,14 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
         return second
     return _either("size", first, second, None, take)
+
+
+def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
+    # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
+    others = [rule for rule in (first, second) if rule != beliefs.LastVisit()]
+    if "prompts" not in take and len(others) == 1 and getattr(others[0], "believes", False):
+        return others[0]
+    return _either("prompts", first, second, _PLAIN["prompts"], take)
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:

@@ -85,3 +85,25 @@ def test_reinforce_ada_positive_by_hand(drive):
 def test_reinforce_ada_refuses(wrong, message):
     with pytest.raises(ValueError, match=message):
         recipes.reinforce_ada(4, **wrong)
+
+
+def test_knapsack_by_hand(drive):
+    """The second visit of a solved prompt has two rollouts, what it leaves goes to the contested one; 16 a batch in all."""
+    driver = drive(recipes.knapsack(4, 4, most=9), 4, {0: [1.0], 1: [1.0, 0.0, 0.0, 0.0], 2: [1.0], 3: [1.0]})
+    for expected in ({0: 4, 1: 4, 2: 4, 3: 4}, {0: 3, 1: 9, 2: 2, 3: 2}):
+        begun = len(driver.log)
+        rows = driver.until_batch().batch.rows
+        orders = {order.prompt: len(order.rollouts) for actions in driver.log[begun:] for order in actions.generate}
+        assert sorted(orders.values()) == sorted(expected.values())
+        assert orders[1] == expected[1]
+        assert len(rows) == 16
+        driver.update()
+
+
+def test_knapsack_allocates_by_what_another_method_expects():
+    for other in (recipes.foresight(4), recipes.spo(4)):
+        for mixed in (recipes.mix(recipes.knapsack(4, 8), other), recipes.mix(other, recipes.knapsack(4, 8))):
+            assert mixed.prompts == other.prompts
+            assert mixed.stages[0].size == recipes.knapsack(4, 8).stages[0].size
+    with pytest.raises(ValueError, match=r"both recipes change prompts: LastVisit.* and Posterior"):  # it says no rate
+        recipes.mix(recipes.knapsack(4, 8), recipes.mopps(4, 8))

@@ -36,6 +36,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
         "greso": {"n": n, **ahead},
+        "knapsack": {"n": n},
         "reinforce_ada": {"n": n, "round_n": n},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
         "pods": {"n": n, "m": half},
