@@ -40,6 +40,10 @@ MADE = {
     recipes.knapsack: {
         "groups": (4, 3), "n": (5, 4), "least": (2, 1), "most": (16, 9), "deviation": (None, "sample"),
     },
+    recipes.vcrl: {
+        "groups": (4, 3), "n": (4, 2), "kappa": (0.7, 0.5), "kappa_first": (0.3, 0.2), "first": (2, 9), "replays": (2, 1),
+        "max_candidates": (None, 24), "deviation": (None, "sample"),
+    },
     recipes.reinforce_ada: {
         "groups": (4, 3), "n": (4, 2), "round_n": (4, 2), "rounds": (3, 2), "stop": ("balanced", "positive"),
     },

@@ -71,6 +71,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "greso": recipes.greso,
     "knapsack": recipes.knapsack,
     "reinforce_ada": recipes.reinforce_ada,
+    "vcrl": recipes.vcrl,
     "pilot_commit": recipes.pilot_commit,
     "pods": recipes.pods,
     "darts": recipes.darts,

@@ -345,6 +345,45 @@ def reinforce_ada(
     )
 
 
+def vcrl(
+    groups: int,
+    n: int,
+    kappa: float = 0.8,
+    kappa_first: float = 0.3,
+    first: int = 20,
+    replays: int = 2,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """VCRL: groups whose metrics vary enough are trained on, prompts that did so replace the others. arXiv 2509.19803.
+
+        trained on where  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa
+
+    The prompts that replace them are rolled out anew.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        kappa: in (0, 1].
+        kappa_first: instead, in the first `first` updates of the weights, in (0, 1].
+        first: 0 or more.
+        replays: times that a prompt replaces another one after it was trained on, at least 1.
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "one rollout does not vary")
+    base = grpo(groups, n, deviation)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Varied(kappa, kappa_first, first)),),
+        prompts=prompts.Banked(replays),
+        max_candidates=max_candidates,
+    )
+
+
 def pilot_commit(
     groups: int,
     n_pilot: int,

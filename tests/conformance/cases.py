@@ -73,6 +73,7 @@ RECIPES = {
     "mopps": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
     "greso": recipes.greso(4, 4, 12),
     "knapsack": recipes.knapsack(6, 5, most=16),
+    "vcrl": recipes.vcrl(4, 4, kappa=0.7, first=2, max_candidates=24),
     "reinforce_ada": recipes.reinforce_ada(4, 4, 4, 3),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
@@ -89,6 +90,5 @@ RECIPES = {
 TABLES = {"foresight_features": featured, "mopps": featured, "knapsack": visited}
 TRACED = (
     "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "greso",
-    "knapsack",
-    "reinforce_ada",    "spo", "foresight",
+    "vcrl", "knapsack", "reinforce_ada", "spo", "foresight",
 )  # fmt: skip

@@ -435,6 +435,25 @@ class NeverEarly(judges.NonzeroVariance):
 
 
 @dataclass(frozen=True)
+class AnyVariance(judges.Varied):
+    def __call__(self, group, view):
+        return judges.Varied(1e-6, 1e-6)(group, view)
+
+
+@dataclass(frozen=True)
+class FirstKappaForEver(judges.Varied):
+    def __call__(self, group, view):
+        return judges.Varied(self.kappa_first, self.kappa_first)(group, view)
+
+
+@dataclass(frozen=True)
+class VariesByReward(judges.Varied):
+    def __call__(self, group, view):
+        enough = judges.relative_variance(group.rewards_G) >= 0.3
+        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.DROP, "zero_variance", NOW)
+
+
+@dataclass(frozen=True)
 class OneOfEach(judges.Collected):
     def __call__(self, group, view):
         return judges.Collected()(group, view._replace(rows=2))
@@ -952,6 +971,41 @@ class LooksAtAll(prompts.Posterior):
 
 
 @dataclass(frozen=True)
+class NoBank(prompts.Banked):
+    @staticmethod
+    def _best(memory, count, free_N):
+        return []
+
+
+@dataclass(frozen=True)
+class LowestFirst(prompts.Banked):
+    @staticmethod
+    def _best(memory, count, free_N):
+        there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
+        return sorted(there, key=lambda entry: entry[1])[: max(0, count)]
+
+
+@dataclass(frozen=True)
+class BankFirst(prompts.Banked):
+    def pick(self, memory, k, free_N, view, rng):
+        memory |= {"new": view.groups, "version": view.version}
+        return super().pick(memory, k, free_N, view, rng)[::-1]
+
+
+@dataclass(frozen=True)
+class BanksRewards(prompts.Banked):
+    def observe(self, memory, group, view):
+        if group.scored and all(entry[0] != group.prompt for entry in memory["bank"]):
+            memory["bank"].append([group.prompt, float(np.ptp(group.rewards_G)), 1])
+
+
+@dataclass(frozen=True)
+class BanksAll(prompts.Banked):
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, np.array(free_N), view, rng)
+
+
+@dataclass(frozen=True)
 class PassesOverAnyone(prompts.Selective):
     def chances(self, memory, prompts_K):
         return np.full(prompts_K.size, 0.5)
@@ -1198,6 +1252,14 @@ RULES = [
     (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=NeverEvicts(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
+    (9, "Varied", staged("vcrl", judge=AnyVariance(0.8, 0.8))),
+    (9, "Varied", staged("vcrl", judge=FirstKappaForEver(0.8, 0.3, 2))),
+    (9, "Varied", staged("vcrl", judge=VariesByReward(0.7, 0.3, 2))),
+    (9, "Banked", other("vcrl", prompts=NoBank())),
+    (9, "Banked", other("vcrl", prompts=LowestFirst())),
+    (9, "Banked", other("vcrl", prompts=BankFirst())),
+    (9, "Banked", other("vcrl", prompts=BanksRewards())),
+    (11, "Banked", other("vcrl", prompts=BanksAll())),
     (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
     (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
     (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),

@@ -107,3 +107,29 @@ def test_knapsack_allocates_by_what_another_method_expects():
             assert mixed.stages[0].size == recipes.knapsack(4, 8).stages[0].size
     with pytest.raises(ValueError, match=r"both recipes change prompts: LastVisit.* and Posterior"):  # it says no rate
         recipes.mix(recipes.knapsack(4, 8), recipes.mopps(4, 8))
+
+
+def test_vcrl_by_hand(drive):
+    """Of 4 rollouts 2 are right in prompts 0 and 1, 1 in prompt 2, none or all in the others."""
+    rewards = {0: [1, 1, 0, 0], 1: [0, 1, 0, 1], 2: [0, 0, 0, 1], 3: [1], 4: [0], 5: [0], 6: [0], 7: [1]}
+    driver = drive(recipes.vcrl(2, 4, kappa=0.8, kappa_first=0.5, first=3), 8, rewards)
+    trained = []
+    for _ in range(12):
+        trained.append({row.prompt for row in driver.until_batch().batch.rows})
+        driver.update()
+    assert set().union(*trained[:3]) == {0, 1, 2}  # 3/4 is enough at first
+    assert all(batch == {0, 1} for batch in trained[3:])
+
+
+def test_vcrl_replaces_what_it_drops_from_its_bank(drive):
+    """One of eight prompts varies: once it is known, every batch of one takes it next to one new prompt, twice in a row."""
+    driver = drive(recipes.vcrl(1, 2, kappa=0.5), 8, {prompt: [0.0] for prompt in range(1, 8)})
+    driver.until_batch()
+    driver.update()
+    drawn = []
+    for _ in range(2):
+        begun = len(driver.log)
+        driver.until_batch()
+        drawn.append([order.prompt for actions in driver.log[begun:] for order in actions.generate])
+        driver.update()
+    assert all(len(prompts) <= 2 and prompts[-1] == 0 for prompts in drawn)

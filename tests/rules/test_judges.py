@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Act, Verdict, View
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.rules.judges import Band, Collected, Complete, NonzeroVariance
+from rollalloc.rules.judges import Band, Collected, Complete, NonzeroVariance, Varied, relative_variance
 from rollalloc.rules.rows import Everything
 
 NO_VIEW = None  # none of these rules looks at the run
@@ -160,3 +161,49 @@ def test_collected_refuses():
     with pytest.raises(ValueError, match=r"Collected\(.* reads how many rows .*, which Everything\(\) does not say"):
         replace(recipes.reinforce_ada(4, 4), rows=Everything())
     assert replace(recipes.reinforce_ada(4, 4, stop="positive"), rows=Everything()).group_rows is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ([1, 0, 0, 0], 3 / 4),
+        ([1, 1, 0, 0], 1),
+        ([1, 1, 1], 0),
+        ([1, 0, 1], 1),
+        ([1, *[0] * 7], 7 / 16),
+        ([0.25, 0.75], 0.25),
+        ([1], 0),
+        ([], 0),
+    ],
+)
+def test_relative_variance_by_hand(metrics, expected):
+    assert relative_variance(np.array(metrics, float)) == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_no_metrics_vary_more_than_half_ones_and_half_zeros(metrics):
+    assert 0 <= relative_variance(np.array(metrics)) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("metrics", "version", "expected"),
+    [
+        ([1, 0, 0, 0], 0, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 0, 0, 0], 19, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 0, 0, 0], 20, Verdict(Act.DROP, "out_of_band/low_variance", NOW)),
+        ([1, 1, 0, 0], 20, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 1], 0, Verdict(Act.DROP, "zero_variance", NOW)),
+        ([1], 0, Verdict(Act.DROP, "zero_variance", NOW)),
+    ],
+)
+def test_varied_by_hand(metrics, version, expected):
+    assert Varied()(GroupView.of(metrics), View.of(version=version)) == expected
+    assert Varied()(GroupView.of(metrics, running=[1]), View.of(version=version)) is None
+
+
+def test_varied_refuses():
+    for wrong in ({"kappa": 0.0}, {"kappa": 1.1}, {"kappa_first": 0.0}):
+        with pytest.raises(ValueError, match=r"kappa and kappa_first must be in \(0, 1\]"):
+            Varied(**wrong)
+    with pytest.raises(ValueError, match="first must be"):
+        Varied(first=-1)

@@ -9,6 +9,7 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
+from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
@@ -304,3 +305,72 @@ def test_selective_refuses_numbers_out_of_range():
     for wrong in ({"zero_share": 0.0}, {"zero_share": 1.0}, {"start": 0.99}, {"step": -0.1}, {"least": 0.0}):
         with pytest.raises(ValueError, match="expected zero_share in"):
             prompts.Selective(**wrong)
+
+
+def visit(memory, rule, prompt, metrics):
+    rule.observe(memory, GroupView.of(metrics, prompt=prompt), VIEW)
+
+
+def known(fates):
+    """A view, of a batch of two groups, of prompts whose last visits ended so."""
+    ledger = Ledger(len(fates))
+    for prompt, fate in enumerate(fates):
+        if fate:
+            ledger.close_visit(prompt, fate, 0, [1.0])
+    return View.of(len(fates), groups=2, ledger=ledger)
+
+
+def test_the_bank_by_hand():
+    """P: 1; 0.9 · 1 + 0.1 · 3/4; out when its draws are used up; those dropped last and those in flight are passed over."""
+    rule = prompts.Banked()
+    memory = rule.init(PromptTable(6))
+    for prompt, metrics in ((0, [1, 1, 0, 0]), (0, [1, 0, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0]), (3, [1, 1])):
+        visit(memory, rule, prompt, metrics)
+    assert memory["bank"] == [[0, pytest.approx(0.975), 2], [1, 0.75, 2], [2, 1.0, 2]]
+    visit(memory, rule, 1, [1])  # one score alone says nothing
+    view = known(["trained", "trained", "out_of_band/low_variance", "zero_variance", "", ""])
+    memory["new"] = 2  # a batch of new prompts has been drawn
+    free_N = np.ones(6, bool)
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 0)) == [0]
+    assert memory["bank"] == [[0, pytest.approx(0.975), 1], [1, 0.75, 2]]
+    assert rule.pick(memory, 2, np.array([0, 1, 0, 0, 1, 0], bool), view, rng(0, "pick", 1)) == [1, 4]
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 2)) == [0]
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 3)) == [1]
+    visit(memory, rule, 0, [1, 1, 0, 0])  # drawn twice
+    visit(memory, rule, 1, [1, 1, 0, 0])
+    assert memory["bank"] == []
+    visit(memory, rule, 0, [1, 1, 0, 0])  # as a new prompt, it enters anew
+    assert memory["bank"] == [[0, 1.0, 2]]
+
+
+def test_the_bank_gives_new_prompts_first_in_every_batch():
+    rule = prompts.Banked()
+    memory = rule.init(PromptTable(40))
+    visit(memory, rule, 7, [1, 0])
+    view = known(["trained"] * 40)
+    free_N = np.ones(40, bool)
+    first = rule.pick(memory, 2, free_N, view, rng(0, "pick", 0))
+    assert memory["bank"] == [[7, 1.0, 2]]
+    free_N[first] = False
+    if free_N[7]:
+        assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 1)) == [7]
+    later = rule.pick(memory, 2, free_N, view._replace(version=1), rng(0, "pick", 2))
+    assert memory["new"] == 2
+    assert len(set(later)) == 2
+
+
+def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
+    rule = prompts.Banked(capacity=2)
+    memory = rule.init(PromptTable(3))
+    for prompt, metrics in ((0, [1, 1, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0])):
+        visit(memory, rule, prompt, metrics)
+    assert memory["bank"] == [[0, 1.0, 2], [2, 1.0, 2]]
+    moved = rule.moved(memory | {"new": 1, "version": 5}, np.array([2, -1]), PromptTable(2))
+    assert moved["bank"] == [[0, 1.0, 2]]
+    assert (moved["new"], moved["version"], len(moved["order"])) == (1, 5, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"replays": 0}, {"capacity": 0}, {"momentum": 1.0}])
+def test_the_bank_refuses(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        prompts.Banked(**wrong)

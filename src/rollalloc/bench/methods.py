@@ -37,6 +37,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "dapo_carry": {"n": n, **ahead},
         "greso": {"n": n, **ahead},
         "knapsack": {"n": n},
+        "vcrl": {"n": n},
         "reinforce_ada": {"n": n, "round_n": n},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
         "pods": {"n": n, "m": half},

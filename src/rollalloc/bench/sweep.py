@@ -49,6 +49,9 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "greso": _DAPO,
     "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),
     "knapsack": _shapes("groups n most", ((16, 4, 16), (16, 4, 32), (8, 8, 32), (16, 8, 32), (32, 4, 16), (16, 4, 8))),
+    "vcrl": _shapes(
+        "groups n kappa", ((16, 4, 0.7), (8, 8, 0.7), (16, 4, 0.3), (16, 8, 0.7), (8, 16, 0.8), (8, 8, 0.3))
+    ),
     "reinforce_ada": _shapes(
         "groups n round_n rounds",
         ((16, 4, 4, 4), (8, 4, 8, 4), (16, 4, 4, 2), (32, 4, 4, 4), (8, 8, 8, 4), (16, 2, 2, 4)),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
-from rollalloc.core.roster import NEVER, NEXT_EPOCH, Epochs, Until
+from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 
 SUCCESS_ABOVE = 0.7  # what Reinforce-Ada takes for a success
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
@@ -150,6 +151,73 @@ class Band:
             "a solved prompt is evicted for as long as said, another one comes back": (
                 verdict.act is not Act.DROP or verdict.until == away
             ),
+        }
+
+
+def relative_variance(metrics_G: NDArray[np.float64]) -> float:
+    """The variance of metrics in [0, 1], as a share of the largest that so many can have.
+
+        G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  of k ones and G - k zeros  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
+
+    VCRL's p, arXiv 2509.19803. 0 of fewer than two.
+    """
+    count = metrics_G.size
+    if count < 2:
+        return 0.0
+    over_G = metrics_G - metrics_G.mean()
+    return count * float(over_G @ over_G) / ((count // 2) * (count - count // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """Train on a complete group whose metrics vary enough, drop it otherwise; VCRL, arXiv 2509.19803.
+
+        relative_variance ≥ `kappa`, or `kappa_first` in the first `first` updates of the weights
+
+    Its prompt may be drawn again at once, either way.
+
+    Attributes:
+        kappa: in (0, 1]; of 4 rollouts 1 right one gives 0.75, of 8 two give 0.75 and three 0.94.
+        kappa_first: in (0, 1].
+        first: 0 or more.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    after_failure: ClassVar = NOW
+    reads: ClassVar = ("metrics_G",)
+
+    kappa: float = 0.8
+    kappa_first: float = 0.3
+    first: int = 20
+
+    def __post_init__(self) -> None:
+        at_least("first", self.first, 0)
+        if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
+            raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        varies = relative_variance(group.metrics_G)
+        if varies >= (self.kappa_first if view.version < self.first else self.kappa) - _TINY:
+            return Verdict(Act.TRAIN, until=NOW)
+        return Verdict(Act.DROP, "out_of_band/low_variance" if _mixed(group) else "zero_variance", NOW)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        metrics, count = group.metrics_G.tolist(), group.scored
+        most = pvariance([0.0] * (count // 2) + [1.0] * (count - count // 2)) if count > 1 else 1.0
+        share = pvariance(metrics) / most if count > 1 else 0.0
+        least = self.kappa_first if view.version < self.first else self.kappa
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups that vary enough are trained on": (
+                verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
+            ),
+            "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
         }
 
 

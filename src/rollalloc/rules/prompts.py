@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least
 from rollalloc.core.table import PromptTable
+from rollalloc.rules.judges import relative_variance
 
 # A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
 _SURE, _MOST_SURE = 1e7, 10_000
@@ -57,7 +58,13 @@ class Shuffled:
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int]:
-        picked: list[int] = []
+        return self.beside([], memory, k, free_N, rng)
+
+    def beside(
+        self, taken: Sequence[int], memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator
+    ) -> list[int]:
+        """As `pick`, beside free prompts that were drawn otherwise in the same call."""
+        picked = list(taken)
         short_S, missing = memory["short"], 0
         open_S = np.ones(len(short_S), np.bool_)
         for source, count in enumerate(self._shares(k, open_S, rng)):
@@ -70,7 +77,7 @@ class Shuffled:
             for source, count in enumerate(self._shares(missing, open_S, rng)):
                 if count and self._take(memory, source, count, free_N, picked, rng) == count:
                     short_S[source] = False
-        return picked
+        return picked[len(taken) :]
 
     def _shares(self, k: int, open_S: NDArray[np.bool_], rng: np.random.Generator) -> list[int]:
         if self.weights is None:
@@ -426,3 +433,111 @@ class Selective:
 def without_variance(memory: Memory, version: int) -> int:
     """Groups that ended without variance since that version, as far as the prompt rule counts them."""
     return memory["solved"] + memory["failed"] if memory.get("version") == version and "mixed" in memory else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Banked:
+    """New prompts first; what lacks to the batch then comes from a bank of those whose metrics varied most.
+
+    Since the last update of the weights as many prompts as a batch has groups are new ones, each once a pass, in random
+    order; any further ones those of the bank of highest priority, and where it has none, new ones. A prompt that was trained
+    on enters the bank with its relative variance for priority P, afterwards P ← momentum · P + (1 - momentum) · its relative
+    variance. It leaves when a visit of it was dropped, when it was drawn from the bank `replays` times, or where there are
+    `capacity` of higher priority. VCRL, arXiv 2509.19803; see PAPERS.md.
+
+    Attributes:
+        replays: draws of a prompt from the bank, at least 1.
+        momentum: in [0, 1).
+        capacity: prompts in the bank, at least 1.
+        order: draws the new ones.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    reads_rate: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    replays: int = 2
+    momentum: float = 0.9
+    capacity: int = 1024
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def __post_init__(self) -> None:
+        at_least("replays", self.replays, 1)
+        at_least("capacity", self.capacity, 1)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
+
+    def init(self, table: PromptTable) -> Memory:
+        # Of each prompt of the bank [prompt, priority, draws left]; `new`: those drawn since the `version`.
+        return self.order.init(table) | {"bank": [], "version": 0, "new": 0}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        if view.version != memory["version"]:
+            memory |= {"version": view.version, "new": 0}
+        memory["bank"] = [entry for entry in memory["bank"] if _is_trained(view, entry[0])]
+        again = self._best(memory, k - max(0, view.groups - memory["new"]), free_N)
+        for entry in again:
+            entry[2] -= 1
+        drawn = [entry[0] for entry in again]
+        new = self.order.beside(drawn, memory, k - len(drawn), free_N, rng)
+        memory["new"] += len(new)
+        return drawn + new
+
+    @staticmethod
+    def _best(memory: Memory, count: int, free_N: NDArray[np.bool_]) -> list[list[Any]]:
+        """At most `count` entries of the bank that may be drawn, the highest priority first."""
+        there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
+        return sorted(there, key=lambda entry: (-entry[1], entry[0]))[: max(0, count)]
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        varies, bank = relative_variance(group.metrics_G), memory["bank"]
+        if group.scored < 2:
+            return
+        entry = next((entry for entry in bank if entry[0] == group.prompt), None)
+        if entry is not None and entry[2] > 0:
+            entry[1] = self.momentum * entry[1] + (1 - self.momentum) * varies
+        elif entry is not None:
+            bank.remove(entry)
+        elif varies > 0:
+            bank.append([group.prompt, varies, self.replays])
+            if len(bank) > self.capacity:
+                bank.remove(min(bank, key=lambda entry: (entry[1], -entry[0])))
+
+    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set: a new order, and the bank's prompts where they are now."""
+        target = {int(old): new for new, old in enumerate(source_N.tolist()) if old >= 0}
+        bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
+        return self.init(table) | {"bank": bank} | {name: memory[name] for name in ("version", "new")}
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        new = before["new"] if before["version"] == view.version else 0
+        free = [e for e in before["bank"] if e[2] > 0 and free_N[e[0]] and _is_trained(view, e[0])]
+        again = min(len(free), max(0, k - max(0, view.groups - new)))
+        priority = {entry[0]: entry[1] for entry in free}
+        drawn = [priority.get(prompt, -1.0) for prompt in picked[:again]]
+        left = sorted((p for prompt, p in priority.items() if prompt not in picked[:again]), reverse=True)
+        turns = before["order"][int(before["cursors"][0]) :].tolist()
+        turns = [prompt for prompt in turns if free_N[prompt] and prompt not in picked[:again]][: k - again]
+        return {
+            "as many as asked, or all that are free": len(picked) == min(k, int(np.count_nonzero(free_N))),
+            "beyond a batch of new prompts it draws from the bank, while that has one": min(drawn, default=0.0) >= 0,
+            "the others are the next new ones": set(turns) <= set(picked),
+            "none of the bank has a higher priority than one that is drawn": not left
+            or not drawn
+            or left[0] <= min(drawn),
+            "a prompt is drawn from the bank `replays` times at most": all(
+                e[2] <= self.replays for e in before["bank"]
+            ),
+        }
+
+
+def _is_trained(view: View, prompt: int) -> bool:
+    """Whether its last visit was good enough to be trained on."""
+    ledger = view.ledger
+    return ledger.fates[int(ledger.fate_N[prompt])] in ("trained", "surplus", "stale")

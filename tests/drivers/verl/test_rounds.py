@@ -21,6 +21,7 @@ RECIPES = {
     "greso": {"recipe": "greso", "gen_groups": 8},
     "reinforce_ada": {"recipe": "reinforce_ada", "round_n": 2, "rounds": 3},
     "knapsack": {"recipe": "knapsack"},
+    "vcrl": {"recipe": "vcrl"},
     "spo": {"recipe": "spo"},
     "foresight": {"recipe": "foresight"},
     "pilot_commit+foresight": {"recipe": "pilot_commit+foresight", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
