@@ -44,6 +44,10 @@ MADE = {
         "groups": (4, 3), "n": (4, 2), "kappa": (0.7, 0.5), "kappa_first": (0.3, 0.2), "first": (2, 9), "replays": (2, 1),
         "max_candidates": (None, 24), "deviation": (None, "sample"),
     },
+    recipes.cgrpo: {
+        "groups": (4, 3), "sizes_S": ((2, 4, 8), (2, 6)), "delta": (None, 0.2), "visits": (9, 50),
+        "deviation": (None, "sample"),
+    },
     recipes.reinforce_ada: {
         "groups": (4, 3), "n": (4, 2), "round_n": (4, 2), "rounds": (3, 2), "stop": ("balanced", "positive"),
     },

@@ -72,6 +72,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "knapsack": recipes.knapsack,
     "reinforce_ada": recipes.reinforce_ada,
     "vcrl": recipes.vcrl,
+    "cgrpo": recipes.cgrpo,
     "pilot_commit": recipes.pilot_commit,
     "pods": recipes.pods,
     "darts": recipes.darts,

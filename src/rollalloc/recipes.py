@@ -384,6 +384,45 @@ def vcrl(
     )
 
 
+def cgrpo(
+    groups: int,
+    sizes_S: tuple[int, ...] = (2, 4, 8, 16, 32),
+    delta: float | None = None,
+    visits: int = 200,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """C-GRPO: growing numbers of rollouts, until a success comes as early as a conformal bound says. trl-cgrpo 0.2.0.
+
+        a prompt stops at k rollouts where its first success, at place j, has  j / k ≤ q̂_k
+        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits, 1 where there was no success among the first k
+
+    Its score "first_success". The one by answers ("aps") needs their text, which no rule sees.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        sizes_S: rollouts a prompt has after each stage, growing; two stages at least.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05.
+        visits: n at most, at least 1.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    more = _increments(sizes_S)
+    last = len(more) - 1
+    stages = tuple(
+        Stage(
+            f"to {sizes_S[at]}",
+            sizes.Fixed(size),
+            judges.Resolved(delta) if at < last else judges.Complete(),
+            None,
+            promote.Oldest(),
+        )
+        for at, size in enumerate(more)
+    )
+    return replace(grpo(groups, sizes_S[-1], deviation), stages=stages, prompts=prompts.FirstSuccesses(visits))
+
+
 def pilot_commit(
     groups: int,
     n_pilot: int,
@@ -530,9 +569,7 @@ def racing(
         ValueError: a number out of its range.
     """
     at_least("gen_groups", gen_groups, 1)
-    more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
-    if not more or min(more) < 1:
-        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+    more = _increments(sizes_S)
     last = len(more) - 1
     stages = tuple(
         Stage(
@@ -727,6 +764,14 @@ def _replay_of(rows: int, staleness: int) -> Replay | None:
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
     return Replay(rows=rows, max_staleness=staleness) if rows else None
+
+
+def _increments(sizes_S: tuple[int, ...]) -> list[int]:
+    """Rollouts that each stage adds to those of the stages before."""
+    more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
+    if not more or min(more) < 1:
+        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+    return more
 
 
 def _row_rules(m: int) -> dict[str, Any]:

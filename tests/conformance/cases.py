@@ -74,6 +74,7 @@ RECIPES = {
     "greso": recipes.greso(4, 4, 12),
     "knapsack": recipes.knapsack(6, 5, most=16),
     "vcrl": recipes.vcrl(4, 4, kappa=0.7, first=2, max_candidates=24),
+    "cgrpo": recipes.cgrpo(4, (2, 4, 8), visits=9),
     "reinforce_ada": recipes.reinforce_ada(4, 4, 4, 3),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
@@ -90,5 +91,5 @@ RECIPES = {
 TABLES = {"foresight_features": featured, "mopps": featured, "knapsack": visited}
 TRACED = (
     "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "greso",
-    "vcrl", "knapsack", "reinforce_ada", "spo", "foresight",
+    "vcrl", "knapsack", "cgrpo", "reinforce_ada", "spo", "foresight",
 )  # fmt: skip

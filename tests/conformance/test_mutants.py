@@ -454,6 +454,25 @@ class VariesByReward(judges.Varied):
 
 
 @dataclass(frozen=True)
+class AnySuccess(judges.Resolved):
+    def __call__(self, group, view):
+        return judges.Resolved(self.delta)(group, view._replace(memory={}))
+
+
+@dataclass(frozen=True)
+class NeedsNoSuccess(judges.Resolved):
+    def __call__(self, group, view):
+        return None if group.unfinished else Verdict(Act.TRAIN)
+
+
+@dataclass(frozen=True)
+class RewardsForSuccesses(judges.Resolved):
+    def __call__(self, group, view):
+        won = judges.first_success(group.rewards_G)
+        return None if group.unfinished else Verdict(Act.TRAIN if won else Act.NEXT)
+
+
+@dataclass(frozen=True)
 class OneOfEach(judges.Collected):
     def __call__(self, group, view):
         return judges.Collected()(group, view._replace(rows=2))
@@ -1006,6 +1025,18 @@ class BanksAll(prompts.Banked):
 
 
 @dataclass(frozen=True)
+class PlacesOfRewards(prompts.FirstSuccesses):
+    def observe(self, memory, group, view):
+        memory["places"] = [*memory["places"], judges.first_success(group.rewards_G)][-self.visits :]
+
+
+@dataclass(frozen=True)
+class KeepsAllPlaces(prompts.FirstSuccesses):
+    def observe(self, memory, group, view):
+        memory["places"] = [*memory["places"], judges.first_success(group.metrics_G)]
+
+
+@dataclass(frozen=True)
 class PassesOverAnyone(prompts.Selective):
     def chances(self, memory, prompts_K):
         return np.full(prompts_K.size, 0.5)
@@ -1260,6 +1291,11 @@ RULES = [
     (9, "Banked", other("vcrl", prompts=BankFirst())),
     (9, "Banked", other("vcrl", prompts=BanksRewards())),
     (11, "Banked", other("vcrl", prompts=BanksAll())),
+    (9, "Resolved", staged("cgrpo", 1, judge=AnySuccess(0.5))),
+    (9, "Resolved", staged("cgrpo", 0, judge=NeedsNoSuccess())),
+    (9, "Resolved", staged("cgrpo", 0, judge=RewardsForSuccesses())),
+    (9, "FirstSuccesses", other("cgrpo", prompts=PlacesOfRewards(9))),
+    (9, "FirstSuccesses", other("cgrpo", prompts=KeepsAllPlaces(9))),
     (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
     (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
     (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),

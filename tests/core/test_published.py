@@ -133,3 +133,19 @@ def test_vcrl_replaces_what_it_drops_from_its_bank(drive):
         drawn.append([order.prompt for actions in driver.log[begun:] for order in actions.generate])
         driver.update()
     assert all(len(prompts) <= 2 and prompts[-1] == 0 for prompts in drawn)
+
+
+def test_cgrpo_by_hand(drive):
+    """At first any success stops a prompt; then one that comes later than four of five did gets all eight rollouts."""
+    rewards = {prompt: [1.0, 0.0] for prompt in range(8)} | {0: [0.0, 0.0, 0.0, 1.0, *[0.0] * 4], 1: [0.0]}
+    driver = drive(recipes.cgrpo(10, (2, 4, 8), delta=0.2), 10, rewards)
+    for expected in ({0: 4, 1: 8}, {0: 8, 1: 8}):
+        begun = len(driver.log)
+        rows = driver.until_batch().batch.rows
+        ordered = dict.fromkeys(range(10), 0)
+        for actions in driver.log[begun:]:
+            for order in actions.generate:
+                ordered[order.prompt] += len(order.rollouts)
+        assert ordered == dict.fromkeys(range(10), 2) | expected
+        assert len(rows) == sum(ordered.values())
+        driver.update()

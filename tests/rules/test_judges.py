@@ -11,7 +11,17 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Act, Verdict, View
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.rules.judges import Band, Collected, Complete, NonzeroVariance, Varied, relative_variance
+from rollalloc.rules.judges import (
+    Band,
+    Collected,
+    Complete,
+    NonzeroVariance,
+    Resolved,
+    Varied,
+    conformal_place,
+    first_success,
+    relative_variance,
+)
 from rollalloc.rules.rows import Everything
 
 NO_VIEW = None  # none of these rules looks at the run
@@ -207,3 +217,54 @@ def test_varied_refuses():
             Varied(**wrong)
     with pytest.raises(ValueError, match="first must be"):
         Varied(first=-1)
+
+
+def test_first_success_by_hand():
+    assert [first_success(np.array(m, float)) for m in ([1, 0], [0, 0.7, 0.8], [0, 0], [])] == [1, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("places", "delta", "expected"),
+    [
+        ([], None, np.inf),
+        ([1, 2, 3, 4], 0.2, 4),  # the fourth of four: ⌈5 · 0.8⌉
+        ([4, 3, 2, 1], 0.4, 3),
+        ([1, 2, 3, 4], 0.01, 4),  # the fifth of four is the largest
+        ([1, 2, 0, 0], 0.4, np.inf),  # the third smallest had no success
+        ([1, 2, 0, 0], None, np.inf),  # delta is 1/2 + 0.05: ⌈5 · 0.45⌉ = 3, and the third had no success
+        ([1, 2] * 5 + [0] * 10, None, 2),  # ⌈21 · 0.45⌉ = 10
+        ([0, 0, 0], None, np.inf),  # delta is kept at 0.95: the first of three, which had none
+        ([1, 1, 1, 9], None, 9),
+    ],
+)
+def test_conformal_place_by_hand(places, delta, expected):
+    assert conformal_place(places, delta) == expected
+
+
+@given(
+    st.lists(st.integers(0, 32), max_size=40),
+    st.one_of(st.none(), st.floats(0.01, 0.99)),
+    st.lists(st.booleans(), min_size=1, max_size=32),
+)
+def test_one_place_says_what_a_threshold_for_each_number_of_rollouts_says(places, delta, results):
+    """C-GRPO's own way: the conformal quantile of the scores place / k, or 1 where there was no success within k."""
+    group, view = GroupView.of([float(result) for result in results]), View.of(memory={"places": places})
+    verdict = Resolved(delta)(group, view)
+    assert all(Resolved(delta).promises(verdict, group, view).values())
+
+
+def test_resolved_by_hand():
+    view = View.of(memory={"places": [1, 1, 2, 2, 3, 3, 3, 3, 4, 9]})
+    judge = Resolved(0.2)  # the ninth of ten: 4
+    for metrics, act in (
+        ([0, 1], Act.TRAIN),
+        ([0, 0, 0, 0, 1], Act.NEXT),
+        ([0, 0], Act.NEXT),
+        ([0, 0, 0, 1], Act.TRAIN),
+    ):
+        assert judge(GroupView.of(metrics), view) == Verdict(act)
+    assert judge(GroupView.of([0, 1], running=[1]), view) is None
+    assert judge(GroupView.of([0, 0, 0, 0, 1]), View.of()) == Verdict(Act.TRAIN)  # nothing is known: any success
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), or None"):
+            Resolved(wrong)

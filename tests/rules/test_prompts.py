@@ -374,3 +374,14 @@ def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
 def test_the_bank_refuses(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         prompts.Banked(**wrong)
+
+
+def test_first_successes_are_kept_of_the_last_visits():
+    rule = prompts.FirstSuccesses(visits=3)
+    memory = rule.init(PromptTable(5))
+    for metrics in ([1, 1], [0, 0], [], [0, 0, 1], [0, 1]):
+        visit(memory, rule, 0, metrics)
+    assert memory["places"] == [0, 3, 2]
+    assert rule.moved(memory, np.array([1]), PromptTable(1))["places"] == [0, 3, 2]
+    with pytest.raises(ValueError, match="visits must be"):
+        prompts.FirstSuccesses(0)

@@ -38,6 +38,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "greso": {"n": n, **ahead},
         "knapsack": {"n": n},
         "vcrl": {"n": n},
+        "cgrpo": {"sizes_S": (half, n)},
         "reinforce_ada": {"n": n, "round_n": n},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
         "pods": {"n": n, "m": half},

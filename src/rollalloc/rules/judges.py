@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, inf
 from statistics import fmean, pvariance
 from typing import ClassVar
 
@@ -13,7 +15,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 
-SUCCESS_ABOVE = 0.7  # what Reinforce-Ada takes for a success
+SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
 
 
@@ -218,6 +220,84 @@ class Varied:
                 verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
             ),
             "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
+        }
+
+
+def first_success(metrics_G: NDArray[np.float64]) -> int:
+    """The place of the first success, from 1; 0 where there is none."""
+    won = np.flatnonzero(metrics_G > SUCCESS_ABOVE)
+    return int(won[0]) + 1 if won.size else 0
+
+
+def conformal_place(places: Sequence[int], delta: float | None) -> float:
+    """The place within which the first success comes in all but a share `delta` of visits like these.
+
+    Split conformal prediction: of n visits the ⌈(n + 1)(1 - delta)⌉-th smallest place, or the largest, where those without
+    a success are at infinity. C-GRPO's thresholds for its score "first_success", place / k, in one number for all k.
+
+    Args:
+        places: of the first success in each visit, from 1; 0 where there was none.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05, kept in [0.05, 0.95].
+
+    Returns:
+        Infinity of no visits.
+    """
+    count = len(places)
+    if not count:
+        return inf
+    if delta is None:
+        delta = min(max(places.count(0) / count + 0.05, 0.05), 0.95)
+    at = min(max(ceil((count + 1) * (1 - delta) - _TINY), 1), count)
+    return sorted(place or inf for place in places)[at - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Train on a complete group that has as early a success as was to be expected; until then it goes on.
+
+        j ≤ max(q, k) of k rollouts,  j: the place of its first success,  q: `conformal_place` of the last visits
+
+    The places are those that the prompt rule keeps (`prompts.FirstSuccesses`); under another one any success is enough.
+    C-GRPO's stop under its score "first_success"; see PAPERS.md.
+
+    Attributes:
+        delta: share of prompts whose first success may come later, in (0, 1); None: by the share without one.
+
+    Raises:
+        ValueError: a delta outside (0, 1).
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        place, expected = first_success(group.metrics_G), conformal_place(view.memory.get("places", []), self.delta)
+        return Verdict(Act.TRAIN if place and (place <= expected or group.scored <= expected) else Act.NEXT)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        """By the scores: 1 of visits without a success among their first k, else its place over k."""
+        places, k = view.memory.get("places", []), max(1, group.scored)
+        scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
+        delta = self.delta
+        if delta is None and places:
+            delta = min(max(sum(place == 0 for place in places) / len(places) + 0.05, 0.05), 0.95)
+        at = min(len(scores), max(1, ceil((len(scores) + 1) * (1 - (delta or 0.0)) - _TINY)))
+        threshold = scores[at - 1] if scores else 1.0
+        won = [g + 1 for g, metric in enumerate(group.metrics_G.tolist()) if metric > SUCCESS_ABOVE]
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups whose score is within the threshold are trained on, the others go on": (
+                verdict is None or (verdict.act is Act.TRAIN) == bool(won and won[0] / k <= threshold)
+            ),
         }
 
 

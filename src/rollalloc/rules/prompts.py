@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least
 from rollalloc.core.table import PromptTable
-from rollalloc.rules.judges import relative_variance
+from rollalloc.rules.judges import first_success, relative_variance
 
 # A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
 _SURE, _MOST_SURE = 1e7, 10_000
@@ -541,3 +541,50 @@ def _is_trained(view: View, prompt: int) -> bool:
     """Whether its last visit was good enough to be trained on."""
     ledger = view.ledger
     return ledger.fates[int(ledger.fate_N[prompt])] in ("trained", "surplus", "stale")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSuccesses:
+    """Every prompt once an epoch, in random order; where the first success came is kept of the last visits.
+
+    What `judges.Resolved` is calibrated by. A visit that was stopped at its first success says as much as one that was not.
+
+    Attributes:
+        visits: kept, at least 1.
+        order: draws the prompts.
+
+    Raises:
+        ValueError: a number of visits below 1.
+    """
+
+    reads_rate: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    visits: int = 200
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def __post_init__(self) -> None:
+        at_least("visits", self.visits, 1)
+
+    def init(self, table: PromptTable) -> Memory:
+        return self.order.init(table) | {"places": []}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        return self.order.pick(memory, k, free_N, view, rng)
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if group.scored:
+            memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
+
+    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set: a new order, and the same visits."""
+        return self.init(table) | {"places": memory["places"]}
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        return self.order.promises(picked, before, k, free_N, view) | {
+            "no more visits are kept than said": len(before["places"]) <= self.visits
+        }

@@ -22,6 +22,7 @@ RECIPES = {
     "reinforce_ada": {"recipe": "reinforce_ada", "round_n": 2, "rounds": 3},
     "knapsack": {"recipe": "knapsack"},
     "vcrl": {"recipe": "vcrl"},
+    "cgrpo": {"recipe": "cgrpo", "sizes_S": [2, 4]},
     "spo": {"recipe": "spo"},
     "foresight": {"recipe": "foresight"},
     "pilot_commit+foresight": {"recipe": "pilot_commit+foresight", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
