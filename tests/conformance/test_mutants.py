@@ -1043,17 +1043,6 @@ class PassesOverAnyone(prompts.Selective):
 
 
 @dataclass(frozen=True)
-class DrawsNoneAtLast(prompts.Selective):
-    """A whole pass that finds nothing says that there is nothing."""
-
-    def chances(self, memory, prompts_K):
-        return np.where(memory["run_N"][prompts_K] != 0, 0.0, 1.0)
-
-    def _one(self, memory, free_N, rng):
-        return []
-
-
-@dataclass(frozen=True)
 class TwoPassesAnEpoch(prompts.Selective):
     def pick(self, memory, k, free_N, view, rng):
         memory["pass"] = -1
@@ -1390,7 +1379,6 @@ RULES = [
     (9, "Estimated", other("greso", intake=EstimatesNothing(12))),
     (9, "Estimated", other("greso", intake=NothingToSpare(12))),
     (9, "Selective", other("greso", prompts=PassesOverAnyone())),
-    (9, "Selective", other("greso", prompts=DrawsNoneAtLast())),
     (9, "Selective", other("greso", prompts=TwoPassesAnEpoch())),
     (9, "Selective", other("greso", prompts=CountsRewards())),
     (11, "Selective", other("greso", prompts=WeighsAll())),
