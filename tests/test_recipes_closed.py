@@ -111,6 +111,8 @@ def test_rules_are_shown_what_is_the_recipes():
     view = Run(recipes.pilot_commit(4, 4, 4, 12), PromptTable(9), 0).view()
     assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 4, None, 0)
     assert Run(recipes.pods(4, 8, 3), PromptTable(9), 0).view().rows == 3
+    run = Run(recipes.cgrpo(4), PromptTable(9), 0)
+    assert run.view().memory is run.memory
 
 
 @pytest.mark.parametrize("tail", ["exact", "sampled"])

@@ -409,6 +409,8 @@ def cgrpo(
         ValueError: a number out of its range.
     """
     more = _increments(sizes_S)
+    if len(more) < 2:
+        raise ValueError(f"sizes_S must have two numbers of rollouts at least, to stop at the first, got {sizes_S}")
     last = len(more) - 1
     stages = tuple(
         Stage(

@@ -149,3 +149,20 @@ def test_cgrpo_by_hand(drive):
         assert ordered == dict.fromkeys(range(10), 2) | expected
         assert len(rows) == sum(ordered.values())
         driver.update()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: recipes.cgrpo(4, (2,)), "two numbers of rollouts at least, to stop at the first"),
+        (lambda: recipes.cgrpo(4, (4, 4)), "sizes_S must be growing"),
+        (lambda: recipes.vcrl(4, 1), "n must be a whole number of at least 2"),
+        (lambda: recipes.greso(4, 1, 8), "n must be a whole number of at least 2"),
+        (lambda: recipes.greso(4, 4, 0), "gen_groups must be"),
+        (lambda: recipes.mopps(4, 4, target=1.0), "expected target in"),
+        (lambda: recipes.knapsack(4, 1), "mean_n must be a whole number of at least 2"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

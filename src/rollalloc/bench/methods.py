@@ -9,7 +9,8 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters where every recipe is to have the same groups a batch and rollouts a group.
 
     A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
-    chooses half of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three
+    chooses half of, what DARTS trains on, of up to twice as many, Knapsack's mean, Reinforce-Ada's rows and its rounds, and
+    C-GRPO's last size. Methods that look for prompts generate three
     batches' worth at a time. Those that need no group have as many rollouts a batch, each of a prompt of its own.
 
     Args:
