@@ -463,15 +463,18 @@ class BatchMean:
     ) -> dict[str, bool]:
         before, after = np.concatenate(advantages), np.concatenate(made)
         expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
-        others = [
-            float(np.delete(before, i).mean()) if before.size > 1 else float(before[i]) for i in range(before.size)
-        ]
-        over = before - [others[i] if expected[i] is None else expected[i] for i in range(before.size)]
+        over = before - np.array(
+            [_mean_of_others(before, i) if baseline is None else baseline for i, baseline in enumerate(expected)]
+        )
         return {
             "what it has above what was expected, or above the mean of the others, or `neg` times what it lacks": bool(
                 np.allclose(after, np.maximum(over, 0) + self.neg * np.minimum(over, 0), atol=1e-9)
             )
         }
+
+
+def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
+    return float(np.delete(values, i).mean()) if values.size > 1 else float(values[i])
 
 
 @dataclass(frozen=True, slots=True)
