@@ -441,13 +441,24 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
             f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
         )
     mixed: dict[str, Any] = {
-        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take) for slot, plain in _PLAIN.items()
+        slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
+        for slot, plain in _PLAIN.items()
+        if slot != "intake"
     }
+    mixed["intake"] = _mix_intakes(first.intake, second.intake, take)
     mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, take)
     last = _mix_stages(last, single, take, staged=bool(before))
     recipe = Recipe(groups=first.groups, stages=(*before, last), **mixed)
     _refuse_too_few_rollouts(recipe)
     return recipe
+
+
+def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
+    # To order ahead is for several stages, and the first recipe is the one that has them.
+    both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
+    if both and first.groups == second.groups and "intake" not in take:
+        return first
+    return _either("intake", first, second, _PLAIN["intake"], take)
 
 
 def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
