@@ -68,7 +68,7 @@ def reinforce(
         groups: prompts in a batch, at least 1.
         n: rollouts a prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
-            newest counting most.
+            newest counting most, and the batch's where a prompt was drawn before the first reward.
         neg: weight of what did worse than the baseline, 0 or more; below 1 it steadies the update.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
@@ -78,9 +78,8 @@ def reinforce(
     """
     _one_of("baseline", baseline, ("batch", "running"))
     base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
-    if baseline == "running":
-        return replace(base, prompts=beliefs.RunningMean(), advantage=advantages.AgainstBaseline(neg))
-    return replace(base, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
+    prompts = beliefs.RunningMean() if baseline == "running" else base.prompts
+    return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
 def rloo(groups: int, n: int) -> Recipe:
@@ -664,14 +663,23 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     mixed: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN.items()
-        if slot != "prompts"
+        if slot not in ("prompts", "intake")
     }
     mixed["prompts"] = _mix_prompts(first.prompts, second.prompts, take)
+    mixed["intake"] = _mix_intakes(first.intake, second.intake, take)
     mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, take)
     last = _mix_stages(last, single, take, staged=bool(before))
     recipe = Recipe(groups=first.groups, stages=(*before, last), **mixed)
     _refuse_too_few_rollouts(recipe)
     return recipe
+
+
+def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
+    # To order ahead is for several stages, and the first recipe is the one that has them.
+    both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
+    if both and first.groups == second.groups and "intake" not in take:
+        return first
+    return _either("intake", first, second, _PLAIN["intake"], take)
 
 
 def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:

@@ -10,8 +10,8 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
 
     A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
     chooses half of, what DARTS trains on, of up to twice as many, Knapsack's mean, Reinforce-Ada's rows and its rounds, and
-    C-GRPO's last size. Methods that look for prompts generate three
-    batches' worth at a time. Those that need no group have as many rollouts a batch, each of a prompt of its own.
+    C-GRPO's last size. Methods that look for prompts generate three batches' worth at a time. Those that need no group have
+    as many rollouts a batch, each of a prompt of its own.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.

@@ -38,7 +38,10 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("grpo", {"groups": 16, "n": 4}), ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24})],
+    [
+        pytest.param("grpo", {"groups": 16, "n": 4}, marks=pytest.mark.slow),
+        ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
+    ],
 )
 def test_both_learn_the_same(name, parameters, tmp_path: Path):
     """Same seed, same draws, same deviation: what remains is rounding, which may change a token here and there.
