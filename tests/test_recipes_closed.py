@@ -19,7 +19,11 @@ MADE = {
         "replay_staleness": (3, 20),
     },
     recipes.rloo: {"groups": (4, 3), "n": (4, 2)},
+    recipes.dr_grpo: {"groups": (4, 3), "n": (4, 2)},
     recipes.raft: {"groups": (4, 3), "n": (2, 1)},
+    recipes.mopps: {
+        "groups": (4, 3), "n": (4, 2), "target": (0.5, 0.4), "decay": (0.5, 0.9), "pool": (8, 4),
+    },
     recipes.spo: {"groups": (4, 3), "n": (2, 1), "half_way": (0.06, 0.1), "spread": (0.05, 0.1)},
     recipes.foresight: {
         "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "replay": (4, 2),
@@ -28,6 +32,24 @@ MADE = {
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),
         "deviation": (None, "sample"),
+    },
+    recipes.greso: {
+        "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "zero_share": (0.25, 0.5), "max_candidates": (None, 16),
+        "deviation": (None, "sample"),
+    },
+    recipes.knapsack: {
+        "groups": (4, 3), "n": (5, 4), "least": (2, 1), "most": (16, 9), "deviation": (None, "sample"),
+    },
+    recipes.vcrl: {
+        "groups": (4, 3), "n": (4, 2), "kappa": (0.7, 0.5), "kappa_first": (0.3, 0.2), "first": (2, 9), "replays": (2, 1),
+        "max_candidates": (None, 24), "deviation": (None, "sample"),
+    },
+    recipes.cgrpo: {
+        "groups": (4, 3), "sizes_S": ((2, 4, 8), (2, 6)), "delta": (None, 0.2), "visits": (9, 50),
+        "deviation": (None, "sample"),
+    },
+    recipes.reinforce_ada: {
+        "groups": (4, 3), "n": (4, 2), "round_n": (4, 2), "rounds": (3, 2), "stop": ("balanced", "positive"),
     },
     recipes.pilot_commit: {
         "groups": (4, 3), "n_pilot": (4, 2), "n_commit": (4, 2), "gen_groups": (12, 6), "p_lower": (0.125, 0.2),
@@ -89,6 +111,8 @@ def test_rules_are_shown_what_is_the_recipes():
     view = Run(recipes.pilot_commit(4, 4, 4, 12), PromptTable(9), 0).view()
     assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 4, None, 0)
     assert Run(recipes.pods(4, 8, 3), PromptTable(9), 0).view().rows == 3
+    run = Run(recipes.cgrpo(4), PromptTable(9), 0)
+    assert run.view().memory is run.memory
 
 
 @pytest.mark.parametrize("tail", ["exact", "sampled"])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rollalloc.core.recipe import Act, Budget, PromoteRule, Recipe, Replay, SizeRule, Stage, at_least
+from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, at_least
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
@@ -96,6 +96,23 @@ def rloo(groups: int, n: int) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
 
 
+def dr_grpo(groups: int, n: int) -> Recipe:
+    """Dr. GRPO: n rollouts a prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
+
+    The paper's other half, a loss that is not divided by a rollout's length, is the trainer's: `aggregation="dr_grpo"`
+    (`loss_type="dr_grpo"` in TRL).
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "a rollout alone is its own mean")
+    return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
+
+
 def raft(groups: int, n: int = 1) -> Recipe:
     """RAFT: only what was rewarded is learned from, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
 
@@ -107,6 +124,29 @@ def raft(groups: int, n: int = 1) -> Recipe:
         ValueError: a number out of its range.
     """
     return replace(grpo(groups, n), advantage=advantages.Successes())
+
+
+def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
+    """MoPPS: prompts whose success rate, drawn from what is known of each, lies nearest to a target. arXiv 2507.04632.
+
+        rate ~ Beta(α, β);  after s successes in n rollouts  α ← λα + (1 - λ)α₀ + s,  β ← λβ + (1 - λ)β₀ + n - s
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 1.
+        target: the success rate looked for, in (0, 1).
+        decay: λ in [0, 1]; the past fades by it at every visit.
+        pool: candidates for each prompt drawn, at random, at least 1.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
+        prompts=prompts.Posterior(target=target, decay=decay, pool=pool),
+    )
 
 
 def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
@@ -200,6 +240,188 @@ def dapo(
         max_staleness=1 if surplus == "carry" else 0,
         max_candidates=max_candidates,
     )
+
+
+def greso(
+    groups: int,
+    n: int,
+    gen_groups: int,
+    zero_share: float = 0.25,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """GRESO: DAPO that passes over prompts which taught nothing when last visited, before any rollout. arXiv 2506.02177.
+
+        drawn at its turn with probability max(p^z, 0.01);  z: its last visits in a row that were all solved, or all failed
+
+    and, once it is known how many prompts teach, as many are generated at a time as should fill the batch, with a quarter to
+    spare.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        gen_groups: prompts generated at a time at most, at least 1.
+        zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    return replace(
+        dapo(groups, n, gen_groups, max_candidates=max_candidates, deviation=deviation),
+        prompts=prompts.Selective(zero_share),
+        intake=intake.Estimated(gen_groups),
+    )
+
+
+def knapsack(
+    groups: int,
+    n: int,
+    least: int = 2,
+    most: int = 128,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """Knapsack RL: GRPO with n rollouts a prompt on average, most where they are worth most. arXiv 2509.25849.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
+
+    Mixed with a method that expects a success rate of each prompt, `foresight` or `spo`, it allocates by that.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt on average, at least `least`; in its first visit exactly so many.
+        least: rollouts a prompt at least, 1 or more; what solved ones get.
+        most: rollouts a prompt at most, at least n.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    size = sizes.Knapsack(n, least, most)
+    base = grpo(groups, n, deviation)
+    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=beliefs.LastVisit())
+
+
+def reinforce_ada(
+    groups: int,
+    n: int,
+    round_n: int = 8,
+    rounds: int = 4,
+    stop: Literal["balanced", "positive"] = "balanced",
+) -> Recipe:
+    """Reinforce-Ada: rollouts in rounds until a prompt has successes and failures, n of which are trained. arXiv 2510.04996.
+
+        A = r - mean of all rollouts of the prompt, whichever are trained on
+
+    n rows, half of them right and half wrong where there are as many. A prompt that has not got there after the last round
+    is trained on with what it has.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts trained on of each prompt, at least 2.
+        round_n: rollouts a round, at least 1.
+        rounds: at most, at least 1; together they have at least n rollouts.
+        stop: a prompt has enough with half of n right and the rest wrong ("balanced"), or with one right ("positive").
+
+    Raises:
+        ValueError: a number out of its range, or fewer rollouts than are trained on.
+    """
+    at_least("n", n, 2, "half of the rows are successes")
+    at_least("round_n", round_n, 1)
+    at_least("rounds", rounds, 1)
+    _one_of("stop", stop, ("balanced", "positive"))
+    if round_n * rounds < n:
+        raise ValueError(f"{rounds} rounds of {round_n} rollouts are fewer than the n={n} to train on")
+    size, enough = sizes.Fixed(round_n), judges.Collected(half=stop == "balanced")
+    stages = tuple(Stage(f"round {at + 1}", size, enough, None, promote.Oldest()) for at in range(rounds - 1))
+    base = grpo(groups, round_n)
+    return replace(
+        base,
+        stages=(*stages, replace(base.stages[0], name=f"round {rounds}")),
+        rows=rows.Balanced(n),
+        advantage=advantages.OverGroup(advantages.dr_grpo),
+    )
+
+
+def vcrl(
+    groups: int,
+    n: int,
+    kappa: float = 0.8,
+    kappa_first: float = 0.3,
+    first: int = 20,
+    replays: int = 2,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """VCRL: groups whose metrics vary enough are trained on, prompts that did so replace the others. arXiv 2509.19803.
+
+        trained on where  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa
+
+    The prompts that replace them are rolled out anew.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts a prompt, at least 2.
+        kappa: in (0, 1].
+        kappa_first: instead, in the first `first` updates of the weights, in (0, 1].
+        first: 0 or more.
+        replays: times that a prompt replaces another one after it was trained on, at least 1.
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("n", n, 2, "one rollout does not vary")
+    base = grpo(groups, n, deviation)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Varied(kappa, kappa_first, first)),),
+        prompts=prompts.Banked(replays),
+        max_candidates=max_candidates,
+    )
+
+
+def cgrpo(
+    groups: int,
+    sizes_S: tuple[int, ...] = (2, 4, 8, 16, 32),
+    delta: float | None = None,
+    visits: int = 200,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """C-GRPO: growing numbers of rollouts, until a success comes as early as a conformal bound says. trl-cgrpo 0.2.0.
+
+        a prompt stops at k rollouts where its first success, at place j, has  j / k ≤ q̂_k
+        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits, 1 where there was no success among the first k
+
+    Its score "first_success". The one by answers ("aps") needs their text, which no rule sees.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        sizes_S: rollouts a prompt has after each stage, growing; two stages at least.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05.
+        visits: n at most, at least 1.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    more = _increments(sizes_S)
+    if len(more) < 2:
+        raise ValueError(f"sizes_S must have two numbers of rollouts at least, to stop at the first, got {sizes_S}")
+    last = len(more) - 1
+    stages = tuple(
+        Stage(
+            f"to {sizes_S[at]}",
+            sizes.Fixed(size),
+            judges.Resolved(delta) if at < last else judges.Complete(),
+            None,
+            promote.Oldest(),
+        )
+        for at, size in enumerate(more)
+    )
+    return replace(grpo(groups, sizes_S[-1], deviation), stages=stages, prompts=prompts.FirstSuccesses(visits))
 
 
 def pilot_commit(
@@ -348,9 +570,7 @@ def racing(
         ValueError: a number out of its range.
     """
     at_least("gen_groups", gen_groups, 1)
-    more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
-    if not more or min(more) < 1:
-        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+    more = _increments(sizes_S)
     last = len(more) - 1
     stages = tuple(
         Stage(
@@ -395,7 +615,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
     | slot | what says nothing |
     |---|---|
-    | `prompts` | in random order, each once an epoch |
+    | `prompts` | in random order, each once an epoch; Knapsack's record beside a method that expects a success rate |
     | `intake` | just as many groups as the batch needs |
     | `rows` | all of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
@@ -443,8 +663,9 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     mixed: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN.items()
-        if slot != "intake"
+        if slot not in ("prompts", "intake")
     }
+    mixed["prompts"] = _mix_prompts(first.prompts, second.prompts, take)
     mixed["intake"] = _mix_intakes(first.intake, second.intake, take)
     mixed["advantage"] = _mix_advantages(first.advantage, second.advantage, take)
     last = _mix_stages(last, single, take, staged=bool(before))
@@ -487,6 +708,14 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
         return second
     return _either("size", first, second, None, take)
+
+
+def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
+    # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
+    others = [rule for rule in (first, second) if rule != beliefs.LastVisit()]
+    if "prompts" not in take and len(others) == 1 and getattr(others[0], "believes", False):
+        return others[0]
+    return _either("prompts", first, second, _PLAIN["prompts"], take)
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
@@ -545,6 +774,14 @@ def _replay_of(rows: int, staleness: int) -> Replay | None:
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
     return Replay(rows=rows, max_staleness=staleness) if rows else None
+
+
+def _increments(sizes_S: tuple[int, ...]) -> list[int]:
+    """Rollouts that each stage adds to those of the stages before."""
+    more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
+    if not more or min(more) < 1:
+        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+    return more
 
 
 def _row_rules(m: int) -> dict[str, Any]:

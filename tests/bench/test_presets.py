@@ -76,7 +76,9 @@ def test_any_task_of_reasoning_gym_has_a_preset_without_a_target():
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_matched_shapes_have_the_same_groups_and_rollouts_a_group(recipe):
     made = make_recipe(recipe, matched(recipe, 6, 8))
-    sizes = [made.group_rows] if recipe == "darts" else [stage.size.n for stage in made.stages]
+    chosen = recipe in ("darts", "reinforce_ada")  # of more rollouts than are trained on
+    each = "mean_n" if recipe == "knapsack" else "n"
+    sizes = [made.group_rows] if chosen else [getattr(stage.size, each) for stage in made.stages]
     alone = recipe in ("reinforce", "raft", "spo", "foresight")  # as many rollouts, each of a prompt of its own
     assert (made.groups, sum(sizes)) == ((48, 1) if alone else (6, 8))
 

@@ -31,6 +31,11 @@ def featured(prompts):
     )
 
 
+def visited(prompts):
+    """A data set of whose prompts most are known: failed, contested or solved."""
+    return PromptTable(prompts, prior_N=np.resize([0.0, 0.3, 0.6, 1.0, np.nan], prompts))
+
+
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
     "dapo": recipes.dapo(4, 4, 12),
@@ -63,7 +68,14 @@ RECIPES = {
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),
+    "dr_grpo": recipes.dr_grpo(4, 4),
     "raft": recipes.raft(8),
+    "mopps": recipes.mopps(4, 4, target=0.4, decay=0.9, pool=3),
+    "greso": recipes.greso(4, 4, 12),
+    "knapsack": recipes.knapsack(6, 5, most=16),
+    "vcrl": recipes.vcrl(4, 4, kappa=0.7, first=2, max_candidates=24),
+    "cgrpo": recipes.cgrpo(4, (2, 4, 8), visits=9),
+    "reinforce_ada": recipes.reinforce_ada(4, 4, 4, 3),
     "spo": recipes.spo(8),
     "spo_pairs": recipes.spo(4, 2),
     "foresight": foresight(replay=6, replay_staleness=3),
@@ -76,8 +88,8 @@ RECIPES = {
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
 }
 
-TABLES = {"foresight_features": featured}
+TABLES = {"foresight_features": featured, "mopps": featured, "knapsack": visited}
 TRACED = (
-    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "spo",
-    "foresight",
+    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "racing_stale", "posterior_and_pilot_commit", "greso",
+    "vcrl", "knapsack", "cgrpo", "reinforce_ada", "spo", "foresight",
 )  # fmt: skip

@@ -10,9 +10,9 @@ from math import inf
 
 import numpy as np
 import pytest
-from cases import QUICK, RECIPES
+from cases import QUICK, RECIPES, visited
 
-from rollalloc import recipes
+from rollalloc import PromptTable, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
@@ -436,6 +436,65 @@ class NeverEarly(judges.NonzeroVariance):
 
 
 @dataclass(frozen=True)
+class AnyVariance(judges.Varied):
+    def __call__(self, group, view):
+        return judges.Varied(1e-6, 1e-6)(group, view)
+
+
+@dataclass(frozen=True)
+class FirstKappaForEver(judges.Varied):
+    def __call__(self, group, view):
+        return judges.Varied(self.kappa_first, self.kappa_first)(group, view)
+
+
+@dataclass(frozen=True)
+class VariesByReward(judges.Varied):
+    def __call__(self, group, view):
+        enough = judges.relative_variance(group.rewards_G) >= 0.3
+        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.DROP, "zero_variance", NOW)
+
+
+@dataclass(frozen=True)
+class AnySuccess(judges.Resolved):
+    def __call__(self, group, view):
+        return judges.Resolved(self.delta)(group, view._replace(memory={}))
+
+
+@dataclass(frozen=True)
+class NeedsNoSuccess(judges.Resolved):
+    def __call__(self, group, view):
+        return None if group.unfinished else Verdict(Act.TRAIN)
+
+
+@dataclass(frozen=True)
+class RewardsForSuccesses(judges.Resolved):
+    def __call__(self, group, view):
+        won = judges.first_success(group.rewards_G)
+        return None if group.unfinished else Verdict(Act.TRAIN if won else Act.NEXT)
+
+
+@dataclass(frozen=True)
+class OneOfEach(judges.Collected):
+    def __call__(self, group, view):
+        return judges.Collected()(group, view._replace(rows=2))
+
+
+@dataclass(frozen=True)
+class CountsRewardsAsSuccesses(judges.Collected):
+    def __call__(self, group, view):
+        won = int((group.rewards_G > self.above).sum())
+        enough = min(won, group.scored - won) >= view.rows // 2
+        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.NEXT)
+
+
+@dataclass(frozen=True)
+class DropsWhatLacks(judges.Collected):
+    def __call__(self, group, view):
+        verdict = judges.Collected()(group, view)
+        return Verdict(Act.DROP, "zero_variance") if verdict and verdict.act is Act.NEXT else verdict
+
+
+@dataclass(frozen=True)
 class OpenBand(judges.Band):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.NEXT)
@@ -495,6 +554,18 @@ class Dribbles(intake.KeepInFlight):
 
 
 @dataclass(frozen=True)
+class EstimatesNothing(intake.Estimated):
+    def __call__(self, view, memory):
+        return max(0, self.groups - view.running_S[0])
+
+
+@dataclass(frozen=True)
+class NothingToSpare(intake.Estimated):
+    def __call__(self, view, memory):
+        return intake.Estimated(self.groups, spare=0.5)(view, memory)
+
+
+@dataclass(frozen=True)
 class OneMore(sizes.Fixed):
     def __call__(self, groups, view, memory):
         return [self.n + (group.prompt % 2) for group in groups]
@@ -522,6 +593,44 @@ class RedundancyUpsideDown(sizes.Redundant):
         falling = sorted(super().__call__(groups, view, memory), reverse=True)
         rank = np.argsort(np.argsort(std))
         return [falling[at] for at in rank]
+
+
+@dataclass(frozen=True)
+class Uniform(sizes.Knapsack):
+    def __call__(self, groups, view, memory):
+        return [self.mean_n] * len(groups)
+
+
+@dataclass(frozen=True)
+class Overspends(sizes.Knapsack):
+    def __call__(self, groups, view, memory):
+        made = super().__call__(groups, view, memory)
+        return [made[0] + 1, *made[1:]]
+
+
+@dataclass(frozen=True)
+class GivesTheSolved(sizes.Knapsack):
+    """What is known of a prompt that it is solved counts for nothing."""
+
+    def __call__(self, groups, view, memory):
+        made = super().__call__(groups, view, memory)
+        known = sorted(
+            (g for g, group in enumerate(groups) if group.belief is not None), key=lambda g: groups[g].belief
+        )
+        sizes_up = sorted(made[g] for g in known)
+        for g, size in zip(known, sizes_up, strict=True):
+            made[g] = size
+        return made
+
+
+@dataclass(frozen=True)
+class NothingForTheHopeless(sizes.Knapsack):
+    def __call__(self, groups, view, memory):
+        made = super().__call__(groups, view, memory)
+        over = sum(size - self.least for size, group in zip(made, groups, strict=True) if group.belief == 0)
+        made = [self.least if group.belief == 0 else size for size, group in zip(made, groups, strict=True)]
+        self._evenly(made, [g for g, group in enumerate(groups) if group.belief != 0], over)
+        return made
 
 
 @dataclass(frozen=True)
@@ -664,6 +773,27 @@ class OneTooMany(rows.MaxVariance):
 class MinReward(rows.MaxReward):
     def choose(self, group, rng):
         return np.sort(np.argsort(group.rewards_G)[: self.m])
+
+
+@dataclass(frozen=True)
+class SuccessesFirst(rows.Balanced):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(group.metrics_G <= self.above, kind="stable")[: self.m])
+
+
+@dataclass(frozen=True)
+class BalancedRewards(rows.Balanced):
+    def choose(self, group, rng):
+        return np.sort(np.argsort(group.rewards_G <= self.above, kind="stable")[[*range(self.m // 2), -2, -1]])
+
+
+@dataclass(frozen=True)
+class TheLastOfEach(rows.Balanced):
+    def choose(self, group, rng):
+        won_G = group.metrics_G > self.above
+        won, lost = np.flatnonzero(won_G), np.flatnonzero(~won_G)
+        wins = min(max(self.m // 2, self.m - lost.size), won.size)
+        return np.sort(np.concatenate([won[won.size - wins :], lost[lost.size - self.m + wins :]]))
 
 
 @dataclass(frozen=True)
@@ -861,6 +991,79 @@ class LooksAtAll(prompts.Posterior):
 
 
 @dataclass(frozen=True)
+class NoBank(prompts.Banked):
+    @staticmethod
+    def _best(memory, count, free_N):
+        return []
+
+
+@dataclass(frozen=True)
+class LowestFirst(prompts.Banked):
+    @staticmethod
+    def _best(memory, count, free_N):
+        there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
+        return sorted(there, key=lambda entry: entry[1])[: max(0, count)]
+
+
+@dataclass(frozen=True)
+class BankFirst(prompts.Banked):
+    def pick(self, memory, k, free_N, view, rng):
+        memory |= {"new": view.groups, "version": view.version}
+        return super().pick(memory, k, free_N, view, rng)[::-1]
+
+
+@dataclass(frozen=True)
+class BanksRewards(prompts.Banked):
+    def observe(self, memory, group, view):
+        if group.scored and all(entry[0] != group.prompt for entry in memory["bank"]):
+            memory["bank"].append([group.prompt, float(np.ptp(group.rewards_G)), 1])
+
+
+@dataclass(frozen=True)
+class BanksAll(prompts.Banked):
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, np.array(free_N), view, rng)
+
+
+@dataclass(frozen=True)
+class PlacesOfRewards(prompts.FirstSuccesses):
+    def observe(self, memory, group, view):
+        memory["places"] = [*memory["places"], judges.first_success(group.rewards_G)][-self.visits :]
+
+
+@dataclass(frozen=True)
+class KeepsAllPlaces(prompts.FirstSuccesses):
+    def observe(self, memory, group, view):
+        memory["places"] = [*memory["places"], judges.first_success(group.metrics_G)]
+
+
+@dataclass(frozen=True)
+class PassesOverAnyone(prompts.Selective):
+    def chances(self, memory, prompts_K):
+        return np.full(prompts_K.size, 0.5)
+
+
+@dataclass(frozen=True)
+class TwoPassesAnEpoch(prompts.Selective):
+    def pick(self, memory, k, free_N, view, rng):
+        memory["pass"] = -1
+        return super().pick(memory, k, free_N, view, rng)
+
+
+@dataclass(frozen=True)
+class CountsRewards(prompts.Selective):
+    def observe(self, memory, group, view):
+        alike = group.scored > 1 and not np.ptp(group.rewards_G)
+        memory["run_N"][group.prompt] = memory["run_N"][group.prompt] + 1 if alike else 0
+
+
+@dataclass(frozen=True)
+class WeighsAll(prompts.Selective):
+    def pick(self, memory, k, free_N, view, rng):
+        return super().pick(memory, k, free_N & (self.chances(memory, memory["order"]) > 0), view, rng)
+
+
+@dataclass(frozen=True)
 class OwnBaselines(beliefs.RunningMean):
     """A baseline for each prompt, where one for all is promised."""
 
@@ -880,6 +1083,19 @@ class MeanOfMetrics(beliefs.RunningMean):
 class NeverABaseline(beliefs.RunningMean):
     def pick(self, memory, k, free_N, view, rng):
         return [each._replace(baseline=None) for each in super().pick(memory, k, free_N, view, rng)]
+
+
+@dataclass(frozen=True)
+class ExpectsAlways(beliefs.LastVisit):
+    def pick(self, memory, k, free_N, view, rng):
+        return [each._replace(belief=each.belief or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
+
+
+@dataclass(frozen=True)
+class RemembersRewards(beliefs.LastVisit):
+    def observe(self, memory, group, view):
+        if group.scored:
+            memory["rate_N"][group.prompt] = np.clip(group.rewards_G.mean(), 0, 1)
 
 
 @dataclass(frozen=True)
@@ -1063,6 +1279,22 @@ RULES = [
     (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=NeverEvicts(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
+    (9, "Varied", staged("vcrl", judge=AnyVariance(0.8, 0.8))),
+    (9, "Varied", staged("vcrl", judge=FirstKappaForEver(0.8, 0.3, 2))),
+    (9, "Varied", staged("vcrl", judge=VariesByReward(0.7, 0.3, 2))),
+    (9, "Banked", other("vcrl", prompts=NoBank())),
+    (9, "Banked", other("vcrl", prompts=LowestFirst())),
+    (9, "Banked", other("vcrl", prompts=BankFirst())),
+    (9, "Banked", other("vcrl", prompts=BanksRewards())),
+    (11, "Banked", other("vcrl", prompts=BanksAll())),
+    (9, "Resolved", staged("cgrpo", 1, judge=AnySuccess(0.5))),
+    (9, "Resolved", staged("cgrpo", 0, judge=NeedsNoSuccess())),
+    (9, "Resolved", staged("cgrpo", 0, judge=RewardsForSuccesses())),
+    (9, "FirstSuccesses", other("cgrpo", prompts=PlacesOfRewards(9))),
+    (9, "FirstSuccesses", other("cgrpo", prompts=KeepsAllPlaces(9))),
+    (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
+    (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
+    (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),
     (9, "Fill", other("grpo", intake=Overfull())),
     (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
     (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
@@ -1071,6 +1303,12 @@ RULES = [
     (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(1.5, 2.0))),
+    (9, "Knapsack", staged("knapsack", size=Uniform(5, most=16))),
+    (9, "Knapsack", staged("knapsack", size=Overspends(5, most=16))),
+    (9, "Knapsack", staged("knapsack", size=GivesTheSolved(5, most=16))),
+    (9, "Knapsack", staged("knapsack", size=NothingForTheHopeless(5, most=16))),
+    (9, "LastVisit", other("knapsack", prompts=ExpectsAlways())),
+    (9, "LastVisit", other("knapsack", prompts=RemembersRewards())),
     (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
@@ -1093,6 +1331,9 @@ RULES = [
     (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
     (9, "MaxVariance", other("pods", rows=OneTooMany(4))),
     (9, "MaxReward", other("pods", rows=MinReward(4))),
+    (9, "Balanced", other("reinforce_ada", rows=SuccessesFirst(4))),
+    (9, "Balanced", other("reinforce_ada", rows=BalancedRewards(4))),
+    (9, "Balanced", other("reinforce_ada", rows=TheLastOfEach(4))),
     (9, "Random", other("pods", rows=NotAtRandom(4))),
     (9, "Percentile", other("pods", rows=Middle(4))),
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
@@ -1143,6 +1384,12 @@ RULES = [
     (9, "AsOffered", other("offered_pilot_commit", prompts=OwnOrder())),
     (9, "AsOffered", other("offered", prompts=DrawsItsOwn())),
     (9, "InOrder", other("in_order", prompts=ForgetsItsTurn())),
+    (9, "Estimated", other("greso", intake=EstimatesNothing(12))),
+    (9, "Estimated", other("greso", intake=NothingToSpare(12))),
+    (9, "Selective", other("greso", prompts=PassesOverAnyone())),
+    (9, "Selective", other("greso", prompts=TwoPassesAnEpoch())),
+    (9, "Selective", other("greso", prompts=CountsRewards())),
+    (11, "Selective", other("greso", prompts=WeighsAll())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
     (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),
@@ -1163,8 +1410,9 @@ def liar(recipe):
     ("law", "recipe"), [pytest.param(law, recipe, id=f"{of}: {liar(recipe)}") for law, of, recipe in RULES]
 )
 def test_a_rule_breaks_its_promise(law, recipe):
+    table = visited if isinstance(recipe.prompts, beliefs.LastVisit) else PromptTable.of
     with pytest.raises(ConformanceError, match=rf"law {law}: "):
-        check_recipe(recipe)
+        check_recipe(recipe, table=table)
 
 
 def test_grpo_that_calls_itself_dapo():

@@ -16,7 +16,7 @@ from rollalloc.core.packing import pack_tree
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules.beliefs import Foresight, RunningMean, Tracker
+from rollalloc.rules.beliefs import Foresight, LastVisit, RunningMean, Tracker
 
 QUICK = Predictor(ridges=(1.0,), events=64, first_fits=(8, 16), fit_every=32, track_every=8)
 VIEW = View.of(4)
@@ -426,3 +426,30 @@ def test_a_block_whose_name_ends_in_n_is_no_array_of_prompts():
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), accept_recipe=True, remap="keys")
     assert copy._run.memory["paid"] == 0
     assert copy.paid == allocator.paid
+
+
+def test_last_visit_by_hand():
+    rule, table = LastVisit(), PromptTable(4, prior_N=[np.nan, 0.25, np.nan, 1.0])
+    memory = rule.init(table)
+    rule.observe(memory, GroupView.of([1, 0, 0, 0, 0], prompt=0), VIEW)
+    rule.observe(memory, GroupView.of([1, 1], rewards=[-3.0, 0.0], prompt=0), VIEW)  # the last one, and its metric
+    rule.observe(memory, GroupView.of([0, 1], prompt=1), VIEW)
+    rule.observe(memory, GroupView.of([], prompt=1), VIEW)  # without a score
+    drawn = draw(rule, memory, 4, [1, 1, 1, 1])
+    assert {each.prompt: each.belief for each in drawn} == {0: 1.0, 1: 0.5, 2: None, 3: 1.0}
+    assert {each.baseline for each in drawn} == {None}
+
+
+def test_last_visit_follows_the_prompts_to_other_data():
+    allocator = Allocator(recipes.knapsack(2, 2, most=3), PromptTable(["a", "b"]), 0)
+    orders = allocator.ask().generate
+    right = {order.prompt: float(order.prompt == 1) for order in orders}
+    allocator.tell([Done(r, 0, right[order.prompt], 1, 0) for order in orders for r in order.rollouts])
+    allocator.ask()
+    allocator.tell([Updated(1)])
+    other = Allocator(recipes.knapsack(2, 2, most=3), PromptTable(["new", "b", "a"]), 0)
+    other.load_state_dict(allocator.state_dict(), remap="keys")
+    other.ask()
+    beliefs = {group["prompt"]: group["belief"] for group in other.state_dict()["groups"]}
+    assert beliefs.items() <= {0: None, 1: 1.0, 2: 0.0}.items()
+    assert len(beliefs) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from rollalloc.core.recipe import View
-from rollalloc.rules.intake import Fill, KeepInFlight
+from rollalloc.rules.intake import Estimated, Fill, KeepInFlight
 
 
 def opened(rule, need, held_S, running_S, max_staleness=1):
@@ -44,3 +44,37 @@ def test_keep_in_flight_refuses():
         ValueError, match="ahead must be True or False: how many groups a batch has the recipe says, got 4"
     ):
         KeepInFlight(1, ahead=4)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("need", "ready", "running", "without", "expected"),
+    [
+        (8, 0, 0, 0, 24),  # nothing is known yet
+        (8, 0, 0, 24, 24),  # none had variance so far
+        (2, 6, 0, 18, 10),  # a quarter had: 1.25 · 2 · 4
+        (2, 6, 4, 18, 6),
+        (2, 6, 10, 18, 0),
+        (2, 6, 20, 18, 0),  # what runs is not topped up
+        (8, 1, 0, 9, 24),  # 100, and 24 at most
+        (3, 5, 0, 0, 4),  # all had: 3.75
+        (0, 8, 0, 9, 0),
+    ],
+)
+def test_estimated_by_hand(need, ready, running, without, expected):
+    view = View.of(version=3, need=need, held_S=(ready,), running_S=(running,), groups=8)
+    memory = {"version": 3, "solved": without // 3, "failed": without - without // 3, "mixed": 0}
+    assert Estimated(24)(view, memory) == expected
+    for other in ({}, {"mean_N": 0}, memory | {"version": 2}):  # of another rule, or of the batch before
+        none = Estimated(24)(view, memory | {"solved": 0, "failed": 0})
+        assert Estimated(24)(view, other) == none
+
+
+def test_estimated_leaves_alone_what_is_further_on():
+    view = View.of(need=4, held_S=(2, 0), running_S=(0, 2), groups=4)
+    assert Estimated(12)(view, {}) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": 2, "spare": 0.0}, {"groups": 2, "spare": float("inf")}])
+def test_estimated_refuses(wrong):
+    with pytest.raises(ValueError, match=r"groups must be|spare must be above 0 and finite"):
+        Estimated(**wrong)

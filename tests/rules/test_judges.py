@@ -1,13 +1,28 @@
 """Judges: what becomes of a group whose results come in."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict
+from rollalloc.core.recipe import Act, Verdict, View
 from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.rules.judges import Band, Complete, NonzeroVariance
+from rollalloc.rules.judges import (
+    Band,
+    Collected,
+    Complete,
+    NonzeroVariance,
+    Resolved,
+    Varied,
+    conformal_place,
+    first_success,
+    relative_variance,
+)
+from rollalloc.rules.rows import Everything
 
 NO_VIEW = None  # none of these rules looks at the run
 MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
@@ -127,3 +142,129 @@ def test_band_refuses(settings, message):
 def test_a_drop_must_name_a_cause_under_which_it_can_be_accounted(reason):
     with pytest.raises(ValueError, match="a DROP's reason must begin with one of zero_variance, out_of_band"):
         Verdict(Act.DROP, reason)
+
+
+@pytest.mark.parametrize(
+    ("rows", "half", "metrics", "enough"),
+    [
+        (4, True, [1, 0, 1, 0], True),
+        (4, True, [1, 0, 0, 0], False),
+        (4, True, [1, 1, 1, 0, 0], True),
+        (5, True, [1, 1, 0, 0], False),  # of five rows three are failures
+        (5, True, [1, 1, 0, 0, 0], True),
+        (2, True, [0.7, 0.0], False),  # a success is above 0.7
+        (2, True, [0.75, 0.7], True),
+        (4, False, [0, 0, 0, 1], True),
+        (4, False, [1, 1], True),
+        (None, False, [0, 0, 0], False),
+    ],
+)
+def test_collected_by_hand(rows, half, metrics, enough):
+    act = Act.TRAIN if enough else Act.NEXT
+    assert Collected(half)(GroupView.of(metrics), View.of(rows=rows)) == Verdict(act)
+    assert Collected(half)(GroupView.of(metrics, running=[3]), View.of(rows=rows)) is None
+
+
+def test_collected_refuses():
+    with pytest.raises(ValueError, match=r"above must be in \[0, 1\), got 1.0"):
+        Collected(above=1.0)
+    with pytest.raises(ValueError, match=r"Collected\(.* reads how many rows .*, which Everything\(\) does not say"):
+        replace(recipes.reinforce_ada(4, 4), rows=Everything())
+    assert replace(recipes.reinforce_ada(4, 4, stop="positive"), rows=Everything()).group_rows is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ([1, 0, 0, 0], 3 / 4),
+        ([1, 1, 0, 0], 1),
+        ([1, 1, 1], 0),
+        ([1, 0, 1], 1),
+        ([1, *[0] * 7], 7 / 16),
+        ([0.25, 0.75], 0.25),
+        ([1], 0),
+        ([], 0),
+    ],
+)
+def test_relative_variance_by_hand(metrics, expected):
+    assert relative_variance(np.array(metrics, float)) == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_no_metrics_vary_more_than_half_ones_and_half_zeros(metrics):
+    assert 0 <= relative_variance(np.array(metrics)) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("metrics", "version", "expected"),
+    [
+        ([1, 0, 0, 0], 0, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 0, 0, 0], 19, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 0, 0, 0], 20, Verdict(Act.DROP, "out_of_band/low_variance", NOW)),
+        ([1, 1, 0, 0], 20, Verdict(Act.TRAIN, until=NOW)),
+        ([1, 1], 0, Verdict(Act.DROP, "zero_variance", NOW)),
+        ([1], 0, Verdict(Act.DROP, "zero_variance", NOW)),
+    ],
+)
+def test_varied_by_hand(metrics, version, expected):
+    assert Varied()(GroupView.of(metrics), View.of(version=version)) == expected
+    assert Varied()(GroupView.of(metrics, running=[1]), View.of(version=version)) is None
+
+
+def test_varied_refuses():
+    for wrong in ({"kappa": 0.0}, {"kappa": 1.1}, {"kappa_first": 0.0}):
+        with pytest.raises(ValueError, match=r"kappa and kappa_first must be in \(0, 1\]"):
+            Varied(**wrong)
+    with pytest.raises(ValueError, match="first must be"):
+        Varied(first=-1)
+
+
+def test_first_success_by_hand():
+    assert [first_success(np.array(m, float)) for m in ([1, 0], [0, 0.7, 0.8], [0, 0], [])] == [1, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("places", "delta", "expected"),
+    [
+        ([], None, np.inf),
+        ([1, 2, 3, 4], 0.2, 4),  # the fourth of four: ⌈5 · 0.8⌉
+        ([4, 3, 2, 1], 0.4, 3),
+        ([1, 2, 3, 4], 0.01, 4),  # the fifth of four is the largest
+        ([1, 2, 0, 0], 0.4, np.inf),  # the third smallest had no success
+        ([1, 2, 0, 0], None, np.inf),  # delta is 1/2 + 0.05: ⌈5 · 0.45⌉ = 3, and the third had no success
+        ([1, 2] * 5 + [0] * 10, None, 2),  # ⌈21 · 0.45⌉ = 10
+        ([0, 0, 0], None, np.inf),  # delta is kept at 0.95: the first of three, which had none
+        ([1, 1, 1, 9], None, 9),
+    ],
+)
+def test_conformal_place_by_hand(places, delta, expected):
+    assert conformal_place(places, delta) == expected
+
+
+@given(
+    st.lists(st.integers(0, 32), max_size=40),
+    st.one_of(st.none(), st.floats(0.01, 0.99)),
+    st.lists(st.booleans(), min_size=1, max_size=32),
+)
+def test_one_place_says_what_a_threshold_for_each_number_of_rollouts_says(places, delta, results):
+    """C-GRPO's own way: the conformal quantile of the scores place / k, or 1 where there was no success within k."""
+    group, view = GroupView.of([float(result) for result in results]), View.of(memory={"places": places})
+    verdict = Resolved(delta)(group, view)
+    assert all(Resolved(delta).promises(verdict, group, view).values())
+
+
+def test_resolved_by_hand():
+    view = View.of(memory={"places": [1, 1, 2, 2, 3, 3, 3, 3, 4, 9]})
+    judge = Resolved(0.2)  # the ninth of ten: 4
+    for metrics, act in (
+        ([0, 1], Act.TRAIN),
+        ([0, 0, 0, 0, 1], Act.NEXT),
+        ([0, 0], Act.NEXT),
+        ([0, 0, 0, 1], Act.TRAIN),
+    ):
+        assert judge(GroupView.of(metrics), view) == Verdict(act)
+    assert judge(GroupView.of([0, 1], running=[1]), view) is None
+    assert judge(GroupView.of([0, 0, 0, 0, 1]), View.of()) == Verdict(Act.TRAIN)  # nothing is known: any success
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), or None"):
+            Resolved(wrong)

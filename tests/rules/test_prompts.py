@@ -9,6 +9,7 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
+from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
@@ -155,15 +156,25 @@ def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
 
 def test_posterior_updates_as_by_hand():
     """α ← λα + (1 - λ)α₀ + s with λ = 1/2 and α₀ = β₀ = 1."""
-    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    rule, view = prompts.Posterior(decay=0.5, prior_weight=2.0), View.of(3)
     memory = rule.init(PromptTable(3))
     assert memory["hits_N"].tolist() == memory["misses_N"].tolist() == [1, 1, 1]
-    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), VIEW)
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), view)
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([1, 4, 1], [1, 2, 1])
-    rule.observe(memory, GroupView.of([0, 0], prompt=1), VIEW)
+    rule.observe(memory, GroupView.of([0, 0], prompt=1), view)
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
-    rule.observe(memory, GroupView.of([], prompt=1), VIEW)  # every rollout failed: nothing is learned
+    rule.observe(memory, GroupView.of([], prompt=1), view)  # every rollout failed: nothing is learned
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (2.5, 3.5)
+
+
+def test_posterior_fades_to_the_tables_prior_of_the_prompt():
+    """With α₀ = 0.02 · 2 + 0.96 · 2 · 3/4 = 1.48 and β₀ = 0.52; before, it faded to α₀ = β₀ = 1 whatever the table said."""
+    rule, table = prompts.Posterior(decay=0.5, prior_weight=2.0), PromptTable(2, prior_N=[float("nan"), 0.75])
+    memory = rule.init(table)
+    for prompt in (0, 1):
+        rule.observe(memory, GroupView.of([1, 0, 0], prompt=prompt), View.of(table))
+    np.testing.assert_allclose(memory["hits_N"], [1 + 1, 1.48 + 1], rtol=1e-6)
+    np.testing.assert_allclose(memory["misses_N"], [1 + 2, 0.52 + 2], rtol=1e-6)
 
 
 def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():
@@ -212,3 +223,165 @@ def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed
         picked = rule.pick(memory, 30, free_N, VIEW, rng)
         assert len(set(picked)) == len(picked) <= 30
         assert free_N[picked].all()
+
+
+def test_selective_counts_and_adapts_as_by_hand():
+    rule, table = prompts.Selective(), PromptTable(4)
+    memory = rule.init(table)
+    visits = {0: ([1, 1], [1, 1, 1], [1, 1]), 1: ([0, 0], [0, 0]), 2: ([1, 1], [1, 0]), 3: ([0, 0], [1, 1])}
+    for prompt, seen in visits.items():
+        for metrics in seen:
+            rule.observe(memory, GroupView.of(metrics, prompt=prompt), VIEW)
+    rule.observe(memory, GroupView.of([1], prompt=2), VIEW)  # one score alone cannot differ
+    assert memory["run_N"].tolist() == [3, -2, 0, 1]
+    assert [memory[fate] for fate in ("solved", "failed", "mixed")] == [5, 3, 1]
+    memory["p_solved"], memory["p_failed"] = 0.5, 0.2
+    np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.125, 0.04, 1, 0.5])
+    memory["run_N"][:] = [100, -100, 7, 0]
+    np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.01, 0.01, 0.01, 1])
+
+
+@pytest.mark.parametrize(
+    ("solved", "failed", "mixed", "p_solved", "p_failed"),
+    [
+        (1, 2, 9, 0.49, 0.49),
+        (0, 1, 11, 0.51, 0.51),
+        (1, 1, 10, 0.49, 0.51),
+        (0, 2, 10, 0.51, 0.49),
+        (0, 0, 0, 0.5, 0.5),
+    ],
+)
+def test_selective_aims_at_a_third_solved_and_two_thirds_failed_of_its_share(solved, failed, mixed, p_solved, p_failed):
+    """A quarter of twelve groups: one solved, two failed."""
+    rule = prompts.Selective()
+    memory = rule.init(PromptTable(3)) | {"solved": solved, "failed": failed, "mixed": mixed}
+    for epoch in (0, 1):  # in the first epoch nothing is known of most prompts yet
+        now = dict(memory)
+        rule.observe(now, GroupView.of([1, 0]), View.of(3, version=1, epoch=epoch))
+        expected = (p_solved, p_failed) if epoch else (0.5, 0.5)
+        assert (now["p_solved"], now["p_failed"]) == pytest.approx(expected)
+        assert [now[fate] for fate in ("solved", "failed", "mixed", "version")] == [0, 0, 1, 1]
+
+
+def test_selective_keeps_its_probabilities_within_bounds():
+    rule = prompts.Selective()
+    memory = rule.init(PromptTable(3))
+    for version in range(1, 200):
+        for metrics in ([1, 1], [1, 0], [1, 0], [1, 0]):
+            rule.observe(memory, GroupView.of(metrics), View.of(3, version=version, epoch=1))
+    assert (memory["p_solved"], memory["p_failed"]) == pytest.approx((0.05, 0.95))
+
+
+def test_selective_draws_each_prompt_by_its_run():
+    """4,000 prompts of each kind, once each: within 5 standard deviations with probability above 1 - 1e-5."""
+    rule, table = prompts.Selective(), PromptTable(16_000)
+    memory, free_N = rule.init(table), np.ones(16_000, bool)
+    memory["run_N"][:] = np.repeat([0, 1, -2, 90], 4000)
+    drawn = np.zeros(16_000, bool)
+    for call in range(1000):
+        picked = rule.pick(memory, 20, free_N, VIEW, rng(0, "pick", call))
+        assert not drawn[picked].any()
+        drawn[picked], free_N[picked] = True, False
+        if len(picked) < 20:
+            break
+    counts = drawn.reshape(4, 4000).sum(axis=1)
+    for count, chance in zip(counts.tolist(), (1, 0.5, 0.25, 0.01), strict=True):
+        assert abs(count - 4000 * chance) <= 5 * np.sqrt(4000 * chance * (1 - chance))
+    assert rule.pick(memory, 20, free_N, VIEW, rng(0, "pick")) == []  # the pass is over until the epoch is
+
+
+def test_selective_draws_one_of_prompts_that_all_teach_nothing():
+    """Chances 1/100 and 1/20: the second at its turn, else in 5 of 6 passes: 83.4% of 200, within 5 standard deviations."""
+    rule = prompts.Selective()
+    memory, free_N = rule.init(PromptTable(2)), np.ones(2, bool)
+    memory["run_N"][:], memory["p_solved"] = [100, 1], 0.05
+    drawn = [rule.pick(memory, 2, free_N, View.of(2, epoch=epoch), rng(0, "pick", epoch)) for epoch in range(200)]
+    assert all(drawn)
+    assert abs(sum(1 in picked for picked in drawn) - 200 * 0.834) < 5 * np.sqrt(200 * 0.834 * 0.166)
+    assert rule.pick(memory, 2, np.zeros(2, bool), View.of(2, epoch=200), rng(0, "pick", 200)) == []
+
+
+def test_selective_refuses_numbers_out_of_range():
+    for wrong in ({"zero_share": 0.0}, {"zero_share": 1.0}, {"start": 0.99}, {"step": -0.1}, {"least": 0.0}):
+        with pytest.raises(ValueError, match="expected zero_share in"):
+            prompts.Selective(**wrong)
+
+
+def visit(memory, rule, prompt, metrics):
+    rule.observe(memory, GroupView.of(metrics, prompt=prompt), VIEW)
+
+
+def known(fates):
+    """A view, of a batch of two groups, of prompts whose last visits ended so."""
+    ledger = Ledger(len(fates))
+    for prompt, fate in enumerate(fates):
+        if fate:
+            ledger.close_visit(prompt, fate, 0, [1.0])
+    return View.of(len(fates), groups=2, ledger=ledger)
+
+
+def test_the_bank_by_hand():
+    """P: 1; 0.9 · 1 + 0.1 · 3/4; out when its draws are used up; those dropped last and those in flight are passed over."""
+    rule = prompts.Banked()
+    memory = rule.init(PromptTable(6))
+    for prompt, metrics in ((0, [1, 1, 0, 0]), (0, [1, 0, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0]), (3, [1, 1])):
+        visit(memory, rule, prompt, metrics)
+    assert memory["bank"] == [[0, pytest.approx(0.975), 2], [1, 0.75, 2], [2, 1.0, 2]]
+    visit(memory, rule, 1, [1])  # one score alone says nothing
+    view = known(["trained", "trained", "out_of_band/low_variance", "zero_variance", "", ""])
+    memory["new"] = 2  # a batch of new prompts has been drawn
+    free_N = np.ones(6, bool)
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 0)) == [0]
+    assert memory["bank"] == [[0, pytest.approx(0.975), 1], [1, 0.75, 2]]
+    assert rule.pick(memory, 2, np.array([0, 1, 0, 0, 1, 0], bool), view, rng(0, "pick", 1)) == [1, 4]
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 2)) == [0]
+    assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 3)) == [1]
+    visit(memory, rule, 0, [1, 1, 0, 0])  # drawn twice
+    visit(memory, rule, 1, [1, 1, 0, 0])
+    assert memory["bank"] == []
+    visit(memory, rule, 0, [1, 1, 0, 0])  # as a new prompt, it enters anew
+    assert memory["bank"] == [[0, 1.0, 2]]
+
+
+def test_the_bank_gives_new_prompts_first_in_every_batch():
+    rule = prompts.Banked()
+    memory = rule.init(PromptTable(40))
+    visit(memory, rule, 7, [1, 0])
+    view = known(["trained"] * 40)
+    free_N = np.ones(40, bool)
+    first = rule.pick(memory, 2, free_N, view, rng(0, "pick", 0))
+    assert memory["bank"] == [[7, 1.0, 2]]
+    free_N[first] = False
+    if free_N[7]:
+        assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 1)) == [7]
+    later = rule.pick(memory, 2, free_N, view._replace(version=1), rng(0, "pick", 2))
+    assert memory["new"] == 2
+    assert len(set(later)) == 2
+
+
+def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
+    rule = prompts.Banked(capacity=2)
+    memory = rule.init(PromptTable(3))
+    for prompt, metrics in ((0, [1, 1, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0])):
+        visit(memory, rule, prompt, metrics)
+    assert memory["bank"] == [[0, 1.0, 2], [2, 1.0, 2]]
+    moved = rule.moved(memory | {"new": 1, "version": 5}, np.array([2, -1]), PromptTable(2))
+    assert moved["bank"] == [[0, 1.0, 2]]
+    assert (moved["new"], moved["version"], len(moved["order"])) == (1, 5, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"replays": 0}, {"capacity": 0}, {"momentum": 1.0}])
+def test_the_bank_refuses(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        prompts.Banked(**wrong)
+
+
+def test_first_successes_are_kept_of_the_last_visits():
+    rule = prompts.FirstSuccesses(visits=3)
+    memory = rule.init(PromptTable(5))
+    for metrics in ([1, 1], [0, 0], [], [0, 0, 1], [0, 1]):
+        visit(memory, rule, 0, metrics)
+    assert memory["places"] == [0, 3, 2]
+    assert rule.moved(memory, np.array([1]), PromptTable(1))["places"] == [0, 3, 2]
+    with pytest.raises(ValueError, match="visits must be"):
+        prompts.FirstSuccesses(0)

@@ -252,3 +252,27 @@ def test_shortest_and_longest_refuses():
         rows.ShortestAndLongest(0, 1)
     with pytest.raises(ValueError, match="longest must be"):
         rows.ShortestAndLongest(1, -1)
+
+
+@pytest.mark.parametrize(
+    ("m", "metrics", "expected"),
+    [
+        (4, [1, 1, 1, 0, 0, 0], [0, 1, 3, 4]),  # the first ordered of each
+        (4, [1, 1, 1, 1, 1, 0], [0, 1, 2, 5]),  # one failure: the rest are successes
+        (4, [0, 0, 0, 0, 1, 0], [0, 1, 2, 4]),
+        (4, [1, 1, 1, 1, 1], [0, 1, 2, 3]),
+        (3, [1, 1, 0, 0], [0, 2, 3]),
+        (4, [0.9, 0.7, 0.2, 1, 1], [0, 1, 2, 3]),  # a success is above 0.7
+        (4, [1, 0, 1], [0, 1, 2]),
+    ],
+)
+def test_balanced_by_hand(m, metrics, expected):
+    group = GroupView.of(metrics, rewards=[-metric for metric in metrics])  # the reward counts for nothing
+    assert choose(rows.Balanced(m), group) == (expected, [1.0] * len(expected))
+
+
+def test_balanced_refuses():
+    with pytest.raises(ValueError, match="m must be"):
+        rows.Balanced(0)
+    with pytest.raises(ValueError, match=r"above must be in \[0, 1\)"):
+        rows.Balanced(4, above=1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
-from rollalloc.rules.sizes import Fixed, Redundant
+from rollalloc.rules.sizes import Fixed, Knapsack, Redundant
 
 NAN = float("nan")
 
@@ -80,3 +80,63 @@ def test_the_ledgers_length_deviation_is_a_running_mean_with_step_three_tenths()
     for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
         ledger.see_lengths(0, lengths, [])
         assert ledger.length_std_N[0] == np.float32(expected)
+
+
+def knapsack(rule, beliefs):
+    groups = [GroupView.of([], prompt=g, group=g, belief=belief) for g, belief in enumerate(beliefs)]
+    return list(rule(groups, View.of(len(beliefs)), {}))
+
+
+@pytest.mark.parametrize(
+    ("beliefs", "expected"),
+    [
+        ([None, None, None], [4, 4, 4]),
+        ([None], [4]),
+        ([0.25], [4]),  # alone, it has them all
+        ([1.0, 0.25], [2, 6]),
+        ([1.0, 0.0], [2, 6]),  # nothing contested: all for the one that failed
+        ([1.0, 1.0], [4, 4]),
+        ([1.0, None], [4, 4]),
+        (
+            [0.5, 0.0],
+            [5, 3],
+        ),  # three more show both outcomes of a fair coin with probability 0.9; the failed one has the rest
+        ([0.9, 0.1], [2, 6]),  # as likely to be mixed, and nine times as much to learn
+        ([1.0, 1.0, 1.0, 0.1], [3, 3, 2, 8]),  # 8 at most
+    ],
+)
+def test_knapsack_by_hand(beliefs, expected):
+    assert knapsack(Knapsack(4, most=8), beliefs) == expected
+
+
+@given(
+    st.lists(st.sampled_from([0.05, 0.25, 0.5, 0.8, 0.95]), min_size=1, max_size=4),
+    st.integers(2, 4),
+    st.integers(0, 3),
+)
+def test_knapsack_finds_the_best_of_all_allocations(beliefs, mean, more):
+    """Where all are contested nothing is set aside: no other way to spend the same is worth more."""
+    rule = Knapsack(mean, least=2, most=mean + more)
+
+    def value(sizes_G):
+        return sum((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2 for p, n in zip(beliefs, sizes_G, strict=True))
+
+    ways = product(range(2, mean + more + 1), repeat=len(beliefs))
+    best = max(value(way) for way in ways if sum(way) == mean * len(beliefs))
+    made = knapsack(rule, beliefs)
+    assert sum(made) == mean * len(beliefs)
+    assert value(made) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mean_n": 1}, "mean_n must be a whole number of at least 2"),
+        ({"mean_n": 4, "least": 0}, "least must be"),
+        ({"mean_n": 4, "most": 3}, "most must be a whole number of at least 4"),
+        ({"mean_n": 4, "sure": 1.0}, "sure must be in"),
+    ],
+)
+def test_knapsack_refuses(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Knapsack(**wrong)

@@ -9,8 +9,9 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters where every recipe is to have the same groups a batch and rollouts a group.
 
     A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
-    chooses half of, and what DARTS trains on, of up to twice as many. Methods that look for prompts generate three
-    batches' worth at a time. Those that need no group have as many rollouts a batch, each of a prompt of its own.
+    chooses half of, what DARTS trains on, of up to twice as many, Knapsack's mean, Reinforce-Ada's rows and its rounds, and
+    C-GRPO's last size. Methods that look for prompts generate three batches' worth at a time. Those that need no group have
+    as many rollouts a batch, each of a prompt of its own.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
@@ -26,13 +27,20 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     alone = {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {
         "grpo": {"n": n},
+        "dr_grpo": {"n": n},
         "reinforce": alone,
         "rloo": {"n": n},
         "raft": alone,
+        "mopps": {"n": n},
         "spo": alone,
         "foresight": alone,
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
+        "greso": {"n": n, **ahead},
+        "knapsack": {"n": n},
+        "vcrl": {"n": n},
+        "cgrpo": {"sizes_S": (half, n)},
+        "reinforce_ada": {"n": n, "round_n": n},
         "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
         "pods": {"n": n, "m": half},
         "darts": {"shortest": n - 1, "longest": 1},

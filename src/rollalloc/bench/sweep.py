@@ -36,15 +36,30 @@ def _ahead(shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [shape | {"gen_groups": 3 * shape["groups"]} for shape in shapes]
 
 
+_GROUPS = _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16)))
 _DAPO = _ahead(_shapes("groups n", ((8, 4), (16, 4), (8, 8), (4, 8), (4, 16), (16, 8))))
 _PILOTS = ((4, 4, 4), (8, 4, 4), (8, 2, 2), (16, 2, 2), (4, 4, 12), (16, 4, 4))
 _MIXED = ((4, 4, 4, 4), (8, 4, 4, 4), (8, 2, 4, 4), (4, 4, 8, 8), (8, 4, 4, 6), (4, 4, 12, 8))
 # Recipe -> the shapes tried, the small ones first; as many for each.
 GRID: Mapping[str, list[dict[str, Any]]] = {
-    "grpo": _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16))),
+    "grpo": _GROUPS,
+    "dr_grpo": _GROUPS,
     "dapo": _DAPO,
     "dapo_carry": _DAPO,
+    "greso": _DAPO,
     "pilot_commit": _ahead(_shapes("groups n_pilot n_commit", _PILOTS)),
+    "knapsack": _shapes("groups n most", ((16, 4, 16), (16, 4, 32), (8, 8, 32), (16, 8, 32), (32, 4, 16), (16, 4, 8))),
+    "vcrl": _shapes(
+        "groups n kappa", ((16, 4, 0.7), (8, 8, 0.7), (16, 4, 0.3), (16, 8, 0.7), (8, 16, 0.8), (8, 8, 0.3))
+    ),
+    "cgrpo": _shapes(
+        "groups sizes_S",
+        ((16, (2, 4, 8)), (16, (2, 4)), (8, (2, 4, 8, 16)), (8, (4, 8, 16)), (32, (2, 4)), (16, (4, 8))),
+    ),
+    "reinforce_ada": _shapes(
+        "groups n round_n rounds",
+        ((16, 4, 4, 4), (8, 4, 8, 4), (16, 4, 4, 2), (32, 4, 4, 4), (8, 8, 8, 4), (16, 2, 2, 4)),
+    ),
     "pods": _shapes("groups n m", ((16, 6, 4), (8, 8, 4), (16, 8, 4), (16, 4, 2), (8, 16, 8), (8, 16, 4))),
     "darts": _shapes("groups shortest longest", ((8, 3, 1), (16, 2, 1), (16, 3, 1), (32, 3, 1), (8, 7, 1), (16, 7, 1))),
     "racing": _ahead(
@@ -63,6 +78,9 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     ),
     "rloo": _shapes("groups n", ((16, 4), (32, 2), (8, 8), (64, 2), (16, 8), (32, 4))),
     "raft": _shapes("groups n", ((32, 1), (64, 1), (128, 1), (16, 4), (32, 2), (16, 8))),
+    "mopps": _shapes(
+        "groups n decay", ((16, 4, 0.5), (16, 4, 1.0), (8, 8, 0.5), (16, 8, 0.5), (32, 4, 0.5), (32, 2, 0.5))
+    ),
     "spo": _shapes("groups half_way", ((64, 0.06), (64, 0.02), (32, 0.06), (128, 0.06), (64, 0.006), (32, 0.02))),
     "foresight": _shapes(
         "groups exponent neg replay",

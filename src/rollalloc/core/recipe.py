@@ -82,6 +82,7 @@ class View(NamedTuple):
         max_staleness: the recipe's.
         rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
         longest: how many of those are the longest, as it says; 0 where it does not choose by length.
+        memory: the prompt rule's; read only for all others.
     """
 
     version: int
@@ -98,6 +99,7 @@ class View(NamedTuple):
     max_staleness: int
     rows: int | None
     longest: int
+    memory: Memory
 
     @staticmethod
     def of(
@@ -116,12 +118,13 @@ class View(NamedTuple):
         max_staleness: int = 0,
         rows: int | None = None,
         longest: int = 0,
+        memory: Memory | None = None,
     ) -> View:
         """A view made by hand, for tests and for trying a rule at the prompt; nothing has happened yet, by default."""
         table = PromptTable.of(table)
         ledger = Ledger(len(table)) if ledger is None else ledger
         made = (version, epoch, need, held_S, running_S, paid, left, ledger, table, moved)
-        return View(*made, groups, max_staleness, rows, longest)
+        return View(*made, groups, max_staleness, rows, longest, {} if memory is None else memory)
 
     @property
     def on_the_way(self) -> int:
@@ -238,6 +241,7 @@ class JudgeRule(Protocol):
     """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage.
 
     A rule with an attribute `waits_for_all` that is true is asked only when none of the group's rollouts is still to come.
+    One with an attribute `reads_rows` that is true needs a row rule that says how many it takes.
     It is not asked about a group without a score, whose prompt comes back at the next epoch, or when the rule's attribute
     `after_failure` says.
     """
@@ -426,7 +430,10 @@ class Recipe:
             at_least(f"{self.rows!r}: its attribute `longest`", longest, 0, "of its `rows` that it takes for length")
             at_least(f"{self.rows!r}: its attribute `rows`", rows, longest, "its attribute `longest`")
         readers = [
-            rule for each in self.stages for rule in (each.size, each.stop) if getattr(rule, "reads_rows", False)
+            rule
+            for each in self.stages
+            for rule in (each.size, each.stop, each.judge)
+            if getattr(rule, "reads_rows", False)
         ]
         if readers and self.group_rows is None:
             raise ValueError(

@@ -97,6 +97,7 @@ class Run:
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
                 longest=getattr(self.recipe.rows, "longest", 0),
+                memory=self.memory,
             )
         return view
 

@@ -17,6 +17,7 @@ from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules.prompts import Shuffled, prior_rates, some_free
 
+_UNKNOWN = -1.0  # the rate of a prompt of which nothing is known
 _LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this where it decides what is drawn
 
 
@@ -79,6 +80,49 @@ class RunningMean:
 
 
 @dataclass(frozen=True, slots=True)
+class LastVisit:
+    """Every prompt once an epoch, in random order; its mean metric at its last visit is what is expected of it.
+
+    Nothing before the first visit, but for the table's prior; a visit without a score changes nothing. What Knapsack RL
+    allocates by, arXiv 2509.25849.
+
+    Attributes:
+        order: draws the prompts.
+    """
+
+    reads_rate: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def init(self, table: PromptTable) -> Memory:
+        prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)
+        return self.order.init(table) | {"rate_N": np.where(np.isnan(prior_N), _UNKNOWN, prior_N).astype(np.float32)}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        picked = self.order.pick(memory, k, free_N, view, rng)
+        rates: list[float] = memory["rate_N"][picked].tolist()
+        return [Drawn(prompt, None if rate < 0 else rate) for prompt, rate in zip(picked, rates, strict=True)]
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if group.scored:
+            memory["rate_N"][group.prompt] = min(max(float(group.metrics_G.mean()), 0.0), 1.0)
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        expected = [float(before["rate_N"][each.prompt]) for each in picked]
+        return self.order.promises([each.prompt for each in picked], before, k, free_N, view) | {
+            "what is expected of each is how its last visit went, and nothing before the first": all(
+                rate < 0 if each.belief is None else abs(each.belief - rate) < 1e-6
+                for each, rate in zip(picked, expected, strict=True)
+            )
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Tracker:
     """A success rate tracked for each prompt, forgotten as the weights move, and prompts drawn where it is least certain.
 
@@ -102,6 +146,7 @@ class Tracker:
         ValueError: a value out of its range.
     """
 
+    believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_moved: ClassVar = True
     reads: ClassVar = ("metrics_G",)
@@ -201,6 +246,7 @@ class Foresight:
         ValueError: a value out of its range.
     """
 
+    believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_features: ClassVar = True
     reads: ClassVar = ("rewards_G", "metrics_G")

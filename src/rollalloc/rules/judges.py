@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import ceil, inf
+from statistics import fmean, pvariance
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict, View, at_least
-from rollalloc.core.roster import NEVER, NEXT_EPOCH, Epochs, Until
+from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
+from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 
+SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
 
 
@@ -148,5 +152,206 @@ class Band:
             "just the means inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
             "a solved prompt is evicted for as long as said, another one comes back": (
                 verdict.act is not Act.DROP or verdict.until == away
+            ),
+        }
+
+
+def relative_variance(metrics_G: NDArray[np.float64]) -> float:
+    """The variance of metrics in [0, 1], as a share of the largest that so many can have.
+
+        G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  of k ones and G - k zeros  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
+
+    VCRL's p, arXiv 2509.19803. 0 of fewer than two.
+    """
+    count = metrics_G.size
+    if count < 2:
+        return 0.0
+    over_G = metrics_G - metrics_G.mean()
+    return count * float(over_G @ over_G) / ((count // 2) * (count - count // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """Train on a complete group whose metrics vary enough, drop it otherwise; VCRL, arXiv 2509.19803.
+
+        relative_variance ≥ `kappa`, or `kappa_first` in the first `first` updates of the weights
+
+    Its prompt may be drawn again at once, either way.
+
+    Attributes:
+        kappa: in (0, 1]; of 4 rollouts 1 right one gives 0.75, of 8 two give 0.75 and three 0.94.
+        kappa_first: in (0, 1].
+        first: 0 or more.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    after_failure: ClassVar = NOW
+    reads: ClassVar = ("metrics_G",)
+
+    kappa: float = 0.8
+    kappa_first: float = 0.3
+    first: int = 20
+
+    def __post_init__(self) -> None:
+        at_least("first", self.first, 0)
+        if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
+            raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        varies = relative_variance(group.metrics_G)
+        if varies >= (self.kappa_first if view.version < self.first else self.kappa) - _TINY:
+            return Verdict(Act.TRAIN, until=NOW)
+        return Verdict(Act.DROP, "out_of_band/low_variance" if _mixed(group) else "zero_variance", NOW)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        metrics, count = group.metrics_G.tolist(), group.scored
+        most = pvariance([0.0] * (count // 2) + [1.0] * (count - count // 2)) if count > 1 else 1.0
+        share = pvariance(metrics) / most if count > 1 else 0.0
+        least = self.kappa_first if view.version < self.first else self.kappa
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups that vary enough are trained on": (
+                verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
+            ),
+            "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
+        }
+
+
+def first_success(metrics_G: NDArray[np.float64]) -> int:
+    """The place of the first success, from 1; 0 where there is none."""
+    won = np.flatnonzero(metrics_G > SUCCESS_ABOVE)
+    return int(won[0]) + 1 if won.size else 0
+
+
+def conformal_place(places: Sequence[int], delta: float | None) -> float:
+    """The place within which the first success comes in all but a share `delta` of visits like these.
+
+    Split conformal prediction: of n visits the ⌈(n + 1)(1 - delta)⌉-th smallest place, or the largest, where those without
+    a success are at infinity. C-GRPO's thresholds for its score "first_success", place / k, in one number for all k.
+
+    Args:
+        places: of the first success in each visit, from 1; 0 where there was none.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05, kept in [0.05, 0.95].
+
+    Returns:
+        Infinity of no visits.
+    """
+    count = len(places)
+    if not count:
+        return inf
+    if delta is None:
+        delta = min(max(places.count(0) / count + 0.05, 0.05), 0.95)
+    at = min(max(ceil((count + 1) * (1 - delta) - _TINY), 1), count)
+    return sorted(place or inf for place in places)[at - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Train on a complete group that has as early a success as was to be expected; until then it goes on.
+
+        j ≤ max(q, k) of k rollouts,  j: the place of its first success,  q: `conformal_place` of the last visits
+
+    The places are those that the prompt rule keeps (`prompts.FirstSuccesses`); under another one any success is enough.
+    C-GRPO's stop under its score "first_success"; see PAPERS.md.
+
+    Attributes:
+        delta: share of prompts whose first success may come later, in (0, 1); None: by the share without one.
+
+    Raises:
+        ValueError: a delta outside (0, 1).
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        place, expected = first_success(group.metrics_G), conformal_place(view.memory.get("places", []), self.delta)
+        return Verdict(Act.TRAIN if place and (place <= expected or group.scored <= expected) else Act.NEXT)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        """By the scores: 1 of visits without a success among their first k, else its place over k."""
+        places, k = view.memory.get("places", []), max(1, group.scored)
+        scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
+        delta = self.delta
+        if delta is None and places:
+            delta = min(max(sum(place == 0 for place in places) / len(places) + 0.05, 0.05), 0.95)
+        at = min(len(scores), max(1, ceil((len(scores) + 1) * (1 - (delta or 0.0)) - _TINY)))
+        threshold = scores[at - 1] if scores else 1.0
+        won = [g + 1 for g, metric in enumerate(group.metrics_G.tolist()) if metric > SUCCESS_ABOVE]
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups whose score is within the threshold are trained on, the others go on": (
+                verdict is None or (verdict.act is Act.TRAIN) == bool(won and won[0] / k <= threshold)
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Train on a complete group as soon as it has enough successes and failures for its rows; until then it goes on.
+
+    Of m rows, as the recipe's row rule says, m // 2 successes and as many failures as are lacking to m; or one success,
+    whatever the failures. Reinforce-Ada's exits, "balanced" and "positive-focused", arXiv 2510.04996.
+
+    Attributes:
+        half: whether half of the rows must be successes; else one success is enough.
+        above: a metric above it is a success.
+
+    Raises:
+        ValueError: `above` outside [0, 1).
+    """
+
+    reads_rate: ClassVar = True
+    waits_for_all: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    half: bool = True
+    above: float = SUCCESS_ABOVE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.above < 1:
+            raise ValueError(f"above must be in [0, 1), got {self.above!r}")
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it needs a row rule that says how many rows it takes."""
+        return self.half
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        successes, failures = self._least(view)
+        won = int((group.metrics_G > self.above).sum())
+        return Verdict(Act.TRAIN if won >= successes and group.scored - won >= failures else Act.NEXT)
+
+    def _least(self, view: View) -> tuple[int, int]:
+        if not self.half:
+            return 1, 0
+        m = rows_of(view)
+        return m // 2, m - m // 2
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        won = [metric > self.above for metric in group.metrics_G.tolist()].count(True)
+        m = rows_of(view) if self.half else 0
+        enough = (2 * won >= m - 1 and 2 * (group.scored - won) >= m) if self.half else won > 0
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups that have enough are trained on, the others go on": (
+                verdict is None or verdict.act is (Act.TRAIN if enough else Act.NEXT)
             ),
         }

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
 from rollalloc.core.recipe import View, at_least
+from rollalloc.rules.judges import SUCCESS_ABOVE
 
 Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -173,6 +174,49 @@ class Percentile(_Some):
             "one out of each m-th part of the sorted rewards": all(
                 all_G[first] <= reward <= all_G[last] for reward, (first, last) in spread
             )
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced(_Some):
+    """Half of the m rows successes and half failures, the first ordered of each; where one lacks, more of the other.
+
+    Of an odd m the failures have one more. Reinforce-Ada, arXiv 2510.04996.
+
+    Attributes:
+        above: a metric above it is a success.
+    """
+
+    reads_rate: ClassVar = True
+    reads: ClassVar = ("metrics_G",)
+
+    above: float = SUCCESS_ABOVE
+
+    def __post_init__(self) -> None:
+        at_least("m", self.m, 1)  # `super()` does not know a dataclass that was made anew for its slots
+        if not 0 <= self.above < 1:
+            raise ValueError(f"above must be in [0, 1), got {self.above!r}")
+
+    def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
+        won_G = group.metrics_G > self.above
+        won, lost = np.flatnonzero(won_G), np.flatnonzero(~won_G)
+        wins = min(max(self.m // 2, self.m - lost.size), won.size)
+        return np.sort(np.concatenate([won[:wins], lost[: self.m - wins]]))
+
+    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
+        wins = [metric > self.above for metric in group.metrics_G.tolist()]
+        kept = chosen[0].tolist()
+        won = sum(wins[g] for g in kept)
+        total, half = sum(wins), self.m // 2
+        expected = half if total >= half and len(wins) - total >= self.m - half else None
+        return _Some.promises(self, chosen, group, view) | {
+            "half successes and half failures where there are enough of both": (
+                group.scored <= self.m or expected is None or won == expected
+            ),
+            "all of the kind that lacks": expected is not None or won == total or len(kept) - won == len(wins) - total,
+            "the first ordered of each kind": all(
+                wins[:g].count(wins[g]) == sum(wins[other] == wins[g] for other in kept if other < g) for g in kept
+            ),
         }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from math import inf, log
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least, rows_of
@@ -96,3 +98,126 @@ class Redundant:
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
             ),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Knapsack:
+    """More rollouts where they are worth most, the same number in all.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
+
+    p is the success rate that the prompt rule expects (`group.belief`); the first factor is the probability that both
+    outcomes are seen. The value is concave in N, so giving one rollout after the other to the group that gains most is
+    optimal. A prompt of which nothing is expected gets `mean_n`, one with p = 0 or p = 1 `least`. Where more are left
+    beyond the least than show both outcomes of each contested prompt with probability `sure`, Σ min(most, log(1 - sure) /
+    log max(p, 1 - p)), the rest goes to the prompts with p = 0, evenly.
+
+    Knapsack RL, arXiv 2509.25849; see PAPERS.md.
+
+    Attributes:
+        mean_n: rollouts a group on average, in [least, most].
+        least: rollouts a group at least, 1 or more.
+        most: rollouts a group at most.
+        sure: in (0, 1).
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    reads_rate: ClassVar = True
+
+    mean_n: int
+    least: int = 2
+    most: int = 128
+    sure: float = 0.9
+
+    def __post_init__(self) -> None:
+        at_least("least", self.least, 1)
+        at_least("mean_n", self.mean_n, self.least, "the least of a group")
+        at_least("most", self.most, self.mean_n, "the mean of all groups")
+        if not 0 < self.sure < 1:
+            raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
+        beliefs = [group.belief for group in groups]
+        sizes = [self.mean_n if belief is None else self.least for belief in beliefs]
+        spare = self.mean_n * len(groups) - sum(sizes)
+        contested = [g for g, belief in enumerate(beliefs) if belief is not None and 0 < belief < 1]
+        failed = [g for g, belief in enumerate(beliefs) if belief == 0]
+        beyond = max(0, spare - self._wanted(beliefs)) if failed else 0
+        spare -= beyond
+        spare += self._evenly(sizes, failed, beyond)
+        spare = self._where_most_is_gained(sizes, contested, beliefs, spare)
+        self._evenly(sizes, range(len(groups)), spare)
+        return sizes
+
+    def _wanted(self, beliefs: Sequence[float | None]) -> int:
+        """Rollouts that show both outcomes of the contested prompts, most likely."""
+        rates = [max(belief, 1 - belief) for belief in beliefs if belief is not None and 0 < belief < 1]
+        return sum(int(min(self.most, log(1 - self.sure) / log(rate))) if rate < 1 else self.most for rate in rates)
+
+    def _where_most_is_gained(
+        self, sizes: list[int], contested: Sequence[int], beliefs: Sequence[float | None], spare: int
+    ) -> int:
+        """Give the contested groups one rollout after the other; returns how many none of them could take."""
+        gains = [(-_gain(beliefs[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
+        heapify(gains)
+        while spare and gains and gains[0][0] < inf:
+            g = gains[0][1]
+            sizes[g] += 1
+            spare -= 1
+            heapreplace(gains, (-_gain(beliefs[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g))
+        return spare
+
+    def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
+        """Give the smallest of these groups one rollout after the other; returns how many none of them could take."""
+        order = [(sizes[g], g) for g in among if sizes[g] < self.most]
+        heapify(order)
+        while spare and order and order[0][0] < self.most:
+            size, g = order[0]
+            sizes[g] = size + 1
+            spare -= 1
+            heapreplace(order, (size + 1, g))
+        return spare
+
+    def promises(
+        self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
+    ) -> dict[str, bool]:
+        rate_G = np.array([np.nan if group.belief is None else group.belief for group in groups])
+        size_G = np.asarray(sizes, np.int64)
+        contested_G, failed_G, solved_G = (rate_G > 0) & (rate_G < 1), rate_G == 0, rate_G == 1
+        gain_G = np.where(size_G < self.most, _values(rate_G, size_G + 1) - _values(rate_G, size_G), -inf)[contested_G]
+        loss_G = np.where(size_G > self.least, _values(rate_G, size_G) - _values(rate_G, size_G - 1), inf)[contested_G]
+        spare = int(np.where(np.isnan(rate_G), 0, self.mean_n - self.least).sum())
+        full = bool((size_G[contested_G] == self.most).all())
+        beyond = int((size_G[failed_G] - self.least).sum())
+        return {
+            "`mean_n` rollouts a group on average, each from `least` to `most`": bool(
+                size_G.sum() == self.mean_n * len(groups) and ((size_G >= self.least) & (size_G <= self.most)).all()
+            ),
+            "no rollout of a contested prompt would be worth more at another": not contested_G.any()
+            or bool(gain_G.max() <= loss_G.min() + 1e-12),
+            "where nothing is known, the mean at least": bool((size_G[np.isnan(rate_G)] >= self.mean_n).all()),
+            "a solved prompt has more than the least only where no other could take it": (
+                not (size_G[solved_G] > self.least).any() or (full and bool((size_G[failed_G] == self.most).all()))
+            ),
+            "a failed prompt has what the contested ones do not need": (
+                not failed_G.any()
+                or full
+                or beyond
+                == min(
+                    max(0, spare - self._wanted(rate_G[contested_G].tolist())),
+                    failed_G.sum() * (self.most - self.least),
+                )
+            ),
+        }
+
+
+def _gain(p: float, n: int) -> float:
+    """What one rollout more than n is worth at a prompt of success rate p."""
+    return (p**n * (1 - p) + (1 - p) ** n * p) * p * (1 - p) ** 2
+
+
+def _values(rate_G: NDArray[np.float64], size_G: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What so many rollouts are worth at prompts of these success rates, shape (G,)."""
+    return (1 - rate_G**size_G - (1 - rate_G) ** size_G) * rate_G * (1 - rate_G) ** 2

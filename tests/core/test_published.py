@@ -1,0 +1,168 @@
+"""Published methods by hand: what a recipe orders and credits, rollout by rollout."""
+
+import pytest
+
+from rollalloc import recipes
+
+
+def advantages_of(driver):
+    return [row.advantage for row in driver.until_batch().batch.rows]
+
+
+def test_dr_grpo_by_hand(drive):
+    """1, 0, 0, 0 less 1/4 each; a group of half the spread has half the advantages, where GRPO has the same."""
+    driver = drive(recipes.dr_grpo(1, 4), 1, {0: [1.0, 0.0, 0.0, 0.0]})
+    assert advantages_of(driver) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    driver = drive(recipes.dr_grpo(1, 4), 1, {0: [0.5, 0.0, 0.0, 0.0]})
+    assert advantages_of(driver) == pytest.approx([0.375, -0.125, -0.125, -0.125])
+    with pytest.raises(ValueError, match=r"n must be a whole number of at least 2 .a rollout alone is its own mean"):
+        recipes.dr_grpo(1, 1)
+
+
+def test_mopps_by_hand(drive):
+    """Prompts that are sure to be solved, or to fail, are hardly drawn any more; the one between is, batch after batch."""
+    driver = drive(recipes.mopps(1, 8, decay=1.0), 3, {0: [1.0], 1: [0.0]})
+    drawn = []
+    for _ in range(13):
+        drawn.append(driver.until_batch().batch.rows[0].prompt)
+        driver.update()
+    assert drawn[3:].count(2) >= 8
+
+
+def test_greso_by_hand(drive):
+    """Of twelve prompts only four teach: the batches that follow pay for fewer of the others than DAPO's do."""
+    rewards = {prompt: [1.0] if prompt < 4 else [0.0] for prompt in range(8)}
+    paid = {}
+    for recipe in (recipes.greso(2, 4, 6), recipes.dapo(2, 4, 6)):
+        driver = drive(recipe, 12, rewards)
+        for _ in range(40):
+            rows = driver.until_batch().batch.rows
+            assert {row.prompt for row in rows} <= {8, 9, 10, 11}
+            assert len(rows) == 8
+            driver.update()
+        paid[recipe.prompts] = driver.allocator.paid
+    greso, dapo = paid.values()
+    assert greso < 0.7 * dapo
+
+
+def test_reinforce_ada_by_hand(drive):
+    """Balanced, 2 of each: prompt 0 has them in the first round, prompt 1 in the second, prompt 2 never."""
+    rewards = {0: [1.0, 0.0, 1.0, 0.0], 1: [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], 2: [1.0]}
+    driver = drive(recipes.reinforce_ada(3, 4, round_n=4, rounds=3), 3, rewards)
+    rows = driver.until_batch().batch.rows
+    orders = [(order.prompt, len(order.rollouts)) for actions in driver.log for order in actions.generate]
+    assert sorted(orders) == [(0, 4), (1, 4), (1, 4), (2, 4), (2, 4), (2, 4)]
+    credits = {prompt: sorted(row.advantage for row in rows if row.prompt == prompt) for prompt in range(3)}
+    assert credits[0] == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+    assert credits[1] == pytest.approx([-0.375, -0.375, 0.625, 0.625])  # against all eight, three right
+    assert credits[2] == [0, 0, 0, 0]
+    assert driver.allocator.accounts()["unselected"] == 4 + 8
+
+
+def test_reinforce_ada_positive_by_hand(drive):
+    """One right answer is enough; of four rows it is then the only right one."""
+    driver = drive(
+        recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [0.0] * 5 + [1.0] + [0.0] * 2}
+    )
+    rows = driver.until_batch().batch.rows
+    assert sorted(row.advantage for row in rows) == pytest.approx([-0.125, -0.125, -0.125, 0.875])
+    assert driver.allocator.paid == 8
+    driver = drive(recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [1.0]})
+    assert [row.advantage for row in driver.until_batch().batch.rows] == [0, 0, 0, 0]
+    assert driver.allocator.paid == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n": 1}, "n must be a whole number of at least 2"),
+        ({"n": 4, "round_n": 0}, "round_n must be"),
+        ({"n": 4, "rounds": 0}, "rounds must be"),
+        ({"n": 4, "stop": "early"}, "stop must be one of balanced, positive"),
+        ({"n": 9, "round_n": 2, "rounds": 4}, "4 rounds of 2 rollouts are fewer than the n=9 to train on"),
+    ],
+)
+def test_reinforce_ada_refuses(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.reinforce_ada(4, **wrong)
+
+
+def test_knapsack_by_hand(drive):
+    """The second visit of a solved prompt has two rollouts, what it leaves goes to the contested one; 16 a batch in all."""
+    driver = drive(recipes.knapsack(4, 4, most=9), 4, {0: [1.0], 1: [1.0, 0.0, 0.0, 0.0], 2: [1.0], 3: [1.0]})
+    for expected in ({0: 4, 1: 4, 2: 4, 3: 4}, {0: 3, 1: 9, 2: 2, 3: 2}):
+        begun = len(driver.log)
+        rows = driver.until_batch().batch.rows
+        orders = {order.prompt: len(order.rollouts) for actions in driver.log[begun:] for order in actions.generate}
+        assert sorted(orders.values()) == sorted(expected.values())
+        assert orders[1] == expected[1]
+        assert len(rows) == 16
+        driver.update()
+
+
+def test_knapsack_allocates_by_what_another_method_expects():
+    for other in (recipes.foresight(4), recipes.spo(4)):
+        for mixed in (recipes.mix(recipes.knapsack(4, 8), other), recipes.mix(other, recipes.knapsack(4, 8))):
+            assert mixed.prompts == other.prompts
+            assert mixed.stages[0].size == recipes.knapsack(4, 8).stages[0].size
+    with pytest.raises(ValueError, match=r"both recipes change prompts: LastVisit.* and Posterior"):  # it says no rate
+        recipes.mix(recipes.knapsack(4, 8), recipes.mopps(4, 8))
+
+
+def test_vcrl_by_hand(drive):
+    """Of 4 rollouts 2 are right in prompts 0 and 1, 1 in prompt 2, none or all in the others."""
+    rewards = {0: [1, 1, 0, 0], 1: [0, 1, 0, 1], 2: [0, 0, 0, 1], 3: [1], 4: [0], 5: [0], 6: [0], 7: [1]}
+    driver = drive(recipes.vcrl(2, 4, kappa=0.8, kappa_first=0.5, first=3), 8, rewards)
+    trained = []
+    for _ in range(12):
+        trained.append({row.prompt for row in driver.until_batch().batch.rows})
+        driver.update()
+    assert set().union(*trained[:3]) == {0, 1, 2}  # 3/4 is enough at first
+    assert all(batch == {0, 1} for batch in trained[3:])
+
+
+def test_vcrl_replaces_what_it_drops_from_its_bank(drive):
+    """One of eight prompts varies: once it is known, every batch of one takes it next to one new prompt, twice in a row."""
+    driver = drive(recipes.vcrl(1, 2, kappa=0.5), 8, {prompt: [0.0] for prompt in range(1, 8)})
+    driver.until_batch()
+    driver.update()
+    drawn = []
+    for _ in range(2):
+        begun = len(driver.log)
+        driver.until_batch()
+        drawn.append([order.prompt for actions in driver.log[begun:] for order in actions.generate])
+        driver.update()
+    assert all(len(prompts) <= 2 and prompts[-1] == 0 for prompts in drawn)
+
+
+def test_cgrpo_by_hand(drive):
+    """At first any success stops a prompt; then one that comes later than four of five did gets all eight rollouts."""
+    rewards = {prompt: [1.0, 0.0] for prompt in range(8)} | {0: [0.0, 0.0, 0.0, 1.0, *[0.0] * 4], 1: [0.0]}
+    driver = drive(recipes.cgrpo(10, (2, 4, 8), delta=0.2), 10, rewards)
+    for expected in ({0: 4, 1: 8}, {0: 8, 1: 8}):
+        begun = len(driver.log)
+        rows = driver.until_batch().batch.rows
+        ordered = dict.fromkeys(range(10), 0)
+        for actions in driver.log[begun:]:
+            for order in actions.generate:
+                ordered[order.prompt] += len(order.rollouts)
+        assert ordered == dict.fromkeys(range(10), 2) | expected
+        assert len(rows) == sum(ordered.values())
+        driver.update()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: recipes.cgrpo(4, (2,)), "two numbers of rollouts at least, to stop at the first"),
+        (lambda: recipes.cgrpo(4, (4, 4)), "sizes_S must be growing"),
+        (lambda: recipes.vcrl(4, 1), "n must be a whole number of at least 2"),
+        (lambda: recipes.greso(4, 1, 8), "n must be a whole number of at least 2"),
+        (lambda: recipes.greso(4, 4, 0), "gen_groups must be"),
+        (lambda: recipes.mopps(4, 4, target=1.0), "expected target in"),
+        (lambda: recipes.knapsack(4, 1), "mean_n must be a whole number of at least 2"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
