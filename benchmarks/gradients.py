@@ -32,10 +32,10 @@ from rollalloc.rewards.function import Scored, load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.beliefs import Foresight
 
-MARKS = (320, 960, 1920, 3840)  # rollouts paid
+MARKS = (320, 1920, 3840)  # rollouts paid
 NEGS = (0.0, 0.03, 0.1, 0.3, 1.0)
-EXPONENTS = (None, 0.0, 1.0, 2.0, 3.0)
-ROWS, BATCH, REPEATS = 256, 64, 8
+EXPONENTS = (None, 0.0, 1.0, 3.0)
+ROWS, BATCH, REPEATS, HELD = 256, 64, 8, 256
 LEAST = 0.02  # added to a rate before its logarithm
 
 
@@ -83,7 +83,7 @@ def at_marks(task: str, seed: int, tasks: Path, look: Callable[[Stand], None], s
 
     def listen(line: dict[str, Any]) -> None:
         if line["kind"] == "batch" and marks and line["rollouts_paid"] >= marks[0]:
-            look(Stand(trainer, rule, marks.pop(0), answers, tuple(held.tokens)))
+            look(Stand(trainer, rule, marks.pop(0), answers[:HELD], tuple(held.tokens[:HELD])))
 
     settings = replace(run.settings, max_batches=-(-MARKS[-1] // BATCH))
     scorer = InlineScorer(load_reward(run.source.reward))
@@ -147,7 +147,7 @@ def signal_to_noise(gram_RR: NDArray[np.float64], credit_R: NDArray[np.float64])
 
 
 def look_at_gains(stand: Stand) -> None:
-    """What a batch drawn with each exponent gains, and how far two exponents are from each other in deviations of one batch."""
+    """What a batch drawn with each exponent gains in the step after it, and the deviation of that over batches."""
     trainer = stand.trainer
     neg = getattr(trainer.allocator.recipe.advantage, "neg", 1.0)
     before_N = rates(stand)
@@ -165,8 +165,9 @@ def look_at_gains(stand: Stand) -> None:
                 Row(number, at, number, float(credit), 1.0, version)
                 for number, (at, credit) in enumerate(zip(prompts, credit_R, strict=True))
             ]
-            only_this_batch(trainer.updater)
+            a_small_step(trainer.updater)
             trainer.updater.update(Batch(tuple(rows), version), dict(enumerate(made)))
+            trainer.updater.settings = trainer.settings
             after_N = rates(stand)
             logarithm = np.log(after_N + LEAST) - np.log(before_N + LEAST)
             found.append([(after_N - before_N).mean(), logarithm.mean(), sum(len(one.tokens) for one in made)])
@@ -177,16 +178,18 @@ def look_at_gains(stand: Stand) -> None:
     for exponent, found in gains.items():
         mean, deviation = 100 * found.mean(0), 100 * found.std(0, ddof=1)
         print(
-            f"  {stand.paid:5d} p {before_N.mean():.2f} exponent {exponent}: a batch gains {mean[0]:+.2f} ± "
-            f"{deviation[0]:.2f} points of accuracy, {mean[1]:+.2f} ± {deviation[1]:.2f} of log; {mean[2] / 100:.0f} tokens",
+            f"  {stand.paid:5d} p {before_N.mean():.2f} exponent {exponent}: a step gains {mean[0]:+.3f} ± "
+            f"{deviation[0]:.3f} points of accuracy, {mean[1]:+.3f} ± {deviation[1]:.3f} of log; {mean[2] / 100:.0f} tokens",
             flush=True,
         )
 
 
-def only_this_batch(updater: Updater) -> None:
-    """Let the next step be all that its batch will ever do: the whole of it at once, and nothing of the batches before."""
+def a_small_step(updater: Updater) -> None:
+    """Let the next step be what its batch alone does to it, a tenth of the whole: short enough to be linear."""
+    betas = updater.settings.betas
+    updater.settings = replace(updater.settings, learning_rate=updater.settings.learning_rate * (1 - betas[0]))
     for group in updater.optimizer.param_groups:
-        group["betas"] = (0.0, group["betas"][1])
+        group["betas"] = (0.0, betas[1])
 
 
 def rates(stand: Stand) -> NDArray[np.float64]:
@@ -203,6 +206,6 @@ if __name__ == "__main__":
     one_thread()
     what, folder, *names = sys.argv[1:]
     for name in names:
-        for one in TUNING_SEEDS[:2]:
+        for one in TUNING_SEEDS[:1]:
             print(f"{what} {name} {one}")
             at_marks(name, one, Path(folder), LOOKS[what], single=what == "gain")

@@ -33,10 +33,13 @@ from rollalloc.predict import quality
 from rollalloc.predict.predictor import Features, Memory, Predictor
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.rules.beliefs import Foresight
 
 TASKS = ("skills/late", "rg/gcd", "rg/spell_backward")
 MOST = 16_000  # rollouts
+GRID = {
+    "rg/gcd": {"eval_every": 200},
+    "rg/spell_backward": {"eval_every": 200},
+}  # the target lies within the first 1,000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ METHODS: dict[str, tuple[str, Callable[[Recipe], Recipe]]] = {
     "oracle, exponent 1": ("foresight", partial(predicted, predictor=TrueRates(), warm=0, exponent=1.0)),
     "oracle, uniform": ("foresight", partial(predicted, predictor=TrueRates(), warm=0, exponent=None)),
 }
+COMPARED = {"reinforce", "foresight", "uniform", "oracle"}  # before the others
 
 
 def metrics_of(run: Run, change: Callable[[Recipe], Recipe]) -> Iterator[dict[str, Any]]:
@@ -96,21 +100,28 @@ def main(tasks: Path, out: Path, *names: str) -> None:
     """Rollouts and tokens to the target, a line a run, added to `out`; runs that are there are not repeated."""
     one_thread()
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    for task in names or TASKS:
-        for seed in TUNING_SEEDS:
-            for method, (recipe, change) in METHODS.items():
-                if any((each["task"], each["seed"], each["method"]) == (task, seed, method) for each in done):
-                    continue
-                run = replace(task_run(task, "", recipe, seed, tasks), max_rollouts=MOST)
-                target = run.settings.target
-                assert target is not None
-                cost = cost_to_target(curve_of(metrics_of(run, change)), target)
-                assert cost is not None
-                found = {"task": task, "seed": seed, "method": method, "censored": cost.censored}
-                found |= {name: round(cost.paid[name]) for name in ("rollouts", "tokens")}
-                print(found, flush=True)
-                with out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+    there = {(each["task"], each["seed"], each["method"]) for each in done}
+    every = [
+        (task, seed, method)
+        for methods in (COMPARED, METHODS.keys() - COMPARED)
+        for task in names or TASKS
+        for seed in TUNING_SEEDS
+        for method in sorted(methods)
+    ]
+    for task, seed, method in every:
+        if (task, seed, method) in there:
+            continue
+        recipe, change = METHODS[method]
+        run = replace(task_run(task, "", recipe, seed, tasks, **GRID.get(task, {})), max_rollouts=MOST)
+        target = run.settings.target
+        assert target is not None
+        cost = cost_to_target(curve_of(metrics_of(run, change)), target)
+        assert cost is not None
+        found = {"task": task, "seed": seed, "method": method, "censored": cost.censored}
+        found |= {name: round(cost.paid[name]) for name in ("rollouts", "tokens")}
+        print(found, flush=True)
+        with out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
