@@ -32,10 +32,10 @@ from rollalloc.rewards.function import Scored, load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.beliefs import Foresight
 
-MARKS = (320, 1920, 3840)  # rollouts paid
+MARKS = (320, 1920)  # rollouts paid
 NEGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 EXPONENTS = (None, 0.0, 1.0, 3.0)
-ROWS, BATCH, REPEATS, HELD = 256, 64, 8, 256
+ROWS, BATCH, REPEATS, HELD = 192, 64, 8, 256
 LEAST = 0.02  # added to a rate before its logarithm
 
 
@@ -99,40 +99,34 @@ def look_at_failures(stand: Stand) -> None:
     for name, exponent in (("drawn", stand.rule.exponent), ("uniform", None)):
         prompts, belief_R = stand.drawn(exponent, ROWS, 0)
         made, reward_R = stand.rolled_out(prompts, 1)
-        for scale in ("plain", "adam"):
-            gram_RR = gram(stand.trainer, prompts, made, scale)
-            right_R, over_R = reward_R > 0.5, reward_R - belief_R
-            if right_R.all() or not right_R.any():
-                continue
+        right_R, over_R = reward_R > 0.5, reward_R - belief_R
+        if right_R.all() or not right_R.any():
+            continue
+        for scale, gram_RR in grams(stand.trainer, prompts, made).items():
             norm_R = np.diag(gram_RR)
             ratio = norm_R[right_R].mean() / norm_R[~right_R].mean()
             strength = [signal_to_noise(gram_RR, np.where(right_R, over_R, neg * over_R)) for neg in NEGS]
             shown = " ".join(f"{neg:g}: {each:+.3f}" for neg, each in zip(NEGS, strength, strict=True))
-            credited = np.sum((over_R**2 * norm_R)[right_R]) / np.sum((over_R**2 * norm_R)[~right_R])
             print(
-                f"  {stand.paid:5d} {name:7s} {scale:5s} right {right_R.mean():.2f}, V right / wrong {ratio:.3f}, times A² "
-                f"{credited:.3f}; signal to noise a row at neg {shown}",
+                f"  {stand.paid:5d} {name:7s} {scale:5s} right {right_R.mean():.2f}, V right / V wrong {ratio:.3f}; "
+                f"signal to noise of a row at neg {shown}",
                 flush=True,
             )
 
 
-def gram(trainer: Trainer, prompts: list[int], made: list[Generation], scale: str) -> NDArray[np.float64]:
-    """Inner products of the rows' ∇ log π, shape (R, R); "adam": in units of the optimizer's steps."""
+def grams(trainer: Trainer, prompts: list[int], made: list[Generation]) -> dict[str, NDArray[np.float64]]:
+    """Inner products of the rows' ∇ log π, shape (R, R), as they are and in units of the optimizer's steps."""
     policy, moments = trainer.policy, trainer.updater.optimizer.state
     parameters = [each for each in policy.model.parameters() if each.requires_grad]
-    by = [
-        1 / (moments[each]["exp_avg_sq"].pow(0.25) + 1e-6) if scale == "adam" else torch.ones_like(each)
-        for each in parameters
-    ]
+    unit = torch.cat([(1 / (moments[each]["exp_avg_sq"].pow(0.25) + 1e-6)).flatten() for each in parameters])
     rows = []
     for prompt, one in zip(prompts, made, strict=True):
         logprobs_BT, _ = completion_logprobs(
             policy.model, [trainer.train.tokens[prompt]], [one.tokens], pad_id=policy.pad_id
         )
-        found = torch.autograd.grad(logprobs_BT.sum(), parameters)
-        rows.append(torch.cat([(g * scaled).flatten() for g, scaled in zip(found, by, strict=True)]))
-    stacked = torch.stack(rows)
-    return (stacked @ stacked.T).double().numpy()
+        rows.append(torch.cat([each.flatten() for each in torch.autograd.grad(logprobs_BT.sum(), parameters)]))
+    plain = torch.stack(rows)
+    return {name: (each @ each.T).double().numpy() for name, each in (("plain", plain), ("adam", plain * unit))}
 
 
 def signal_to_noise(gram_RR: NDArray[np.float64], credit_R: NDArray[np.float64]) -> float:

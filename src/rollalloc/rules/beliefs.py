@@ -132,7 +132,7 @@ class Tracker:
         rate_K = self._rates(memory, pool)
         chance_K = np.sqrt(rate_K * (1 - rate_K)) + self.spread
         at = _without_replacement(chance_K, k, rng)
-        odds_K = chance_K / chance_K.mean()
+        odds_K = chance_K / chance_K.sum() * chance_K.size
         return [Drawn(int(pool[i]), float(rate_K[i]), float(rate_K[i]), float(odds_K[i])) for i in at]
 
     @staticmethod
