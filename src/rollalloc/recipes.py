@@ -68,7 +68,7 @@ def reinforce(
         groups: prompts in a batch, at least 1.
         n: rollouts a prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
-            newest counting most.
+            newest counting most, and the batch's where a prompt was drawn before the first reward.
         neg: weight of what did worse than the baseline, 0 or more; below 1 it steadies the update.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
@@ -78,9 +78,8 @@ def reinforce(
     """
     _one_of("baseline", baseline, ("batch", "running"))
     base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
-    if baseline == "running":
-        return replace(base, prompts=beliefs.RunningMean(), advantage=advantages.AgainstBaseline(neg))
-    return replace(base, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
+    prompts = beliefs.RunningMean() if baseline == "running" else base.prompts
+    return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
 def rloo(groups: int, n: int) -> Recipe:

@@ -15,6 +15,7 @@ from cases import QUICK, RECIPES
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
+from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Act, Budget, Replay, Sample, Verdict
 from rollalloc.core.roster import NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
@@ -1011,6 +1012,12 @@ class MeanWithItself(advantages.BatchMean):
 
 
 @dataclass(frozen=True)
+class DeafToWhatWasExpected(advantages.BatchMean):
+    def __call__(self, made, groups, view):
+        return advantages.BatchMean.__call__(self, made, [GroupView.of([0] * each.size) for each in made], view)
+
+
+@dataclass(frozen=True)
 class MeanOfEachGroup(advantages.BatchMean):
     def __call__(self, made, groups, view):
         return [advantages.rloo(each) for each in made]
@@ -1121,11 +1128,12 @@ RULES = [
     (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
     (9, "Successes", other("raft", advantage=FailuresToo())),
     (9, "Successes", other("raft", advantage=AllSuccessesAlike())),
-    (9, "AgainstBaseline", other("reinforce_running", advantage=FullFailures(0.5))),
+    (9, "AgainstBaseline", other("foresight", advantage=FullFailures(0.3))),
     (9, "AgainstBaseline", other("foresight", advantage=AgainstItself(0.3))),
     (9, "AgainstBaseline", other("foresight_one_rollout", advantage=AgainstTheBelief(1.0))),
     (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
     (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
+    (9, "BatchMean", other("reinforce_running", over_batch=DeafToWhatWasExpected())),
     (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
     (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
     (9, "BatchNormalised", other("spo", over_batch=WeighsByLength())),

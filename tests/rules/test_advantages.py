@@ -213,6 +213,28 @@ def test_without_a_baseline_equal_rewards_are_exactly_zero(value, count):
     assert not advantages.AgainstBaseline(0.3)(group, np.arange(count)).any()
 
 
+def drawn(before, baselines=()):
+    """The groups that advantages of a batch belong to, each with what was expected of its prompt."""
+    padded = [*baselines, *[None] * (len(before) - len(baselines))]
+    return [GroupView.of(rows, baseline=baseline) for rows, baseline in zip(before, padded, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("baselines", "after"),
+    [
+        ([0.25, 0.25, 0.25], [[0.75], [-0.125], [-0.125, 0.75]]),
+        ([None, 0.25, 0.25], [[2 / 3], [-0.125], [-0.125, 0.75]]),  # of the other three one is right
+        ([0.0, None, 0.5], [[1], [-1 / 3], [-0.25, 0.5]]),
+        ([None, None, None], [[2 / 3], [-1 / 3], [-1 / 3, 2 / 3]]),
+    ],
+)
+def test_what_was_expected_comes_before_the_mean_of_the_batch(baselines, after):
+    before = [[1.0], [0.0], [0.0, 1.0]]
+    made = advantages.BatchMean(0.5)([np.array(each) for each in before], drawn(before, baselines), View.of())
+    for each, expected in zip(made, after, strict=True):
+        np.testing.assert_allclose(each, expected, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("rule", "before", "after"),
     [
@@ -227,7 +249,7 @@ def test_without_a_baseline_equal_rewards_are_exactly_zero(value, count):
     ],
 )
 def test_a_batchs_advantages_by_hand(rule, before, after):
-    made = rule([np.array(each, float) for each in before], [], View.of())
+    made = rule([np.array(each, float) for each in before], drawn(before), View.of())
     assert [each.shape for each in made] == [(len(each),) for each in after]
     np.testing.assert_allclose(np.concatenate(made), np.concatenate(after), atol=1e-5)
 
@@ -237,7 +259,7 @@ def test_a_batchs_advantages_by_hand(rule, before, after):
 def test_equal_advantages_of_a_batch_are_exactly_zero_over_it(value, sizes):
     before = [np.full(size, value) for size in sizes]
     for rule in (advantages.BatchMean(0.3), advantages.BatchNormalised()):
-        assert not np.concatenate(rule(before, [], View.of())).any()
+        assert not np.concatenate(rule(before, drawn(before), View.of())).any()
 
 
 @settings(deadline=None)
@@ -245,7 +267,8 @@ def test_equal_advantages_of_a_batch_are_exactly_zero_over_it(value, sizes):
 def test_the_promises_of_rules_over_a_batch_hold_for_any_batch(batch, neg):
     before = [np.array(each) for each in batch]
     for rule in (advantages.BatchMean(neg), advantages.BatchNormalised(), advantages.BatchNormalised(eps=3.0)):
-        promised = rule.promises(rule(before, [], View.of()), before, [], View.of())
+        groups = drawn(before, [0.5])
+        promised = rule.promises(rule(before, groups, View.of()), before, groups, View.of())
         assert all(promised.values()), promised
 
 
@@ -281,7 +304,10 @@ def test_a_leave_one_out_baseline_over_the_batch_is_unbiased():
     p, batches, size = 0.3, 20_000, 8
     reward_BR = (np.random.default_rng(0).random((batches, size)) < p) * 1.0
     ours_B = np.array(
-        [np.mean(advantages.BatchMean()([reward_R], [], View.of())[0] * (reward_R - p)) for reward_R in reward_BR]
+        [
+            np.mean(advantages.BatchMean()([reward_R], drawn([reward_R]), View.of())[0] * (reward_R - p))
+            for reward_R in reward_BR
+        ]
     )
     naive_B = ((reward_BR - reward_BR.mean(1, keepdims=True)) * (reward_BR - p)).mean(1)
     error = ours_B.std() / np.sqrt(batches)

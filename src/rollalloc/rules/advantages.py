@@ -431,8 +431,11 @@ class BatchMean:
     """A baseline over the batch: each advantage less the mean of the batch's others, times `neg` where that is below 0.
 
         A_i ← A_i - mean of A_j, j ≠ i  =  (A_i - mean) · M / (M - 1)
+        A_i ← A_i - b  where something was expected of the prompt when it was drawn, b
 
-    With `Rewards` this is REINFORCE with a leave-one-out baseline over the whole batch, unbiased. A row alone: 0.
+    With `Rewards` this is REINFORCE with a leave-one-out baseline over the whole batch, unbiased; under a prompt rule that
+    expects something, such as a running mean, the batch serves only the prompts that were drawn before it could. A row
+    alone: 0.
 
     Attributes:
         neg: weight of what did worse than the others, 0 or more.
@@ -449,21 +452,29 @@ class BatchMean:
         _refuse_neg(self.neg)
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
-        return _split_as(advantages, _against(rloo(np.concatenate(advantages)), self.neg))
+        over_batch = _split_as(advantages, rloo(np.concatenate(advantages)))
+        return [
+            _against(over_M if group.baseline is None else advantages_M - group.baseline, self.neg)
+            for over_M, advantages_M, group in zip(over_batch, advantages, groups, strict=True)
+        ]
 
     def promises(
         self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], view: View
     ) -> dict[str, bool]:
         before, after = np.concatenate(advantages), np.concatenate(made)
-        others = [
-            float(np.delete(before, i).mean()) if before.size > 1 else float(before[i]) for i in range(before.size)
-        ]
-        over = before - others
+        expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
+        over = before - np.array(
+            [_mean_of_others(before, i) if baseline is None else baseline for i, baseline in enumerate(expected)]
+        )
         return {
-            "what it has above the mean of the others, or `neg` times what it lacks": bool(
+            "what it has above what was expected, or above the mean of the others, or `neg` times what it lacks": bool(
                 np.allclose(after, np.maximum(over, 0) + self.neg * np.minimum(over, 0), atol=1e-9)
             )
         }
+
+
+def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
+    return float(np.delete(values, i).mean()) if values.size > 1 else float(values[i])
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,8 @@ def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, 
 PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # AdamW would not see a scaled loss
 
 
-# The first batch of one has no advantage: AdamW counts that step under TRL, and not natively, where it never stepped before.
-# What the other stops depends on what runs when the first are done, and TRL's batch is generated in two parts.
-_TRAIN_OTHERWISE = ("reinforce_running", "darts_sampled")
+# What it stops depends on what runs when the first are done, and TRL's batch is generated in two parts.
+_TRAIN_OTHERWISE = ("darts_sampled",)
 
 
 @pytest.mark.parametrize("recipe", [name for name in tiny_trl.RECIPES if name not in _TRAIN_OTHERWISE])
