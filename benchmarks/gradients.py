@@ -106,7 +106,7 @@ def look_at_failures(stand: Stand) -> None:
             norm_R = np.diag(gram_RR)
             ratio = norm_R[right_R].mean() / norm_R[~right_R].mean()
             strength = [signal_to_noise(gram_RR, np.where(right_R, over_R, neg * over_R)) for neg in NEGS]
-            shown = " ".join(f"{neg:g}: {each:+.3f}" for neg, each in zip(NEGS, strength, strict=True))
+            shown = " ".join(f"{neg:g}: {each:+.5f}" for neg, each in zip(NEGS, strength, strict=True))
             print(
                 f"  {stand.paid:5d} {name:7s} {scale:5s} right {right_R.mean():.2f}, V right / V wrong {ratio:.3f}; "
                 f"signal to noise of a row at neg {shown}",

@@ -913,7 +913,7 @@ class ExpectsHalf(beliefs.Tracker):
 class FavoursTheCertain(beliefs.Tracker):
     def pick(self, memory, k, free_N, view, rng):
         picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(odds=1 / (1e3 + 1e6 * (each.odds or 0))) for each in picked]
+        return [each._replace(odds=1 / (each.odds or 1)) for each in picked]
 
 
 @dataclass(frozen=True)
