@@ -60,15 +60,20 @@ def main(tasks: Path, figure: Path) -> None:
     draw(seen, figure)
 
 
-def with_answers(run: Run, policy: Policy, *files: str) -> tuple[EncodedPrompts, tuple[tuple[int, ...], ...]]:
-    """Prompts of a task with one right answer each, and these answers, as token ids."""
-    prompts = encode_prompts(
+def encoded(run: Run, policy: Policy, *files: str) -> EncodedPrompts:
+    """Prompts of a task."""
+    return encode_prompts(
         load_prompts(*files),
         policy.tokenizer,
         context=policy.context,
         max_new_tokens=run.settings.sampling.max_new_tokens,
         overlong="error",
     )
+
+
+def with_answers(run: Run, policy: Policy, *files: str) -> tuple[EncodedPrompts, tuple[tuple[int, ...], ...]]:
+    """Prompts of a task with one right answer each, and these answers, as token ids."""
+    prompts = encoded(run, policy, *files)
     return prompts, tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)
 
 

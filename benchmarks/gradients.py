@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from foresight import with_answers
+from foresight import encoded, with_answers
 from numpy.typing import NDArray
 
 from rollalloc.bench.execution import one_thread
@@ -75,7 +75,7 @@ def at_marks(task: str, seed: int, tasks: Path, look: Callable[[Stand], None], s
     """Train foresight with its tuned settings, and look at the marks."""
     run = task_run(task, "", "foresight", seed, tasks, target=None)
     policy, recipe = Policy.load(run.source.model, device="cpu"), run.made_recipe()
-    train, _ = with_answers(run, policy, *run.source.prompts)
+    train = encoded(run, policy, *run.source.prompts)
     held, answers = with_answers(run, policy, str(run.source.heldout)) if single else (train, ())
     features = features_of(policy.model, train.tokens, pad_id=policy.pad_id)
     marks, rule = list(MARKS), recipe.prompts
