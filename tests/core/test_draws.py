@@ -118,6 +118,16 @@ def test_a_torn_thought_is_refused(name, value):
         Allocator(recipe, 8, 0).load_state_dict(state)
 
 
+@pytest.mark.parametrize("value", [0, 0.0, -1.0])
+def test_saved_odds_are_above_0(value):
+    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["groups"][0]["odds"] = value
+    with pytest.raises(ValueError, match=r"groups\[0\]: odds: expected a number above 0 or null"):
+        Allocator(allocator.recipe, 8, 0).load_state_dict(state)
+
+
 def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
     MADE["numpy"] = [Drawn(np.int32(3), np.float32(0.5), np.float64(-2), np.float16(0.25)), np.int64(5)]
     allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made="numpy")), 8, 0)
