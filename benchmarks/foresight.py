@@ -16,7 +16,8 @@ import numpy as np
 
 from rollalloc.bench.execution import one_thread
 from rollalloc.bench.presets import task_run
-from rollalloc.data.prompts import encode_prompts, load_prompts
+from rollalloc.bench.runs import Run
+from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines.features import features_of
 from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.native import Trainer
@@ -33,15 +34,8 @@ def main(tasks: Path, figure: Path) -> None:
     """Train once, look four times."""
     one_thread()
     run = task_run("skills/late", "late", "foresight", SEED, tasks, target=None)
-    policy, recipe, limit = Policy.load(run.source.model, device="cpu"), run.made_recipe(), run.settings.sampling
-    train = encode_prompts(
-        load_prompts(*run.source.prompts),
-        policy.tokenizer,
-        context=policy.context,
-        max_new_tokens=limit.max_new_tokens,
-        overlong="error",
-    )
-    answers = [policy.answer(str(truth)) for truth in train.prompt_set.ground_truths]
+    policy, recipe = Policy.load(run.source.model, device="cpu"), run.made_recipe()
+    train, answers = with_answers(run, policy, *run.source.prompts)
     features = features_of(policy.model, train.tokens, pad_id=policy.pad_id)
     shown_K = np.random.default_rng(SEED).choice(len(answers), SHOWN, replace=False)
     marks, seen = list(MARKS), []
@@ -64,6 +58,23 @@ def main(tasks: Path, figure: Path) -> None:
     trainer = Trainer(policy, recipe, train, scorer, settings, features=features, listener=look)
     trainer.run()
     draw(seen, figure)
+
+
+def encoded(run: Run, policy: Policy, *files: str) -> EncodedPrompts:
+    """Prompts of a task."""
+    return encode_prompts(
+        load_prompts(*files),
+        policy.tokenizer,
+        context=policy.context,
+        max_new_tokens=run.settings.sampling.max_new_tokens,
+        overlong="error",
+    )
+
+
+def with_answers(run: Run, policy: Policy, *files: str) -> tuple[EncodedPrompts, tuple[tuple[int, ...], ...]]:
+    """Prompts of a task with one right answer each, and these answers, as token ids."""
+    prompts = encoded(run, policy, *files)
+    return prompts, tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)
 
 
 def draw(seen: list[tuple[int, Any, Any, Any]], to: Path) -> None:

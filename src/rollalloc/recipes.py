@@ -179,6 +179,7 @@ def foresight(
     floor: float = 0.1,
     replay: int = 0,
     replay_staleness: int = 12,
+    weigh_draw: float | None = None,
 ) -> Recipe:
     """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
 
@@ -194,6 +195,8 @@ def foresight(
         floor: share of uniform draws, in [0, 1].
         replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
         replay_staleness: updates of the weights after which they are not, at least 1.
+        weigh_draw: each rollout counts for the inverse of its prompt's odds in the draw, at most for this, 1 or more, so
+            that prompts count as if they were drawn uniformly; None: each counts once.
 
     Raises:
         ValueError: a number out of its range.
@@ -203,6 +206,7 @@ def foresight(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if exponent is None else NOW)),),
         prompts=beliefs.Foresight(exponent, floor),
+        rows=rows.Everything() if weigh_draw is None else rows.AsIfUniform(weigh_draw),
         advantage=advantages.AgainstBaseline(neg),
         replay=_replay_of(replay, replay_staleness),
     )

@@ -833,6 +833,18 @@ class UnitTail(rows.ShortestAndLongest):
 
 
 @dataclass(frozen=True)
+class WeighsTheLikely(rows.AsIfUniform):
+    def __call__(self, group, view, rng):
+        return np.arange(group.scored), np.full(group.scored, min(group.odds, self.limit))
+
+
+@dataclass(frozen=True)
+class WeighsWithoutLimit(rows.AsIfUniform):
+    def __call__(self, group, view, rng):
+        return np.arange(group.scored), np.full(group.scored, 1 / group.odds)
+
+
+@dataclass(frozen=True)
 class WeightOnTheHead(rows.ShortestAndLongest):
     def __call__(self, group, view, rng):
         chosen, weights = super().__call__(group, view, rng)
@@ -1117,7 +1129,7 @@ class ExpectsHalf(beliefs.Tracker):
 class FavoursTheCertain(beliefs.Tracker):
     def pick(self, memory, k, free_N, view, rng):
         picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(probability=1 / (1e3 + 1e6 * (each.probability or 0))) for each in picked]
+        return [each._replace(odds=1 / (each.odds or 1)) for each in picked]
 
 
 @dataclass(frozen=True)
@@ -1342,6 +1354,8 @@ RULES = [
     (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheHead(3, 1))),
     (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheLongest(3, 1))),
     (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOfTheTruncated(3, 1))),
+    (9, "AsIfUniform", other("foresight_weighed", rows=WeighsTheLikely(1.5))),
+    (9, "AsIfUniform", other("foresight_weighed", rows=WeighsWithoutLimit(1.5))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
     (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),

@@ -25,7 +25,7 @@ THOUGHTS = st.tuples(
 
 @dataclass(frozen=True)
 class Says(prompts.InOrder):
-    """Prompts in order, with these thoughts: (belief, baseline, probability) of each."""
+    """Prompts in order, with these thoughts: (belief, baseline, odds) of each."""
 
     thoughts: tuple = ()
 
@@ -48,7 +48,7 @@ class Sees:
     """An advantage that is the group's baseline, and remembers what it saw of the groups."""
 
     def __call__(self, group, chosen_M):
-        SEEN.append((group.prompt, group.belief, group.baseline, group.probability))
+        SEEN.append((group.prompt, group.belief, group.baseline, group.odds))
         return np.full(chosen_M.size, group.baseline or 0.0)
 
 
@@ -98,11 +98,11 @@ def test_thoughts_in_drawn_are_saved_and_follow_their_prompts_to_other_data():
     copy = copy_of(allocator, PromptTable(keys), remap="keys")
     state = copy.state_dict()
     assert state["drawn"] == [[1, *thoughts[3], 0]]
-    in_flight = [[group[name] for name in ("prompt", "belief", "baseline", "probability")] for group in state["groups"]]
+    in_flight = [[group[name] for name in ("prompt", "belief", "baseline", "odds")] for group in state["groups"]]
     assert in_flight == [[2, *thoughts[1]]]
 
 
-@pytest.mark.parametrize("name", ["belief", "baseline", "probability"])
+@pytest.mark.parametrize("name", ["belief", "baseline", "odds"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
 def test_a_torn_thought_is_refused(name, value):
     recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(batch_rollouts=1))
@@ -113,9 +113,19 @@ def test_a_torn_thought_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"groups\[0\]: {name}: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
     state = allocator.state_dict()
-    state["drawn"][0][1 + ["belief", "baseline", "probability"].index(name)] = value
+    state["drawn"][0][1 + ["belief", "baseline", "odds"].index(name)] = value
     with pytest.raises(ValueError, match=r"drawn: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0])
+def test_saved_odds_are_above_0(value):
+    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["groups"][0]["odds"] = value
+    with pytest.raises(ValueError, match=r"groups\[0\]: odds: expected a number above 0 or null"):
+        Allocator(allocator.recipe, 8, 0).load_state_dict(state)
 
 
 def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
@@ -123,11 +133,11 @@ def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
     allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made="numpy")), 8, 0)
     assert [order.prompt for order in allocator.ask().generate] == [3, 5]
     group = allocator.state_dict()["groups"][0]
-    assert [type(group[name]) for name in ("prompt", "belief", "baseline", "probability")] == [int, float, float, float]
+    assert [type(group[name]) for name in ("prompt", "belief", "baseline", "odds")] == [int, float, float, float]
     assert json.dumps(copy_of(allocator).state_dict()) == json.dumps(allocator.state_dict())
 
 
-_NUMBERS = "must draw with a belief in .* a finite baseline and a probability in"
+_NUMBERS = "must draw with a belief in .* a finite baseline and finite odds above 0"
 MADE = {}
 WRONG = {
     "a tuple that is no Drawn": ([(0, 0.5, 0.5, 0.5)], "must pick indices of prompts or `Drawn`s"),
@@ -148,8 +158,8 @@ WRONG = {
     "belief below 0": ([Drawn(0, -1e-9)], _NUMBERS),
     "baseline infinite": ([Drawn(0, baseline=float("inf"))], _NUMBERS),
     "baseline nan": ([Drawn(0, baseline=np.float64("nan"))], _NUMBERS),
-    "probability 0": ([Drawn(0, probability=0.0)], _NUMBERS),
-    "probability above 1": ([Drawn(0, probability=1.5)], _NUMBERS),
+    "odds 0": ([Drawn(0, odds=0.0)], _NUMBERS),
+    "odds infinite": ([Drawn(0, odds=float("inf"))], _NUMBERS),
 }
 
 
@@ -347,9 +357,10 @@ def test_reinforce_by_hand(drive):
 
 
 def test_reinforce_with_a_running_mean_by_hand(drive):
-    """Nothing is known in the first batch; then b = (.5 · 2^(-2/500) + 1) / ... of all four rewards."""
+    """Nothing is known in the first batch, each is against the others; then b = Σ r_i 2^(-age / 500) / Σ 2^(-age / 500)."""
     driver = drive(recipes.reinforce(4, baseline="running", neg=0.5), 4, {0: [1.0], 1: [-3.0]}, default=(0.0,))
-    assert advantages_of(driver) == [0] * 4
+    first = {row.prompt: row.advantage for row in driver.until_batch().batch.rows}
+    assert first == pytest.approx({0: 2.0, 1: -5 / 3, 2: 2 / 3, 3: 2 / 3})
     driver.update()
     faded = 0.5 ** (np.arange(4)[::-1] / 500)
     rewards = [{0: 1.0, 1: -3.0}.get(row.prompt, 0.0) for row in driver.log[-1].batch.rows]

@@ -35,7 +35,7 @@ class Believes(prompts.Shuffled):
         return [thought(prompt, view.version) for prompt in picked]
 
     def observe(self, memory, group, view):
-        seen = (group.belief, group.baseline, group.probability)
+        seen = (group.belief, group.baseline, group.odds)
         assert seen in [thought(group.prompt, version)[1:] for version in range(view.version + 1)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 from operator import index
 from typing import Any
 
@@ -146,7 +146,7 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     for each in picked:
         if not _is_possible(each):
             raise RuleError(
-                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and a probability in (0, 1], or None for "
+                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and finite odds above 0, or None for "
                 f"each, got {each}"
             )
         run.roster.take(each.prompt)
@@ -166,11 +166,11 @@ def _drawn(picked: Any) -> Drawn:
 
 
 def _is_possible(drawn: Drawn) -> bool:
-    _, belief, baseline, probability = drawn
+    _, belief, baseline, odds = drawn
     return (
         (belief is None or 0 <= belief <= 1)
         and (baseline is None or isfinite(baseline))
-        and (probability is None or 0 < probability <= 1)
+        and (odds is None or 0 < odds < inf)
     )
 
 

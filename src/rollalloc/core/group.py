@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, pack, rate, unpack
+from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, odds, pack, rate, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
 from rollalloc.core.table import place
@@ -26,7 +26,7 @@ class Group:
 
     __slots__ = (
         "awaited", "baseline", "belief", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
-        "late", "owed", "phase", "probability", "prompt", "running", "spans", "stage", "tokens", "until", "view",
+        "late", "odds", "owed", "phase", "prompt", "running", "spans", "stage", "tokens", "until", "view",
     )  # fmt: skip
 
     def __init__(
@@ -37,11 +37,11 @@ class Group:
         ledger: Ledger,
         belief: float | None = None,
         baseline: float | None = None,
-        probability: float | None = None,
+        odds: float | None = None,
     ) -> None:
         self.id = group
         self.prompt = prompt
-        self.belief, self.baseline, self.probability = belief, baseline, probability  # when the prompt was drawn
+        self.belief, self.baseline, self.odds = belief, baseline, odds  # when the prompt was drawn
         self.epoch = epoch  # in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # that it is in, or has passed last
@@ -117,13 +117,13 @@ class Group:
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
-            "belief": self.belief, "baseline": self.baseline, "probability": self.probability,
+            "belief": self.belief, "baseline": self.baseline, "odds": self.odds,
             "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds),
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "belief", "baseline", "probability", "kept", "late", "bounds",
+        "until", "belief", "baseline", "odds", "kept", "late", "bounds",
     )  # fmt: skip
 
     @staticmethod
@@ -131,8 +131,8 @@ class Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
         number, epoch, prompt = natural(state["id"], "id"), natural(state["epoch"], "epoch"), place(state["prompt"])
-        belief, probability = (rate(state[name], name) for name in ("belief", "probability"))
-        group = Group(number, prompt, epoch, ledger, belief, amount(state["baseline"], "baseline"), probability)
+        belief, baseline = rate(state["belief"], "belief"), amount(state["baseline"], "baseline")
+        group = Group(number, prompt, epoch, ledger, belief, baseline, odds(state["odds"], "odds"))
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
         group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
@@ -168,7 +168,7 @@ class GroupView:
         kept: rollouts that a stop rule let go on, where it chose at random which -> the probability with which each was to.
         belief: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
         baseline: the reward that it expected, None where it expected none.
-        probability: with which it would have drawn the prompt first among its candidates, None where it is unknown.
+        odds: how many times likelier it drew the prompt than a uniform draw would have, None where it is unknown.
         record: the prompt's line in the ledger, from its visits before this one.
     """
 
@@ -192,7 +192,7 @@ class GroupView:
         group: int = 0,
         belief: float | None = None,
         baseline: float | None = None,
-        probability: float | None = None,
+        odds: float | None = None,
     ) -> GroupView:
         """A view made by hand, for tests and for trying a rule at the prompt.
 
@@ -211,11 +211,11 @@ class GroupView:
             group: id of the group.
             belief: the success rate that the prompt rule expected.
             baseline: the reward that it expected.
-            probability: with which it would have drawn the prompt first.
+            odds: how many times likelier it was drawn than by a uniform draw.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count
-        made = Group(group, prompt, 0, Ledger(prompt + 1), belief, baseline, probability)
+        made = Group(group, prompt, 0, Ledger(prompt + 1), belief, baseline, odds)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
         for g in range(count):
@@ -246,8 +246,8 @@ class GroupView:
         return self._group.baseline
 
     @property
-    def probability(self) -> float | None:
-        return self._group.probability
+    def odds(self) -> float | None:
+        return self._group.odds
 
     @property
     def group(self) -> int:

@@ -121,6 +121,17 @@ def amount(value: Any, where: str) -> float | None:
     raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is torn")
 
 
+def odds(value: Any, where: str) -> float | None:
+    """A saved ratio of two probabilities, or none.
+
+    Raises:
+        ValueError: neither None nor a finite number above 0.
+    """
+    if (known := amount(value, where)) is None or known > 0:
+        return known
+    raise ValueError(f"{where}: expected a number above 0 or null, got {value!r}; the state is torn")
+
+
 def rate(value: Any, where: str) -> float | None:
     """A saved rate, or none.
 

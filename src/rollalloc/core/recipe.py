@@ -139,13 +139,14 @@ class Drawn(NamedTuple):
         prompt: its index.
         belief: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
         baseline: the reward expected of it, finite; None: nothing is expected.
-        probability: of drawing it first among the candidates that the rule looked at, in (0, 1]; None: unknown.
+        odds: how many times likelier it was to be drawn, first, than if all K candidates that the rule looked at were alike:
+            K · q, above 0; 1: uniformly. None: unknown.
     """
 
     prompt: int
     belief: float | None = None
     baseline: float | None = None
-    probability: float | None = None
+    odds: float | None = None
 
 
 class PromptRule(Protocol):

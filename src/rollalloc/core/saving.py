@@ -19,6 +19,7 @@ from rollalloc.core.packing import (
     move_in,
     natural,
     naturals,
+    odds,
     pack,
     pack_tree,
     rate,
@@ -31,7 +32,7 @@ from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 5
+SCHEMA = 6
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
@@ -183,10 +184,10 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         raise ValueError("trailing: a group is there twice, or nothing of it is to come; the state is torn")
     drawn = [
         (
-            Drawn(here[prompt], rate(belief, "drawn"), amount(baseline, "drawn"), rate(probability, "drawn")),
+            Drawn(here[prompt], rate(belief, "drawn"), amount(baseline, "drawn"), odds(ratio, "drawn")),
             natural(epoch, "drawn"),
         )
-        for prompt, belief, baseline, probability, epoch in state["drawn"]
+        for prompt, belief, baseline, ratio, epoch in state["drawn"]
     ]
     run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
     indices = [group.prompt for group in [*groups, *trailing]] + [each.prompt for each, _ in drawn]

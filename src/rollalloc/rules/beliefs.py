@@ -177,8 +177,8 @@ class Tracker:
         rate_K = self._rates(memory, pool)
         chance_K = np.sqrt(rate_K * (1 - rate_K)) + self.spread
         at = _without_replacement(chance_K, k, rng)
-        share_K = chance_K / chance_K.sum()
-        return [Drawn(int(pool[i]), float(rate_K[i]), float(rate_K[i]), float(share_K[i])) for i in at]
+        odds_K = chance_K / chance_K.sum() * chance_K.size
+        return [Drawn(int(pool[i]), float(rate_K[i]), float(rate_K[i]), float(odds_K[i])) for i in at]
 
     @staticmethod
     def _rates(memory: Memory, prompts_K: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -219,8 +219,8 @@ def _weight(memory: Memory, prompt: int) -> float:
 
 
 def _rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether of two that were drawn together the one of higher score had no smaller probability."""
-    chance_K = np.array([each.probability or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
+    """Whether of two that were drawn together the one of higher score had no smaller odds."""
+    chance_K = np.array([each.odds or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 
 
@@ -281,8 +281,9 @@ class Foresight:
         chance_K = self.chances(belief_K) if selects else _uniform(pool.size)
         at = _without_replacement(chance_K, k, rng)
         offset, slope = _line(memory["line"])
+        odds_K = chance_K * pool.size
         return [
-            Drawn(int(pool[i]), float(belief_K[i]), offset + slope * float(belief_K[i]), float(chance_K[i])) for i in at
+            Drawn(int(pool[i]), float(belief_K[i]), offset + slope * float(belief_K[i]), float(odds_K[i])) for i in at
         ]
 
     def chances(self, belief_K: NDArray[np.float64]) -> NDArray[np.float64]:
