@@ -1,7 +1,7 @@
 """Who is compared: a recipe, the grid that it is tuned over, and its shape where all have the same.
 
-Of this package's recipes these are `rollalloc.bench.sweep.GRID` and `rollalloc.bench.methods.matched`. A recipe of one's own,
-`module:function`, brings both in its file, under the same names.
+Of this package's recipes these are `rollalloc.bench.sweep.GRID` and `rollalloc.bench.methods.matched`. A recipe of one's
+own, `module:function`, brings both in its file, under the same names.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
     """A method by its recipe's name, put to the test: each of its settings makes a recipe.
 
     Raises:
-        ValueError: an unknown recipe; no grid for the tuned track, one smaller than the tier's search, or a setting that makes
-            no recipe; of a recipe of one's own, neither a grid nor a matched shape.
+        ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that makes
+            no recipe; for the matched track no shape.
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe
@@ -68,9 +68,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
         recipe=recipe,
         label=recipe.replace(":", "."),
         matched=None if made is None else _plain(recipe, made),
-        grid=tuple(
-            {"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned
-        ),
+        grid=tuple({"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned),
         contents=contents,
     )
 
@@ -97,9 +95,7 @@ def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Se
     if twice := {each for each in every if every.count(each) > 1}:
         raise ValueError(f"named twice: {', '.join(sorted(twice))}; each method is compared once")
     if BASELINE not in every:
-        raise ValueError(
-            f"{BASELINE} is what every ratio is to; add it: --recipes {','.join((BASELINE, *names))}"
-        )
+        raise ValueError(f"{BASELINE} is what every ratio is to; add it: --recipes {','.join((BASELINE, *names))}")
     made = tuple(contestant(each, tier, tracks) for each in every)
     for each in made:
         if "/" in each.label:

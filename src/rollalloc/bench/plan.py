@@ -28,7 +28,7 @@ PLAN, KIND = "plan.json", "bench"
 _SCHEMA = 1
 # Parts of this package that decide what a run does; commands and pages do not.
 _DECIDING = ("core", "rules", "predict", "recipes.py", "named.py", "data", "rewards", "engines", "bench/tasks")
-_DECIDING_BENCH = ("cost.py", "execution.py", "runs.py", "presets.py", "sweep.py", "methods.py", "ladder.py")
+_DECIDING_BENCH = ("cost.py", "execution.py", "runs.py", "presets.py", "sweep.py", "methods.py", "search.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,9 @@ def make_plan(
 def _task_plan(name: str, tier: Tier) -> TaskPlan:
     _, preset = preset_of(name)
     if preset.target is None:
-        raise ValueError(f"{name} has no target, and a leaderboard's are fixed before its runs; give it a `Preset` with one")
+        raise ValueError(
+            f"{name} has no target, and a leaderboard's are fixed before its runs; give it a `Preset` with one"
+        )
     return TaskPlan(
         name=name,
         target=preset.target,

@@ -1,13 +1,14 @@
 """Tuning with an equal budget for every recipe: the grids, and successive halving over them.
 
-Every recipe has as many settings: learning rates × shapes of a batch, for the shape matters more than most allocators do, so that
-GRPO's is tuned as the others'. All are tried on one seed with a small budget, the better half on another seed with a larger one, and so
-on (Jamieson and Talwalkar, AISTATS 2016, with a fresh seed at each rung). So every recipe gets the same rollouts to search with:
+Every recipe has as many settings: learning rates × shapes of a batch, for the shape matters more than most allocators do, so
+that GRPO's is tuned as the others'. All are tried on one seed with a small budget, the better half on another seed with a larger
+one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each rung is ours). So each gets the same rollouts to
+search with:
 
     Σ over rungs of settings × seeds × budget.
 
-A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it came to a
-higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
+A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it came
+to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ def settings_of(
             f"{len(shapes)}; add {wanted - len(shapes)}"
         )
     if any(shape in shapes[:at] for at, shape in enumerate(shapes[:wanted])):
-        raise ValueError(f"{recipe}: its GRID has the same parameters twice in the first {wanted}; each must be another")
+        raise ValueError(
+            f"{recipe}: its GRID has the same parameters twice in the first {wanted}; each must be another"
+        )
     return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
 
 
