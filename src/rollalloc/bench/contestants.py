@@ -48,8 +48,8 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
     """A method by its recipe's name, put to the test: each of its settings makes a recipe.
 
     Raises:
-        ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that makes
-            no recipe; for the matched track no shape.
+        ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that
+            makes no recipe; for the matched track no shape.
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe

@@ -13,8 +13,8 @@ from typing import Any
 from rollalloc.bench.compare import Standing, is_finished, standing
 from rollalloc.bench.contestants import Contestant
 from rollalloc.bench.cost import Curve, curve_of, metrics_in
-from rollalloc.bench.estimate import seconds_of
-from rollalloc.bench.plan import KIND, Plan, TaskPlan, freeze, frozen_in
+from rollalloc.bench.estimate import seconds_of, total_seconds
+from rollalloc.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
 from rollalloc.bench.presets import Tuned, task_run
 from rollalloc.bench.runs import Run, folder_of
@@ -25,9 +25,6 @@ from rollalloc.engines.names import METRICS
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.regular import read_text
 from rollalloc.whole import write_text
-
-DIVERGED = "diverged.json"
-_SETTINGS = "settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Agenda:
         self._known: dict[Path, bool] = {}  # of each run that was looked at, whether it is over
         self._begun: set[Path] = set()
         self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
-        self._total = sum(seconds_of(task.name, plan.rollouts_of(task)) for task in plan.tasks)
+        self._total = total_seconds(plan)
         self._bases = {task.name: _base(task, tasks) for task in plan.tasks}
         self._searches: dict[tuple[str, str], Search] = {}
         self._waiting: deque[Job] = deque()
@@ -175,7 +172,7 @@ class _Agenda:
             if found:
                 last = self.plan.search[-1]
                 self._write(
-                    f"{_SETTINGS}/{task.name.replace('/', '-')}.json",
+                    settings_file(task.name),
                     {
                         "task": task.name,
                         "date": frozen_in(self.folder)[1],
@@ -278,7 +275,6 @@ class _Agenda:
         return {**each.grid[search.found], **tried}
 
     def _write(self, name: str, value: Any) -> None:
-        Claims(self.folder, KIND).add([name])
         write_text(self.folder / name, json.dumps(value, indent=1))
 
 

@@ -24,7 +24,8 @@ from rollalloc.core.packing import differences
 from rollalloc.regular import read_text
 from rollalloc.whole import write_text
 
-PLAN, KIND = "plan.json", "bench"
+PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
+KIND = "bench"  # of claims
 _SCHEMA = 1
 # Parts of this package that decide what a run does; commands and pages do not.
 _DECIDING = ("core", "rules", "predict", "recipes.py", "named.py", "data", "rewards", "engines", "bench/tasks")
@@ -206,15 +207,20 @@ def freeze(plan: Plan, folder: Path) -> None:
 
     Raises:
         ValueError: the folder has another plan; names the differences.
-        FileExistsError: a file of that name that is not ours.
+        FileExistsError: something that is not ours has one of the names that a leaderboard writes.
     """
     claims = Claims(folder, KIND)
     if PLAN in claims.names() and (folder / PLAN).exists():
         refuse_another(plan, folder)
         return
-    claims.add([PLAN])
+    claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
     saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
     write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
+
+
+def settings_file(task: str) -> str:
+    """Where the settings that were found for a task stand, in a leaderboard's folder."""
+    return f"settings/{task.replace('/', '-')}.json"
 
 
 def refuse_another(plan: Plan, folder: Path) -> None:

@@ -1,14 +1,14 @@
 """Tuning with an equal budget for every recipe: the grids, and successive halving over them.
 
-Every recipe has as many settings: learning rates × shapes of a batch, for the shape matters more than most allocators do, so
-that GRPO's is tuned as the others'. All are tried on one seed with a small budget, the better half on another seed with a larger
-one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each rung is ours). So each gets the same rollouts to
-search with:
+Every recipe has as many settings: learning rates × shapes of a batch, for the shape matters more than most allocators do,
+so that GRPO's is tuned as the others'. All are tried on one seed with a small budget, the better half on another seed with a
+larger one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each rung is ours). So each gets the same
+rollouts to search with:
 
     Σ over rungs of settings × seeds × budget.
 
-A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it came
-to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
+A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it
+came to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
 """
 
 from __future__ import annotations
