@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from rollalloc.bench.plan import Plan
 
-# Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included: between
-# those of plain estimators and of groups, of runs that shared the machine. Rates not measured are those of the slowest task.
+# Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included,
+# between those of plain estimators and of groups, of runs that shared the machine. What was not measured is slow.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,

@@ -12,16 +12,16 @@ from typing import Any
 
 from rollalloc.bench.compare import Standing, is_finished, standing
 from rollalloc.bench.contestants import Contestant
-from rollalloc.bench.cost import Curve, curve_of, metrics_in
 from rollalloc.bench.estimate import seconds_of, total_seconds
 from rollalloc.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
 from rollalloc.bench.presets import Tuned, task_run
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.bench.search import Search
+from rollalloc.bench.summary import ended
+from rollalloc.bench.sweep import Trial
 from rollalloc.claims import Claims, Lock
 from rollalloc.engines.folder import RunFolder, latest
-from rollalloc.engines.names import METRICS
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.regular import read_text
 from rollalloc.whole import write_text
@@ -197,7 +197,7 @@ class _Agenda:
     def _tuned(self, name: str, label: str) -> list[Job]:
         """What the tuned track has to do for a method on a task, as far as it is known, and was not said before."""
         search = self._searches[name, label]
-        if todo := search.advance(self._is_over, self._curve):
+        if todo := search.advance(self._is_over, self._trial_of):
             self._trials |= {job.place: (name, label) for job in todo}
             return self._new(todo)
         task = next(task for task in self.plan.tasks if task.name == name)
@@ -237,10 +237,11 @@ class _Agenda:
         """The share of the work that a run is."""
         return seconds_of(run.task, run.max_rollouts or 0) / self._total
 
-    def _curve(self, job: Job) -> Curve | None:
-        if self._name(job) in self._diverged:
+    def _trial_of(self, job: Job) -> Trial | None:
+        """What a run of a search that is over found; None where its weights diverged."""
+        if self._name(job) in self._diverged or (one := ended(job.run, job.place)) is None:
             return None
-        return curve_of(metrics_in(job.place / METRICS))
+        return Trial(one.curve, one.last["accuracy"] or 0.0)
 
     # ------------------------------------------------------------------------------------------------------------- runs
 
@@ -271,7 +272,7 @@ class _Agenda:
     def _found(self, label: str, search: Search) -> dict[str, Any]:
         each = next(each for each in self.plan.contestants if each.label == label)
         assert search.found is not None
-        tried = {"costs": search.costs(self._curve), "settings_tried": search.rungs[0].settings}
+        tried = {"costs": search.costs(self._trial_of), "settings_tried": search.rungs[0].settings}
         return {**each.grid[search.found], **tried}
 
     def _write(self, name: str, value: Any) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollalloc.bench.cost import Curve, cost_to_target
+from rollalloc.bench.cost import cost_to_target
 from rollalloc.bench.pool import Job
-from rollalloc.bench.sweep import Rung, Score, better, score
+from rollalloc.bench.sweep import Rung, Score, Trial, better, score
 
 Over = Callable[[Job], bool]
-CurveOf = Callable[[Job], Curve | None]  # of a run that is over; None: it diverged
+TrialOf = Callable[[Job], Trial | None]  # of a run that is over; None: it diverged
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Search:
         """The number of the setting that came out of it; None: it is not over."""
         return better(self.scores[-1], 1)[0] if len(self.scores) == len(self.rungs) else None
 
-    def advance(self, over: Over, curve: CurveOf) -> list[Job]:
+    def advance(self, over: Over, trial: TrialOf) -> list[Job]:
         """Score the rungs of which all runs are over; returns the runs of the next that are not, none at the end."""
         while len(self.scores) < len(self.rungs):
             jobs = {setting: self._jobs(setting) for setting in self._alive()}
@@ -45,18 +45,18 @@ class Search:
             budget = self.rungs[len(self.scores)].budget(self.budget)
             self.scores.append(
                 {
-                    setting: score([curve(job) for job in of_one], self.target, budget)
+                    setting: score([trial(job) for job in of_one], self.target, budget)
                     for setting, of_one in jobs.items()
                 }
             )
         return []
 
-    def costs(self, curve: CurveOf) -> list[int]:
+    def costs(self, trial: TrialOf) -> list[int]:
         """What the setting that was found paid for the target on each seed of the last rung; its budget where it did not."""
         at, budget = len(self.rungs) - 1, self.rungs[-1].budget(self.budget)
         assert self.found is not None
-        curves = [curve(self.job(at, self.found, seed)) for seed in self.rungs[-1].seeds]
-        costs = [None if each is None else cost_to_target(each, self.target) for each in curves]
+        trials = [trial(self.job(at, self.found, seed)) for seed in self.rungs[-1].seeds]
+        costs = [None if each is None else cost_to_target(each.curve, self.target) for each in trials]
         return [budget if cost is None or cost.censored else round(cost.paid["rollouts"]) for cost in costs]
 
     def _alive(self) -> Sequence[int]:

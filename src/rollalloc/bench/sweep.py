@@ -17,12 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollalloc.bench.cost import Curve, cost_to_target
 from rollalloc.bench.presets import Tuned
-
-LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
 
 
 def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list[dict[str, Any]]:
@@ -96,6 +94,13 @@ class Rung:
         return round(self.share * rollouts)
 
 
+class Trial(NamedTuple):
+    """A run of a search that is over: its curve, and the accuracy of its last evaluation."""
+
+    curve: Curve
+    accuracy: float
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Score:
     """How good a setting is on a rung; less is better.
@@ -103,7 +108,7 @@ class Score:
     Attributes:
         censored: seeds on which it did not reach the target.
         rollouts: to the target, mean over seeds; a censored run's budget. Infinite where a run diverged.
-        error: 1 − the accuracy at the last point of the grid, mean over seeds.
+        error: 1 − the accuracy at the end, mean over seeds.
     """
 
     censored: int
@@ -159,14 +164,14 @@ def settings_of(
     return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
 
 
-def score(curves: Sequence[Curve | None], target: float, budget: int) -> Score:
+def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:
     """How good a setting is, by its runs on the seeds of a rung; None for a run that diverged."""
-    known = [(cost_to_target(curve, target), curve) for curve in curves if curve is not None]
-    if len(known) < len(curves) or any(cost is None for cost, _ in known):
-        return Score(len(curves), inf, inf)
-    paid = [budget if cost is None or cost.censored else cost.paid["rollouts"] for cost, _ in known]
-    censored = sum(cost is None or cost.censored for cost, _ in known)
-    return Score(censored, fmean(paid), 1 - fmean(curve.accuracy[-1] for _, curve in known))
+    known = [(trial, cost_to_target(trial.curve, target)) for trial in trials if trial is not None]
+    if len(known) < len(trials) or any(cost is None for _, cost in known):
+        return Score(len(trials), inf, inf)
+    paid = [budget if cost is None or cost.censored else cost.paid["rollouts"] for _, cost in known]
+    censored = sum(cost is None or cost.censored for _, cost in known)
+    return Score(censored, fmean(paid), 1 - fmean(trial.accuracy for trial, _ in known))
 
 
 def better(scores: Mapping[int, Score], keep: int) -> tuple[int, ...]:
