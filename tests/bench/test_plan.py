@@ -75,7 +75,7 @@ def test_what_a_plan_pays_by_hand():
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
         ({"recipes": ["grpo", "my_recipes:mine"]}, "give a recipe of your own as --recipe my_recipes:mine"),
         ({"own": ["dapo"]}, "--recipe 'dapo': expected module:function"),
-        ({"own": ["my_recipes:other"]}, "n must be at least"),
+        ({"own": ["my_recipes:other"]}, "n must be a whole number of at least 1, got 0"),
         ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track matched"),
         ({"own": ["bare_recipe:mine"], "tracks": ["matched"]}, "has no matched.* or give --track tuned"),
     ],

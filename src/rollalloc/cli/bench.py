@@ -124,8 +124,8 @@ def described(plan: Plan, cores: int) -> str:
 
 
 def _hours(hours: float) -> str:
-    minutes = max(1, round(60 * hours))
-    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minute{'s' * (minutes > 1)}"
+    minutes = round(60 * hours)
+    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minute{'s' * (minutes != 1)}"
 
 
 def _names(text: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rollalloc.bench.cells import Board, Cell, Part, board_of
@@ -18,6 +17,7 @@ from rollalloc.report.page import render
 from rollalloc.report.text import one_line
 from rollalloc.whole import write_text
 
+_LONGEST = 2000  # letters of a line of Markdown
 _EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
 _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1f"}
 
@@ -158,7 +158,7 @@ def _overview(cell: Cell) -> Figure:
 
 _READ = (
     f"{BASELINE} / this: the baseline's cost over this method's, paired by seed; above 1 is cheaper.",
-    "> and <: a bound, since a run did not reach the target, and then no interval.",
+    "A figure marked > or < is a bound, since a run did not reach the target; it has no interval.",
     "Every run pays the same budget. Its cost is what it had paid when it first stood at the target, twice in a row.",
     "Targets, budgets and seeds were fixed, and the plan was frozen, before the first run.",
     "The plain estimator to compare with is the one that was cheapest on these very seeds, which flatters it.",
@@ -219,13 +219,10 @@ def _lines(table: Table) -> list[str]:
 
 
 def _said(figure: Figure) -> str:
-    return _plain(f"{figure.point} [{figure.ends}]" if figure.ends else figure.point)
-
-
-_line = partial(one_line, limit=400)
+    return f"{figure.point} [{figure.ends}]" if figure.ends else figure.point
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    text = _line(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{letter}" if letter in "|`*_[]\\#" else letter for letter in text)
+    """Text of others that Markdown shows as it is."""
+    text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)
