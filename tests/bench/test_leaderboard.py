@@ -40,7 +40,9 @@ def ended(folder):
 def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     """With what was finished left as it is; then the page and the table stand, and nothing is run again."""
     out, plan = tmp_path / "out", make_plan("smoke")
-    child = multiprocessing.get_context("fork").Process(target=run_leaderboard, args=(plan, out, tmp_path))
+    child = multiprocessing.get_context("fork").Process(
+        target=run_leaderboard, args=(plan, out, tmp_path), kwargs={"processes": 1}
+    )
     child.start()
     while not ended(out):
         assert child.is_alive()
@@ -88,14 +90,14 @@ SMOKE = make_plan("smoke", tracks=["matched"])
 
 
 def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
-    """A final run of `SMOKE` on a grid of 64 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
+    """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
     place = folder / "matched" / "sort" / f"{label}-{seed}"
     run = Run(
         source=Source(model="m", prompts=("p",), reward="a:b"),
         recipe=recipe or label,
         parameters={"groups": 4, "n": 4},
-        settings=Settings(sampling=Sampling(3), seed=seed, eval_every=64),
-        max_rollouts=256,
+        settings=Settings(sampling=Sampling(3), seed=seed, eval_every=32),
+        max_rollouts=128,
         label=label,
         task="sort",
     )
@@ -103,12 +105,12 @@ def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **chang
     (place / "run.json").write_text(json.dumps(replace(run, **changes).description()))
     lines = [
         {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
-        | {"optimizer_steps": at / 64, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
-        | {"breadth": {"k": 8, "pass_at_k": at / 256, "entropy": 1 - at / 256}}
-        for at in range(0, 257, 64)
+        | {"optimizer_steps": at / 32, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
+        | {"accounts": {"trained": at}, "breadth": {"k": 8, "pass_at_k": at / 128, "entropy": 1 - at / 128}}
+        for at in range(0, 129, 32)
     ]
-    spent = {"tokens_paid": 768, "seconds": 25.6, "optimizer_steps": 4, "why": "budget"}
-    end = {"kind": "end", "rollouts_paid": 256, "accounts": {"trained": 256}, **spent}
+    spent = {"tokens_paid": 384, "seconds": 12.8, "optimizer_steps": 4, "why": "budget"}
+    end = {"kind": "end", "rollouts_paid": 128, "accounts": {"trained": 128}, **spent}
     (place / "metrics.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in [*lines, *([end] if ends else [])])
     )
@@ -123,7 +125,7 @@ def freeze_smoke(folder):
 def test_cells_by_hand(tmp_path):
     """Targets are held against runs that went on; a ratio is paired by seed; a censored run is counted as a bound."""
     freeze_smoke(tmp_path)
-    for seed, (grpo, reinforce) in zip(SMOKE.seeds, [(192, 128), (128, 64)], strict=True):
+    for seed, (grpo, reinforce) in zip(SMOKE.seeds, [(96, 64), (64, 32)], strict=True):
         write_final(tmp_path, "grpo", seed, grpo)
         write_final(tmp_path, "reinforce", seed, reinforce)
     [part] = board_of(tmp_path).parts
@@ -131,23 +133,23 @@ def test_cells_by_hand(tmp_path):
     assert first.paid is not None
     assert second.paid is not None
     # The target is 0.6 of the way between two points of the grid.
-    assert first.paid.costs["rollouts"].values == pytest.approx((128 + 0.6 * 64, 64 + 0.6 * 64))
-    assert second.paid.ratios["rollouts"].values == pytest.approx((166.4 / 102.4, 102.4 / 38.4))
+    assert first.paid.costs["rollouts"].values == pytest.approx((64 + 0.6 * 32, 32 + 0.6 * 32))
+    assert second.paid.ratios["rollouts"].values == pytest.approx((83.2 / 51.2, 51.2 / 19.2))
     assert part.plain == "reinforce"
-    assert first.plain["rollouts"].values == pytest.approx((102.4 / 166.4, 38.4 / 102.4))
+    assert first.plain["rollouts"].values == pytest.approx((51.2 / 83.2, 19.2 / 51.2))
     assert second.plain["rollouts"].values == (1, 1)
-    assert first.paid.at_target["pass_at_k"].values == (192 / 256, 128 / 256)
+    assert first.paid.at_target["pass_at_k"].values == (96 / 128, 64 / 128)
     assert first.budget["pass_at_k"].values == (1, 1)
     assert first.budget["entropy"].values == (0, 0)
     text = markdown(board_of(tmp_path))
-    assert "| grpo | 2 of 2 | 134 [166, 102] |" in text
+    assert "| grpo | 2 of 2 | 67 [83, 51] |" in text
     assert "| reinforce | 2.15 [1.6" in text
 
 
 def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     freeze_smoke(tmp_path)
     for seed in SMOKE.seeds:
-        write_final(tmp_path, "grpo", seed, 128)
+        write_final(tmp_path, "grpo", seed, 64)
     write_final(tmp_path, "reinforce", SMOKE.seeds[0], None)
     lost = write_final(tmp_path, "reinforce", SMOKE.seeds[1], None, ends=False)
     assert board_of(tmp_path).missing == 1
@@ -160,13 +162,13 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     assert (cell.paid.reached, cell.paid.costs["rollouts"].bound, cell.paid.ratios["rollouts"].bound) == (0, ">", "<")
     assert cell.budget == {}
     text = markdown(board)
-    assert "| reinforce | 0 of 2 [1 diverged] | >256 |" in text
+    assert "| reinforce | 0 of 2 [1 diverged] | >128 |" in text
     assert "reached by 0 of 2" in text
 
 
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.seeds[0], 128, max_rollouts=512)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
     with pytest.raises(ValueError, match=r"grpo-4000 is of another run than the plan has there"):
         board_of(tmp_path)
 
@@ -189,7 +191,7 @@ def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
     plan = replace(SMOKE, contestants=(SMOKE.contestants[0], replace(SMOKE.contestants[1], label=hostile)))
     plan = replace(plan, made_with={"processor": hostile, "torch": "2"})
     freeze(plan, tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.seeds[0], 128)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64)
     found = board_of(tmp_path)
     shown = Texts()
     shown.feed(page(found))
@@ -268,8 +270,8 @@ def test_the_command_ends_with_an_error_where_final_runs_are_missing(tiny, tmp_p
 def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 methods × 1 tasks × matched and tuned, 14 runs, at most 2,944 rollouts" in said
-    assert "sort: to 0.6, 256 rollouts a run, 448 a method to search with (nobody measured how fast it is)" in said
+    assert "2 methods × 1 tasks × matched and tuned, 14 runs, at most 1,536 rollouts" in said
+    assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
     assert not list(tmp_path.iterdir())
 
 

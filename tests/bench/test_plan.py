@@ -56,10 +56,10 @@ def test_the_plan_of_a_tier(name):
 
 def test_what_a_plan_pays_by_hand():
     plan = make_plan("smoke")
-    # Search: 2 settings × 128 and 1 × 192; final runs: 2 seeds × 256 in each of two tracks; of two methods.
-    assert plan.rollouts == 2 * (2 * 128 + 192 + 2 * 2 * 256)
+    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of two tracks; of two methods.
+    assert plan.rollouts == 2 * (2 * 64 + 128 + 2 * 2 * 128)
     assert plan.runs == 2 * (3 + 2 * 2)
-    assert make_plan("smoke", tracks=["matched"]).rollouts == 2 * 2 * 256
+    assert make_plan("smoke", tracks=["matched"]).rollouts == 2 * 2 * 128
     shapes = {each.label: each.matched for each in plan.contestants}
     assert shapes == {"grpo": {"groups": 4, "n": 4}, "reinforce": {"groups": 16, "n": 1}}
 

@@ -98,7 +98,7 @@ def carry_out(
     asked = False
     try:
         while True:
-            while not asked and _has_room(workers, processes) and (job := agenda.next()):
+            while stop.by is None and _has_room(workers, processes) and (job := agenda.next()):
                 _free(workers, overwrite).give(job)
             if not (busy := [worker for worker in workers if worker.job is not None]):
                 return

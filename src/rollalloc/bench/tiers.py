@@ -47,14 +47,14 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
     {
         # Shows that all of it works; its figures mean nothing.
         "smoke": Tier(
-            tasks={"sort": 256},
+            tasks={"sort": 128},
             recipes=("grpo", "reinforce"),
             groups=4,
             n=4,
             rates=(3e-4,),
-            search=rungs(2, FIRST_TUNING_SEED, (0.5, 0.75)),
+            search=rungs(2, FIRST_TUNING_SEED, (0.5, 1.0)),
             seeds=_seeds(2),
-            eval_every=64,
+            eval_every=32,
             hours=0.1,
         ),
         "ci": Tier(
@@ -74,7 +74,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
                 "skills/mixed": 12_000,
                 "walks/mixed": 10_000,
                 "rg/spell_backward": 6_000,
-                "rg/number_filtering": 5_000,
+                "rg/number_filtering": 4_000,
                 "rg/gcd": 4_000,
             },
             recipes=None,
