@@ -69,6 +69,7 @@ def bench(
 
 def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:
     from rollalloc.bench.leaderboard import run_leaderboard
+    from rollalloc.bench.pool import Failed
     from rollalloc.engines.stopping import Stopped
 
     try:
@@ -79,7 +80,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
         leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
-    except RuntimeError:  # what is finished is shown, although a run failed
+    except Failed:  # what is finished is shown, although a run failed
         _written(console, out)
         raise
     if _written(console, out):
