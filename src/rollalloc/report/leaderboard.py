@@ -68,7 +68,7 @@ def page(board: Board) -> str:
         board=board,
         notes=_notes(board),
         overviews=_overviews(board),
-        details=[(table_of(part), part) for part in board.parts],
+        details=[(tables_of(part), part) for part in board.parts],
         facts=_facts(board),
         settings=_setting,
     )
@@ -77,7 +77,7 @@ def page(board: Board) -> str:
 def markdown(board: Board) -> str:
     """The same as Markdown."""
     lines = ["# Leaderboard", "", *(f"- {_plain(note)}" for note in _notes(board)), ""]
-    for table in (*_overviews(board), *map(table_of, board.parts)):
+    for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
     lines += ["## The command of every cell", ""]
@@ -93,8 +93,8 @@ def markdown(board: Board) -> str:
     return "\n".join(lines)
 
 
-def table_of(part: Part) -> Table:
-    """Everything known of a task in a track."""
+def tables_of(part: Part) -> list[Table]:
+    """Everything known of a task in a track: what was paid, and what for."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     extra = [words.format(k=k) for words in _EXTRA.values()]
     plain = [] if part.plain is None else [f"{part.plain} / this"]
@@ -103,12 +103,18 @@ def table_of(part: Part) -> Table:
         headings += [name, f"{BASELINE} / this", *plain]
     headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
     rows = [(cell.label, _row(cell, part)) for cell in part.cells]
-    known = [at for at in range(len(headings)) if any(row[at].point for _, row in rows)] if rows else []
-    return Table(
-        f"{_name(part)}: until held-out accuracy {part.task.target:g}, and at {part.task.budget:,} rollouts",
-        [headings[at] for at in known],
-        [(label, [row[at] for at in known]) for label, row in rows],
-    )
+    costs = len(headings) - 2 * len(extra)
+    paid = _columns(f"{_name(part)}: until held-out accuracy {part.task.target:g}", headings, rows, range(costs))
+    worth = f"{_name(part)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
+    return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
+
+
+def _columns(
+    title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[Figure]]], columns: Sequence[int]
+) -> Table:
+    """A table of some of the columns: those in which anything is known."""
+    known = [at for at in columns if any(row[at].point for _, row in rows)]
+    return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
 
 def _row(cell: Cell, part: Part) -> list[Figure]:
