@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.compare import Standing, _Worker, compare, is_finished, latest, result_of, standing
+from rollalloc.bench.compare import Standing, compare, is_finished, latest, result_of, standing
 from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.execution import execute
+from rollalloc.bench.pool import Job, _Worker
 from rollalloc.bench.runs import Source, digests_of
 from rollalloc.claims import InUse, Lock
 from rollalloc.engines.checkpoint import newest
@@ -151,9 +152,10 @@ def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
     worker = _Worker()
     worker.process.kill()
     worker.process.join()
-    worker.give(run_of(max_rollouts=16), tmp_path)
+    job = Job(run_of(max_rollouts=16), tmp_path)
+    worker.give(job)
     wait([worker.connection])
-    assert worker.hear() is None
+    assert worker.hear() == (job, None)
     worker.process.kill()
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
 

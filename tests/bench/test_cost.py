@@ -36,7 +36,10 @@ def curve(accuracy, versions=None, every=100.0):
 def test_what_it_cost_to_reach_the_target(accuracy, target, cost):
     found = cost_to_target(curve(accuracy), target)
     paid = {"rollouts": cost, "tokens": 3 * cost, "seconds": 0.1 * cost, "steps": 0.01 * cost}
-    assert found == Cost(pytest.approx(paid), censored=False)
+    assert found is not None
+    assert found.at is not None
+    assert found == Cost(pytest.approx(paid), censored=False, at=found.at)
+    assert 100 * (found.at - 1) < cost <= 100 * found.at  # the grid is of 100 rollouts
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
-from rollalloc.bench.execution import execute, one_thread
+from rollalloc.bench.pool import Failed, Failure, Job, carry_out
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines.folder import RunFolder, latest
 from rollalloc.engines.names import METRICS
-from rollalloc.engines.stopping import Stopped, StopRequest, unheard
+from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.whole import write_text
 
 
@@ -75,7 +71,7 @@ def compare(
         FileExistsError: the folder holds other runs that are not to be overwritten, or files that are not ours.
         InUse: another comparison is at work in the folder.
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
-        RuntimeError: a run failed, or its process died; the others were finished first, and their results are written.
+        Failed: a run failed, or its process died; the others were finished first, and their results are written.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
@@ -89,7 +85,7 @@ def compare(
             RunFolder(place).check(overwrite=overwrite)
     claims, stop = Claims(folder, "comparison"), StopRequest()
     refuse(folder, claims.foreign([RESULTS]), "give another folder (--out), or move it away")
-    failures: list[str] = []
+    failures: list[Failure] = []
     if todo:
         with Lock(folder, "comparison"), stop.heard():
             failures = _carry_out(todo, places, processes or os.cpu_count() or 1, watcher, overwrite, stop)
@@ -106,8 +102,24 @@ def compare(
             stop.by,
         )
     if failures:
-        raise RuntimeError("; ".join(failures))
+        raise Failed(failures)
     return results
+
+
+class _Listed:
+    """Runs that are given, in their order."""
+
+    def __init__(self, todo: Mapping[Path, Run]) -> None:
+        self._waiting = deque(Job(run, place) for place, run in todo.items())
+        self.failures: list[Failure] = []
+        self.over: list[Job] = []  # since it was last looked at
+
+    def next(self) -> Job | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        self.over.append(job)
+        self.failures += [] if failure is None else [failure]
 
 
 def _carry_out(
@@ -117,31 +129,19 @@ def _carry_out(
     watcher: Watcher | None,
     overwrite: bool,
     stop: StopRequest,
-) -> list[str]:
+) -> list[Failure]:
     """Have the runs carried out until they are done or it is asked to stop; returns what failed."""
-    waiting = deque((run, place) for place, run in todo.items())
-    failures: list[str] = []
-    workers = [_Worker(overwrite) for _ in range(min(processes, len(todo)))]
-    asked = False
-    try:
-        while waiting or any(worker.run is not None for worker in workers):
-            for worker in workers:
-                if worker.run is None and waiting:
-                    worker.give(*waiting.popleft())
-            wait([worker.connection for worker in workers if worker.run is not None], timeout=0.5)
-            heard = [failure for worker in workers if (failure := worker.hear(replace=not asked))]
-            failures += [] if asked else heard
-            if stop.by is not None and not asked:
-                asked = True
-                waiting.clear()
-                for worker in workers:
-                    worker.ask_to_stop()
-            if watcher is not None:
-                watcher([(run, standing(run, place)) for place, run in places.items()])
-    finally:
-        for worker in workers:
-            worker.process.kill()
-    return failures
+    agenda = _Listed(todo)
+    known = {} if watcher is None else {place: standing(run, place) for place, run in places.items()}
+
+    def watch(at_work: Sequence[Job]) -> None:
+        if watcher is not None:
+            known.update({job.place: standing(job.run, job.place) for job in (*agenda.over, *at_work)})
+            watcher([(run, known[place]) for place, run in places.items()])
+        agenda.over.clear()
+
+    carry_out(agenda, processes, stop, watch, overwrite=overwrite)
+    return agenda.failures
 
 
 def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -190,74 +190,3 @@ def standing(run: Run, folder: Path) -> Standing:
         share=1.0 if ended else min(1.0, line["rollouts_paid"] / run.max_rollouts) if run.max_rollouts else None,
         ended=ended,
     )
-
-
-class _Worker:
-    """A process that carries out one run after the other; one that dies costs the run it was at."""
-
-    def __init__(self, overwrite: bool = False) -> None:
-        self.overwrite = overwrite
-        self.run: Run | None = None  # that it is at
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, self.overwrite), daemon=False)
-        with unheard():
-            self.process.start()
-        theirs.close()
-
-    def give(self, run: Run, place: Path) -> None:
-        """Let it carry out a run."""
-        if not self.process.is_alive():  # it died between two runs, and costs none
-            self._start()
-        self.run = run
-        self.connection.send((run, place))
-
-    def ask_to_stop(self) -> None:
-        """Let it finish its batch, save and leave the run."""
-        self.process.terminate()
-
-    def hear(self, *, replace: bool = True) -> str | None:
-        """What went wrong with the run it was at, once that has ended; None otherwise.
-
-        Args:
-            replace: start another process where it died.
-        """
-        if self.run is None or not self.connection.poll():
-            return None
-        run, self.run = self.run, None
-        try:
-            error = self.connection.recv()
-        except (EOFError, OSError):  # the other end may be reset rather than closed
-            self.process.join()
-            error = f"its process died with exit code {self.process.exitcode}"
-            if replace:
-                self._start()
-        return None if error is None else f"{run.name} with seed {run.settings.seed} failed: {error}"
-
-
-def _work(connection: Connection, overwrite: bool) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C, which is unheard, it reaches all of a terminal
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    one_thread()
-    while True:
-        try:
-            run, place = connection.recv()
-        except EOFError:  # the comparison is over
-            return
-        try:
-            is_begun = run.is_in(place)
-            execute(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
-            connection.send(None)
-        except Exception as error:
-            connection.send(f"{type(error).__name__}: {error}")
-
-
-def _end_with_parent() -> None:
-    """A comparison that is killed must not leave runs behind: they would write beside those of the next one."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

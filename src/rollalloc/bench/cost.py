@@ -55,10 +55,12 @@ class Cost:
     Attributes:
         paid: amount by each of `COSTS`.
         censored: the target was not reached: the cost is more than `paid`.
+        at: index of the grid point at which it was; None where it was not.
     """
 
     paid: dict[str, float]
     censored: bool
+    at: int | None = None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
         share = (target - before) / (after - before)
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
-    return Cost(paid, censored=at is None)
+    return Cost(paid, censored=at is None, at=at)
 
 
 def _reached(curve: Curve, target: float) -> int | None:

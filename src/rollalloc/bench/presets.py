@@ -23,8 +23,6 @@ from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
-TUNING_SEEDS = (1000, 1001, 1002)
-
 
 @dataclass(frozen=True, slots=True)
 class Tuned:

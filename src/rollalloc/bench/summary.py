@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -74,6 +74,7 @@ class RecipeSummary:
         rollouts_paid: of all runs.
         tokens_paid: of all runs.
         folders: of the runs, in the order of the seeds.
+        at_target: as `last`, where the target was reached, over the runs that did; None where one of them does not know it.
     """
 
     label: str
@@ -91,6 +92,7 @@ class RecipeSummary:
     rollouts_paid: int
     tokens_paid: int
     folders: tuple[Path, ...]
+    at_target: dict[str, Interval | None] = field(default_factory=dict[str, "Interval | None"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +126,25 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """A run that has ended."""
+class Ended:
+    """A run that is over.
+
+    Attributes:
+        run: what it was. folder: where it stands. curve: its evaluations on the grid. found: what each of them found, by
+            `LAST`. last: what the last one found. end: the last line of its metrics. target: that it is held against.
+    """
 
     run: Run
     folder: Path
     curve: Curve
-    end: Mapping[str, Any]
+    found: tuple[Mapping[str, Any], ...]
     last: Mapping[str, Any]
+    end: Mapping[str, Any]
+    target: float | None
 
     @property
     def cost(self) -> Cost | None:
-        target = self.run.settings.target
-        return None if target is None else cost_to_target(self.curve, target)
+        return None if self.target is None else cost_to_target(self.curve, self.target)
 
 
 def summarise(folder: Path) -> Summary:
@@ -183,37 +191,64 @@ def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
     targets = {run.settings.target for _, run in runs}
     if len(targets) > 1:
         raise ValueError(f"the runs of {task or 'a comparison'} have different targets, {sorted(map(str, targets))}")
-    ended: dict[str, list[_Ended]] = {}
-    unfinished: list[Path] = []
-    for place, run in sorted(runs, key=lambda one: one[1].settings.seed):
-        if (one := _ended(run, place)) is None:
-            unfinished.append(place)
-        else:
-            ended.setdefault(run.name, []).append(one)
-    for label, of_label in ended.items():
+    read = [(place, ended(run, place)) for place, run in sorted(runs, key=lambda one: one[1].settings.seed)]
+    over = [one for _, one in read if one is not None]
+    labels = {one.run.name for one in over}
+    baseline = "grpo" if "grpo" in labels else min(labels, key=lambda label: _rank(label, over), default="")
+    unfinished = tuple(place for place, one in read if one is None)
+    return Summary(task, targets.pop(), baseline, summaries_to(baseline, over), unfinished)
+
+
+def summaries_to(baseline: str, over: Sequence[Ended]) -> tuple[RecipeSummary, ...]:
+    """What each method of some runs of one task paid, with ratios to one of them, which comes first.
+
+    Raises:
+        ValueError: runs of a label that differ in more than their seed.
+    """
+    by_label: dict[str, list[Ended]] = {}
+    for one in over:
+        by_label.setdefault(one.run.name, []).append(one)
+    for label, of_label in by_label.items():
         _refuse_mixed(label, of_label)
-    labels = sorted(ended, key=lambda label: (label != "grpo", _order(ended[label][0].run.recipe), label))
-    baseline = labels[0] if labels else ""
-    recipes = tuple(_recipe(ended[label], ended[baseline]) for label in labels)
-    return Summary(task, targets.pop(), baseline, recipes, tuple(unfinished))
+    labels = sorted(by_label, key=lambda label: (label != baseline, _rank(label, over)))
+    return tuple(_recipe(by_label[label], by_label[baseline]) for label in labels)
 
 
-def _ended(run: Run, place: Path) -> _Ended | None:
-    """The run of a folder; None where it has not ended. Of its metrics, which may be large, only the curve is kept."""
+def _rank(label: str, over: Sequence[Ended]) -> tuple[int, str]:
+    """The order of the package's recipes, then the alphabet's."""
+    names = list(RECIPES)
+    recipe = next(one.run.recipe for one in over if one.run.name == label)
+    return names.index(recipe) if recipe in names else len(names), label
+
+
+def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool = False) -> Ended | None:
+    """The run of a folder; None where it has not ended. Of its metrics, which may be large, only the curve is kept.
+
+    Args:
+        run: that the folder holds.
+        place: the folder.
+        target: to hold it against, where it is not its own.
+        diverged: its weights did, and its metrics end there.
+    """
     if not (place / "metrics.jsonl").exists():
         return None
     newest: deque[dict[str, Any]] = deque(maxlen=1)
     last: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
 
     def lines() -> Iterator[dict[str, Any]]:
         for line in metrics_in(place / "metrics.jsonl"):
             newest.append(line)
             if line["kind"] == "eval":
                 last.update(last_of(line))
+                found.extend([last_of(line)] if None not in (line["at"], line["accuracy"]) else ())
             yield line
 
     curve = curve_of(lines())
-    return _Ended(run, place, curve, newest[0], last) if newest and newest[0]["kind"] == "end" else None
+    if not newest or not (diverged or newest[0]["kind"] == "end"):
+        return None
+    held = run.settings.target if target is None else target
+    return Ended(run, place, curve, tuple(found), last, newest[0], held)
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,13 +265,13 @@ def _number(value: Any) -> float | None:
     return value if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
-def _refuse_mixed(label: str, ended: Sequence[_Ended]) -> None:
+def _refuse_mixed(label: str, over: Sequence[Ended]) -> None:
     """Runs left from before, under other settings, must not pass for further seeds."""
-    first, *others = (_setup(one.run) for one in ended)
-    for one, other in zip(ended[1:], others, strict=True):
+    first, *others = (_setup(one.run) for one in over)
+    for one, other in zip(over[1:], others, strict=True):
         if found := list(differences(first, other, label)):
             raise ValueError(
-                f"{ended[0].folder} and {one.folder} are not one method on two seeds: {'; '.join(found)}; compare them "
+                f"{over[0].folder} and {one.folder} are not one method on two seeds: {'; '.join(found)}; compare them "
                 "under labels of their own, or remove one"
             )
 
@@ -248,12 +283,7 @@ def _setup(run: Run) -> dict[str, Any]:
     return {name: described[name] for name in ("recipe", "parameters", "settings")}
 
 
-def _order(recipe: str) -> int:
-    names = list(RECIPES)
-    return names.index(recipe) if recipe in names else len(names)
-
-
-def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary:
+def _recipe(runs: Sequence[Ended], baseline: Sequence[Ended]) -> RecipeSummary:
     first, ends = runs[0].run, [run.end for run in runs]
     costs = {run.run.settings.seed: run.cost for run in runs}
     attempts = {run.last.get("k") for run in runs}
@@ -274,6 +304,7 @@ def _recipe(runs: Sequence[_Ended], baseline: Sequence[_Ended]) -> RecipeSummary
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
         tokens_paid=sum(end["tokens_paid"] for end in ends),
         folders=tuple(run.folder for run in runs),
+        at_target={name: _at_target(name, runs) for name in LAST},
     )
 
 
@@ -284,8 +315,16 @@ def _cost(name: str, costs: Sequence[Cost | None]) -> Interval | None:
     return interval([cost.paid[name] for cost in known], ">" if any(cost.censored for cost in known) else "")
 
 
-def _last(name: str, runs: Sequence[_Ended]) -> Interval | None:
-    found = [run.last.get(name) for run in runs]
+def _last(name: str, runs: Sequence[Ended]) -> Interval | None:
+    return _known([run.last.get(name) for run in runs])
+
+
+def _at_target(name: str, runs: Sequence[Ended]) -> Interval | None:
+    points = [(run, cost.at) for run in runs if (cost := run.cost) is not None and cost.at is not None]
+    return _known([run.found[at].get(name) for run, at in points]) if points else None
+
+
+def _known(found: Sequence[float | None]) -> Interval | None:
     return None if None in found else interval([value for value in found if value is not None])
 
 

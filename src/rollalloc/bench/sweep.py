@@ -1,30 +1,26 @@
-"""Tuning with an equal budget for every recipe of a call: as many learning rates, shapes, seeds and rollouts for each.
+"""Tuning with an equal budget for every recipe: the grids, and successive halving over them.
 
-    python -m rollalloc.bench.sweep --task skills/late --out runs/sweep
+Every recipe has as many settings: learning rates × shapes of a batch, for the shape matters more than most allocators do,
+so that GRPO's is tuned as the others'. All are tried on one seed with a small budget, the better half on another seed with a
+larger one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each rung is ours). So each gets the same
+rollouts to search with:
 
-The shape of a batch, groups and rollouts a group, matters more than most allocators do, so GRPO's is tuned as the others'.
-Writes `sweep.json`, every setting with its costs, and the best of each recipe as `TASK.json`; copied into `tuned/` of this
-package, that file is what the presets of the task are read from.
+    Σ over rungs of settings × seeds × budget.
+
+A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it
+came to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from statistics import median
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from rollalloc.bench.compare import compare
-from rollalloc.bench.presets import TUNING_SEEDS, Tuned, preset_of, task_run
-from rollalloc.bench.runs import Run
-from rollalloc.claims import Claims
-from rollalloc.whole import write_text
-
-LEARNING_RATES = (3e-4, 6e-4, 1.5e-4, 1e-3)
+from rollalloc.bench.cost import Curve, cost_to_target
+from rollalloc.bench.presets import Tuned
 
 
 def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list[dict[str, Any]]:
@@ -98,99 +94,104 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What every recipe gets of a sweep.
+class Rung:
+    """One round of a search.
 
     Attributes:
-        task: to tune on.
-        learning_rates: to try with each shape.
-        shapes: of a recipe's grid, the first so many.
-        seeds: no seed of a comparison.
-        budget: rollouts of a run.
+        settings: that enter it.
+        seeds: that each is tried on; no seed of a comparison.
+        share: of a task's budget, in (0, 1], that a run may pay.
     """
 
-    task: str
-    learning_rates: tuple[float, ...]
-    shapes: int
+    settings: int
     seeds: tuple[int, ...]
-    budget: int
+    share: float
+
+    def budget(self, rollouts: int) -> int:
+        """Rollouts of a run, where those of the task's final runs are given."""
+        return round(self.share * rollouts)
 
 
-def candidates(plan: Plan, recipe: str, folder: Path) -> Iterator[tuple[Tuned, list[Run]]]:
-    """Each setting of a recipe's grid, with its runs on the tuning seeds."""
-    for learning_rate in plan.learning_rates:
-        for shape in GRID[recipe][: plan.shapes]:
-            tuned = Tuned(shape, learning_rate)
-            label = "-".join(str(value).replace(" ", "") for value in (recipe, *shape.values(), learning_rate))
-            runs = [task_run(plan.task, "late", recipe, seed, folder / "tasks", tuned=tuned) for seed in plan.seeds]
-            yield tuned, [replace(run, label=label, max_rollouts=plan.budget) for run in runs]
+class Trial(NamedTuple):
+    """A run of a search that is over: its curve, and the accuracy of its last evaluation."""
+
+    curve: Curve
+    accuracy: float
 
 
-def sweep(
-    plan: Plan, recipes: Sequence[str], folder: Path, processes: int | None = None, *, overwrite: bool = False
-) -> dict[str, list[dict[str, Any]]]:
-    """Run the grid of each recipe; its settings with their costs, best median first. A censored run costs its budget.
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """How good a setting is on a rung; less is better.
+
+    Attributes:
+        censored: seeds on which it did not reach the target.
+        rollouts: to the target, mean over seeds; a censored run's budget. Infinite where a run diverged.
+        error: 1 − the accuracy at the end, mean over seeds.
+    """
+
+    censored: int
+    rollouts: float
+    error: float
+
+
+def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung, ...]:
+    """A search that halves the settings at each rung, with a seed of its own for each.
 
     Args:
-        plan: what each recipe gets.
-        recipes: keys of `GRID`.
-        folder: gets a folder for each recipe; what is finished in it is used again.
-        processes: runs at a time, at least 1; one a core by default.
-        overwrite: replace runs of another plan that are there.
+        settings: that it begins with.
+        first_seed: of the first rung; the next ones follow it.
+        shares: of a task's budget, one a rung.
 
     Raises:
-        FileExistsError: such runs are there and not to be replaced, or files that are not ours.
-        ValueError: a task without a target, where no setting has a cost.
-        RuntimeError: a run failed.
+        ValueError: fewer settings than rungs can halve.
     """
-    if preset_of(plan.task)[1].target is None:
-        raise ValueError(f"{plan.task} has no target, so that no setting has a cost; give it a `Preset` with one")
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for recipe in recipes:
-        grid = list(candidates(plan, recipe, folder))
-        runs = [run for _, runs in grid for run in runs]
-        results = iter(compare(runs, folder / recipe, processes=processes, overwrite=overwrite))
-        rows: list[dict[str, Any]] = []
-        for tuned, runs in grid:
-            paid = [next(results)["rollouts_to_target"] for _ in runs]
-            costs = [plan.budget if cost is None else round(cost) for cost in paid]
-            rows.append({"parameters": dict(tuned.parameters), "learning_rate": tuned.learning_rate, "costs": costs})
-        tables[recipe] = sorted(rows, key=lambda row: (median(row["costs"]), sum(row["costs"])))
-    return tables
+    if settings >> (len(shares) - 1) < 1:
+        raise ValueError(f"{settings} settings cannot be halved {len(shares) - 1} times")
+    return tuple(Rung(settings >> at, (first_seed + at,), share) for at, share in enumerate(shares))
 
 
-def tuned_file(plan: Plan, tables: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """What `tuned/TASK.json` says: the best setting of each recipe, and how it was found."""
-    return {
-        "task": plan.task,
-        "date": datetime.now(UTC).date().isoformat(),
-        "budget": plan.budget,
-        "seeds": list(plan.seeds),
-        "recipes": {recipe: rows[0] | {"settings_tried": len(rows)} for recipe, rows in tables.items()},
-    }
+def search_rollouts(search: Iterable[Rung], budget: int) -> int:
+    """What a search may pay for each recipe, where the task's final runs may pay `budget` rollouts."""
+    return sum(rung.settings * len(rung.seeds) * rung.budget(budget) for rung in search)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="skills/late")
-    parser.add_argument("--recipes", nargs="+", default=list(GRID), choices=list(GRID))
-    parser.add_argument("--learning-rates", nargs="+", type=float, default=list(LEARNING_RATES))
-    parser.add_argument("--shapes", type=int, default=6, help="of each recipe's grid, the first so many")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(TUNING_SEEDS))
-    parser.add_argument("--budget", type=int, help="rollouts of a run; the task's by default")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--overwrite", action="store_true", help="replace runs of another plan in the folder")
-    parser.add_argument("--out", type=Path, default=Path("runs/sweep"))
-    given = parser.parse_args()
-    task, preset = preset_of(given.task)
-    budget = given.budget or preset.max_rollouts
-    plan = Plan(task, tuple(given.learning_rates), given.shapes, tuple(given.seeds), budget)
-    made, tuned = "sweep.json", f"{task.replace('/', '-')}.json"
-    Claims(given.out, "sweep").add([made, tuned])
-    tables = sweep(plan, given.recipes, given.out, given.processes, overwrite=given.overwrite)
-    write_text(given.out / made, json.dumps(tables, indent=2))
-    write_text(given.out / tuned, json.dumps(tuned_file(plan, tables), indent=2))
+def settings_of(
+    recipe: str, shapes: Sequence[Mapping[str, Any]], rates: Sequence[float], settings: int
+) -> tuple[Tuned, ...]:
+    """The settings that a recipe is searched over: the first shapes of its grid, each with every learning rate.
+
+    Args:
+        recipe: whose grid it is.
+        shapes: its grid.
+        rates: learning rates.
+        settings: how many every recipe has, a multiple of the learning rates.
+
+    Raises:
+        ValueError: the grid is smaller, so that this recipe would be searched less than the others, or repeats itself.
+    """
+    wanted = settings // len(rates)
+    if len(shapes) < wanted:
+        raise ValueError(
+            f"{recipe}: every method is searched over {wanted} shapes × {len(rates)} learning rates, but its GRID has only "
+            f"{len(shapes)}; add {wanted - len(shapes)}"
+        )
+    if any(shape in shapes[:at] for at, shape in enumerate(shapes[:wanted])):
+        raise ValueError(
+            f"{recipe}: its GRID has the same parameters twice in the first {wanted}; each must be another"
+        )
+    return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
 
 
-if __name__ == "__main__":
-    main()
+def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:
+    """How good a setting is, by its runs on the seeds of a rung; None for a run that diverged."""
+    known = [(trial, cost_to_target(trial.curve, target)) for trial in trials if trial is not None]
+    if len(known) < len(trials) or any(cost is None for _, cost in known):
+        return Score(len(trials), inf, inf)
+    paid = [budget if cost is None or cost.censored else cost.paid["rollouts"] for _, cost in known]
+    censored = sum(cost is None or cost.censored for _, cost in known)
+    return Score(censored, fmean(paid), 1 - fmean(trial.accuracy for trial, _ in known))
+
+
+def better(scores: Mapping[int, Score], keep: int) -> tuple[int, ...]:
+    """The settings that go on, by number, the best first; of equals the one that stands earlier in the grid."""
+    return tuple(sorted(scores, key=lambda number: (scores[number], number))[:keep])

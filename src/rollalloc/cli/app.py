@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from rollalloc.cli.bench import bench
 from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, features, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, bench, features, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

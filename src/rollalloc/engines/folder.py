@@ -173,6 +173,17 @@ class RunFolder:
         shutil.rmtree(partial)
         self._claims.keep(self._claims.names() - (before - names))
 
+    def slim(self) -> None:
+        """Remove the model and the state of a run that is over, as far as they are ours; its figures stay.
+
+        Raises:
+            InUse: a trainer is at work in it.
+        """
+        self.lock()
+        checkpoint.remove_all(self.path)
+        names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
+        self._claims.remove({*names, MODEL, ALLOCATOR, FEATURES, CHECKPOINTS})
+
     def _inside(self, folder: str) -> list[str]:
         """The files in a folder of the run."""
         return [

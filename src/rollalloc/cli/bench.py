@@ -1,0 +1,183 @@
+"""`rollalloc bench`: the leaderboard, a table of methods × tasks in two tracks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from signal import SIGINT
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from rollalloc.cli.options import folder, place
+from rollalloc.cli.progress import Lines, TimeLeft, leave
+from rollalloc.cli.saying import say
+
+if TYPE_CHECKING:
+    from rollalloc.bench.leaderboard import Progress
+    from rollalloc.bench.plan import Plan
+
+_LINE_EVERY_S = 60.0  # between two lines on how it goes, where there is no terminal
+_EXIT_UNFINISHED = 1
+
+
+def bench(
+    tier: Annotated[str, typer.Option(help="smoke, ci (minutes) or night (hours).")] = "ci",
+    tasks: Annotated[str, typer.Option(help="Comma-separated: some of the tier's tasks; all by default.")] = "",
+    recipes: Annotated[
+        str, typer.Option(help="Comma-separated recipes of this package, grpo among them; the tier's by default.")
+    ] = "",
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="A recipe of your own besides, module:function; repeatable.")
+    ] = None,
+    track: Annotated[list[str] | None, typer.Option(help="matched or tuned; both by default.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the leaderboard; what is finished in it is used again.", parser=folder)
+    ] = Path("runs/bench"),
+    task_folder: Annotated[Path, typer.Option(help="Where built-in tasks are made and kept.", parser=folder)] = Path(
+        "runs/tasks"
+    ),
+    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run, and for how long; run and write nothing.")
+    ] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Write page and table of this leaderboard's folder anew; run nothing.", parser=place),
+    ] = None,
+) -> None:
+    """Run every method on every task, matched and tuned, and write the page and the table of what each paid."""
+    from rollalloc.bench.contestants import TRACKS  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.plan import make_plan, refuse_another
+
+    console = Console(stderr=True)
+    if table is not None:
+        _written(console, table)
+        return
+    made = make_plan(
+        tier, tasks=_names(tasks), recipes=_names(recipes), own=recipe or (), tracks=tuple(track or TRACKS)
+    )
+    cores = processes or os.cpu_count() or 1
+    refuse_another(made, out)
+    say(console, described(made, cores))
+    if not plan:
+        _run(console, made, out, task_folder, cores)
+
+
+def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:
+    from rollalloc.bench.leaderboard import run_leaderboard
+    from rollalloc.bench.pool import Failed
+    from rollalloc.engines.stopping import Stopped
+
+    try:
+        with Shown(console) as shown:
+            run_leaderboard(plan, out, task_folder, processes=cores, watcher=shown.show)
+    except Stopped as stopped:
+        _written(console, out)
+        leave(console, str(stopped), stopped.by)
+    except KeyboardInterrupt:
+        leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
+    except Failed:  # what is finished is shown, although a run failed
+        _written(console, out)
+        raise
+    if _written(console, out):
+        raise typer.Exit(_EXIT_UNFINISHED)
+
+
+def _written(console: Console, out: Path) -> int:
+    """Write the page and the table; returns how many final runs are missing."""
+    from rollalloc.bench.plan import PAGE, TABLE
+    from rollalloc.report.leaderboard import write_leaderboard
+
+    board = write_leaderboard(out)
+    missing = f", {board.missing} final runs are missing" if board.missing else ""
+    say(console, f"the leaderboard is {out / PAGE}, its table {out / TABLE}{missing}")
+    return board.missing
+
+
+def described(plan: Plan, cores: int) -> str:
+    """What a plan would run, and how long that takes."""
+    from rollalloc.bench.estimate import RATES, hours_of
+    from rollalloc.bench.sweep import search_rollouts
+    from rollalloc.bench.tiers import TIERS
+
+    tuned = "tuned" in plan.tracks
+    what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks × {' and '.join(plan.tracks)}"
+    lines = [
+        f"tier {plan.tier}, plan {plan.digest[:12]}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
+        f"methods: {', '.join(each.label for each in plan.contestants)}",
+        f"seeds: {', '.join(map(str, plan.seeds))}",
+    ]
+    for task in plan.tasks:
+        search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""
+        known = "" if task.name in RATES else " (nobody measured how fast it is)"
+        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{search}{known}")
+    hours, meant = hours_of(plan, cores), TIERS[plan.tier].hours
+    lines.append(f"about {_hours(hours)} on {cores} idle cores, one run each, and the making of tasks besides")
+    if hours * cores > 2 * meant:
+        lines.append(
+            f"that is more than the tier's {_hours(meant)} on two: fewer --tasks or --recipes, or one --track, are less"
+        )
+    return "\n".join(lines)
+
+
+def _hours(hours: float) -> str:
+    minutes = round(60 * hours)
+    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minute{'s' * (minutes != 1)}"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class Shown:
+    """Shows how a leaderboard goes: a bar in a terminal, else a line now and then.
+
+    Args:
+        console: where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._lines = None if console.is_terminal else Lines(console)
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=console, disable=self._lines is not None)
+        self._task = self._bar.add_task("preparing", total=1.0)
+        self._left = TimeLeft()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._bar.stop()
+        except OSError:  # the terminal may be gone
+            return
+
+    def show(self, progress: Progress) -> None:
+        """Take how far it is."""
+        said = progress_line(progress, self._left(progress.share))
+        if self._lines is None:
+            self._bar.update(self._task, completed=progress.share, description=said)
+        else:
+            self._lines.say(said, every_s=_LINE_EVERY_S)
+
+
+def progress_line(progress: Progress, left: str) -> str:
+    """How far it is, what it has cost so far, and how long it still takes."""
+    works = ", ".join(f"{run.task} {run.name} {run.settings.seed}" for run, _ in progress.at_work)
+    return " · ".join(
+        filter(
+            None,
+            (
+                f"{progress.over:,} of {progress.runs:,} runs",
+                f"{progress.rollouts:,} rollouts",
+                f"{_hours(progress.seconds / 3600)} of processes",
+                left and f"{left} left",
+                works,
+            ),
+        )
+    )

@@ -1,0 +1,300 @@
+"""A leaderboard: carried out, killed and gone on with, and what its page and table say."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+
+from rollalloc.bench import leaderboard, presets
+from rollalloc.bench.cells import board_of
+from rollalloc.bench.cost import read_metrics
+from rollalloc.bench.leaderboard import Progress, run_leaderboard
+from rollalloc.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
+from rollalloc.bench.pool import Failed, Failure, Job
+from rollalloc.bench.runs import Run, Source
+from rollalloc.cli.bench import bench, progress_line
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Settings
+from rollalloc.report.leaderboard import figure, markdown, page, write_leaderboard
+
+
+@pytest.fixture
+def tiny(task, monkeypatch):
+    """The tasks of a tier are all this one, which is made."""
+    monkeypatch.setattr(presets, "_prepare", lambda name, folder: task)
+
+
+def ended(folder):
+    return {
+        path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl") if '"kind": "end"' in path.read_text()
+    }
+
+
+def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
+    """With what was finished left as it is; then the page and the table stand, and nothing is run again."""
+    out, plan = tmp_path / "out", make_plan("smoke")
+    child = multiprocessing.get_context("fork").Process(
+        target=run_leaderboard, args=(plan, out, tmp_path), kwargs={"processes": 1}
+    )
+    child.start()
+    while not ended(out):
+        assert child.is_alive()
+        time.sleep(0.05)
+    child.kill()
+    child.join()
+    before, frozen = ended(out), (out / PLAN).read_bytes()
+    assert board_of(out).missing == 8
+    assert "Not finished: 8 final runs are missing" in markdown(board_of(out))
+
+    seen: list[Progress] = []
+    run_leaderboard(plan, out, tmp_path, watcher=seen.append)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (out / PLAN).read_bytes() == frozen
+    assert seen[-1].over == plan.runs == len(ended(out)) == 14
+    assert seen[-1].share == pytest.approx(1)
+    assert seen[-1].rollouts == sum(read_metrics(path)[-1]["rollouts_paid"] for path in ended(out)) <= plan.rollouts
+    assert not list(out.rglob("model.safetensors"))  # only the figures of a run stay
+    found = json.loads((out / "settings" / "sort.json").read_text())
+    assert set(found["recipes"]) == {"grpo", "reinforce"}
+    for recipe, one in found["recipes"].items():
+        assert one["settings_tried"] == 2
+        final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-4000")
+        assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
+
+    again = ended(out)
+    bench(tier="smoke", out=out, task_folder=tmp_path)
+    assert ended(out) == again
+    board = board_of(out)
+    assert board.missing == 0
+    for part in board.parts:
+        assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
+        for cell in part.cells:
+            assert f"--recipes {cell.label} --seeds 4000,4001" in cell.command
+            assert cell.paid is not None
+            assert cell.budget["accuracy"] is not None
+    assert all(cell.command in (out / TABLE).read_text() for part in board.parts for cell in part.cells)
+    assert "<script" not in (out / PAGE).read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+SMOKE = make_plan("smoke", tracks=["matched"])
+
+
+def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
+    """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
+    place = folder / "matched" / "sort" / f"{label}-{seed}"
+    run = Run(
+        source=Source(model="m", prompts=("p",), reward="a:b"),
+        recipe=recipe or label,
+        parameters={"groups": 4, "n": 4},
+        settings=Settings(sampling=Sampling(3), seed=seed, eval_every=32),
+        max_rollouts=128,
+        label=label,
+        task="sort",
+    )
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(json.dumps(replace(run, **changes).description()))
+    lines = [
+        {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
+        | {"optimizer_steps": at / 32, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
+        | {"accounts": {"trained": at}, "breadth": {"k": 8, "pass_at_k": at / 128, "entropy": 1 - at / 128}}
+        for at in range(0, 129, 32)
+    ]
+    spent = {"tokens_paid": 384, "seconds": 12.8, "optimizer_steps": 4, "why": "budget"}
+    end = {"kind": "end", "rollouts_paid": 128, "accounts": {"trained": 128}, **spent}
+    (place / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, *([end] if ends else [])])
+    )
+    return place
+
+
+def freeze_smoke(folder):
+    freeze(SMOKE, folder)
+    return folder
+
+
+def test_cells_by_hand(tmp_path):
+    """Targets are held against runs that went on; a ratio is paired by seed; a censored run is counted as a bound."""
+    freeze_smoke(tmp_path)
+    for seed, (grpo, reinforce) in zip(SMOKE.seeds, [(96, 64), (64, 32)], strict=True):
+        write_final(tmp_path, "grpo", seed, grpo)
+        write_final(tmp_path, "reinforce", seed, reinforce)
+    [part] = board_of(tmp_path).parts
+    first, second = part.cells
+    assert first.paid is not None
+    assert second.paid is not None
+    # The target is 0.6 of the way between two points of the grid.
+    assert first.paid.costs["rollouts"].values == pytest.approx((64 + 0.6 * 32, 32 + 0.6 * 32))
+    assert second.paid.ratios["rollouts"].values == pytest.approx((83.2 / 51.2, 51.2 / 19.2))
+    assert part.plain == "reinforce"
+    assert first.plain["rollouts"].values == pytest.approx((51.2 / 83.2, 19.2 / 51.2))
+    assert second.plain["rollouts"].values == (1, 1)
+    assert first.paid.at_target["pass_at_k"].values == (96 / 128, 64 / 128)
+    assert first.budget["pass_at_k"].values == (1, 1)
+    assert first.budget["entropy"].values == (0, 0)
+    text = markdown(board_of(tmp_path))
+    assert "| grpo | 2 of 2 | 67 [83, 51] |" in text
+    assert "| reinforce | 2.15 [1.6" in text
+
+
+def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
+    freeze_smoke(tmp_path)
+    for seed in SMOKE.seeds:
+        write_final(tmp_path, "grpo", seed, 64)
+    write_final(tmp_path, "reinforce", SMOKE.seeds[0], None)
+    lost = write_final(tmp_path, "reinforce", SMOKE.seeds[1], None, ends=False)
+    assert board_of(tmp_path).missing == 1
+    (tmp_path / DIVERGED).write_text(json.dumps({lost.relative_to(tmp_path).as_posix(): "it did"}))
+    board = board_of(tmp_path)
+    [part] = board.parts
+    cell = part.cells[1]
+    assert (board.missing, cell.runs, cell.diverged, part.plain) == (0, 2, 1, None)
+    assert cell.paid is not None
+    assert (cell.paid.reached, cell.paid.costs["rollouts"].bound, cell.paid.ratios["rollouts"].bound) == (0, ">", "<")
+    assert cell.budget == {}
+    text = markdown(board)
+    assert "| reinforce | 0 of 2 [1 diverged] | >128 |" in text
+    assert "reached by 0 of 2" in text
+
+
+def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
+    freeze_smoke(tmp_path)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
+    with pytest.raises(ValueError, match=r"grpo-4000 is of another run than the plan has there"):
+        board_of(tmp_path)
+
+
+class Texts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.said = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+
+    def handle_data(self, data):
+        self.said += data
+
+
+def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>|`x`\u202e"
+    plan = replace(SMOKE, contestants=(SMOKE.contestants[0], replace(SMOKE.contestants[1], label=hostile)))
+    plan = replace(plan, made_with={"processor": hostile, "torch": "2"})
+    freeze(plan, tmp_path)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64)
+    found = board_of(tmp_path)
+    shown = Texts()
+    shown.feed(page(found))
+    assert "img" not in shown.tags
+    assert "<img src=x onerror=alert(1)>|`x`⟨U+202E⟩" in shown.said
+    text = markdown(found)
+    assert "<img" not in text
+    assert "\u202e" not in text
+    assert "&lt;img src=x onerror=alert(1)>\\|\\`x\\`⟨U+202E⟩" in text
+
+
+def test_pages_that_are_not_ours_stay(tmp_path):
+    freeze_smoke(tmp_path)
+    (tmp_path / ".rollalloc" / "bench-manifest.json").write_text(json.dumps({"schema": 1, "claims": [PLAN]}))
+    (tmp_path / PAGE).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"holds {PAGE}, which"):
+        write_leaderboard(tmp_path)
+    assert (tmp_path / PAGE).read_text() == "mine"
+
+
+# -------------------------------------------------------------------------------------------------------- what goes wrong
+
+
+@pytest.fixture
+def carried_out(tiny, tmp_path, monkeypatch):
+    """(how each job ends) → the leaderboard is carried out with nothing trained; returns its folder."""
+
+    def made(end):
+        def carry_out(agenda, processes, stop, watch, **_):
+            while job := agenda.next():
+                agenda.ended(job, end(job))
+                watch([])
+
+        monkeypatch.setattr(leaderboard, "carry_out", carry_out)
+        run_leaderboard(make_plan("smoke", tracks=["tuned"]), tmp_path / "out", tmp_path)
+        return tmp_path / "out"
+
+    return made
+
+
+def test_a_method_whose_every_run_diverges_ends_as_a_result(carried_out):
+    def diverges(job: Job):
+        job.place.mkdir(parents=True)
+        return Failure(job, "FloatingPointError", "FloatingPointError: the weights diverged")
+
+    out = carried_out(diverges)
+    # 2 settings, the better one, and 2 final runs, of 2 methods.
+    assert len(json.loads((out / DIVERGED).read_text())) == 2 * (2 + 1 + 2)
+
+
+def test_another_failure_stops_its_search_only_and_is_named(carried_out):
+    done = []
+
+    def fails(job: Job):
+        done.append(job.place.name)
+        job.place.mkdir(parents=True)
+        kind = "OSError" if job.run.recipe == "grpo" else "FloatingPointError"
+        return Failure(job, kind, f"{kind}: no space")
+
+    with pytest.raises(
+        Failed, match=r"grpo-1 with seed 1000 failed: OSError: no space; grpo-2 with seed 1000"
+    ) as caught:
+        carried_out(fails)
+    assert len(caught.value.failures) == 2
+    assert sum(name.startswith("reinforce") for name in done) == 5
+
+
+def test_the_command_ends_with_an_error_where_final_runs_are_missing(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(leaderboard, "carry_out", lambda *_, **__: None)
+    with pytest.raises(typer.Exit) as ended:
+        bench(tier="smoke", out=tmp_path / "out", task_folder=tmp_path)
+    assert ended.value.exit_code == 1
+    assert "8 final runs are missing" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
+    bench(tier="smoke", out=tmp_path / "out", plan=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 methods × 1 tasks × matched and tuned, 14 runs, at most 1,536 rollouts" in said
+    assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_leaderboard_without_a_process_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="processes must be at least 1"):
+        run_leaderboard(SMOKE, tmp_path, tmp_path, processes=0)
+
+
+def test_how_far_it_is_in_a_line():
+    said = progress_line(Progress(3, 14, 12_345, 5400, 0.2, []), "1:02:03")
+    assert said == "3 of 14 runs · 12,345 rollouts · 1.5 hours of processes · 1:02:03 left"
+
+
+def test_a_figure_that_is_not_known_is_empty():
+    assert figure(None, ".2f").point == ""
+
+
+def test_the_example_is_on_a_leaderboard(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    from rollalloc.named import make_recipe
+    from rollalloc.testing import check_recipe
+
+    own = make_plan("night", tasks=["rg/gcd"], recipes=["grpo"], own=["new_recipe:no_loners"]).contestants[-1]
+    assert len(own.grid) == 9
+    assert own.matched == {"groups": 8, "n": 8, "gen_groups": 24}
+    check_recipe(make_recipe(own.recipe, {"groups": 2, "n": 6, "gen_groups": 4}), seeds=(0,), batches=2)

@@ -1,0 +1,146 @@
+"""Plans: what a leaderboard will run is known, checked and frozen before it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rollalloc.bench import plan as plans
+from rollalloc.bench.estimate import hours_of
+from rollalloc.bench.plan import PLAN, TABLE, freeze, frozen_in, make_plan, refuse_another
+from rollalloc.bench.presets import PRESETS
+from rollalloc.bench.sweep import GRID
+from rollalloc.bench.tiers import TIERS
+from rollalloc.claims import Claims
+
+MINE = """
+from rollalloc import recipes
+
+def mine(groups, n):
+    return recipes.grpo(groups, n)
+
+def other(groups, n):
+    return recipes.grpo(groups, n)
+
+GRID = {"mine": [{"groups": 4, "n": 4}, {"groups": 8, "n": 4}], "other": [{"groups": 4, "n": 0}, {"groups": 4, "n": 4}]}
+
+def matched(recipe, groups, n):
+    return {"groups": groups, "n": n}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "my_recipes.py").write_text(MINE)
+    (tmp_path / "bare_recipe.py").write_text("from rollalloc import recipes\n\nmine = recipes.grpo(4, 4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_recipes:mine"
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_the_plan_of_a_tier(name):
+    plan, tier = make_plan(name), TIERS[name]
+    assert [task.name for task in plan.tasks] == list(tier.tasks)
+    for task in plan.tasks:
+        assert task.target == PRESETS[task.name].target
+        assert task.eval_every < task.budget
+    assert {each.label for each in plan.contestants} == set(tier.recipes or GRID)
+    assert hours_of(plan, 2) < tier.hours
+    tuning = {seed for rung in plan.search for seed in rung.seeds}
+    assert min(tuning) >= 1000
+    assert not tuning & set(plan.seeds)
+    assert len(plan.seeds) >= (8 if name == "night" else 2)
+
+
+def test_what_a_plan_pays_by_hand():
+    plan = make_plan("smoke")
+    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of two tracks; of two methods.
+    assert plan.rollouts == 2 * (2 * 64 + 128 + 2 * 2 * 128)
+    assert plan.runs == 2 * (3 + 2 * 2)
+    assert make_plan("smoke", tracks=["matched"]).rollouts == 2 * 2 * 128
+    shapes = {each.label: each.matched for each in plan.contestants}
+    assert shapes == {"grpo": {"groups": 4, "n": 4}, "reinforce": {"groups": 16, "n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, night"),
+        ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
+        ({"tracks": ["free"]}, "tier smoke has no track 'free'; there are matched, tuned"),
+        ({"recipes": ["gropo", "grpo"]}, "gropo has no GRID"),
+        ({"recipes": ["dapo"]}, "grpo is what every ratio is to; add it: --recipes grpo,dapo"),
+        ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
+        ({"recipes": ["grpo", "my_recipes:mine"]}, "give a recipe of your own as --recipe my_recipes:mine"),
+        ({"own": ["dapo"]}, "--recipe 'dapo': expected module:function"),
+        ({"own": ["my_recipes:other"]}, "n must be a whole number of at least 1, got 0"),
+        ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track matched"),
+        ({"own": ["bare_recipe:mine"], "tracks": ["matched"]}, "has no matched.* or give --track tuned"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(mine, options, said):
+    with pytest.raises(ValueError, match=said):
+        make_plan(**{"tier": "smoke", **options})
+
+
+def test_a_recipe_of_ones_own_brings_its_grid_and_shape(mine):
+    [*_, own] = make_plan("smoke", own=[mine]).contestants
+    assert (own.recipe, own.label) == ("my_recipes:mine", "my_recipes.mine")
+    assert [one["parameters"] for one in own.grid] == [{"groups": 4, "n": 4}, {"groups": 8, "n": 4}]
+    assert own.matched == {"groups": 4, "n": 4}
+    assert len(own.contents) == 64
+
+
+def test_a_frozen_plan_is_read_again_and_no_other_is_taken(tmp_path):
+    plan = make_plan("smoke")
+    freeze(plan, tmp_path)
+    assert frozen_in(tmp_path)[0] == plan
+    before = (tmp_path / PLAN).read_bytes()
+    freeze(plan, tmp_path)
+    assert (tmp_path / PLAN).read_bytes() == before
+    [task] = plan.tasks
+    for other in (
+        replace(plan, tasks=(replace(task, target=0.5),)),
+        replace(plan, seeds=(1, 2)),
+        replace(plan, made_with=plan.made_with | {"torch": "1.0"}),
+    ):
+        for refuse in (freeze, refuse_another):
+            with pytest.raises(ValueError, match="was begun with another plan, which is frozen: plan"):
+                refuse(other, tmp_path)
+    assert (tmp_path / PLAN).read_bytes() == before
+
+
+def test_a_plan_that_was_changed_is_refused(tmp_path):
+    freeze(make_plan("smoke"), tmp_path)
+    saved = json.loads((tmp_path / PLAN).read_text())
+    saved["plan"]["tasks"][0]["target"] = 0.1
+    (tmp_path / PLAN).write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="was changed since it was frozen"):
+        frozen_in(tmp_path)
+    (tmp_path / PLAN).write_text("{}")
+    with pytest.raises(ValueError, match=r"is no plan of this version of rollalloc \(KeyError"):
+        frozen_in(tmp_path)
+
+
+@pytest.mark.parametrize("name", [PLAN, TABLE])
+def test_files_that_are_not_ours_stay(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"holds {name}, which"):
+        freeze(make_plan("smoke"), tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not Claims(tmp_path, "bench").names()
+
+
+def test_a_plan_knows_the_code_that_decides(monkeypatch):
+    before = plans._code()
+    assert plans._code() == before
+    monkeypatch.setattr(plans, "_DECIDING", plans._DECIDING[1:])
+    assert plans._code() != before
+
+
+def test_searches_and_final_runs_share_no_seed():
+    plan = make_plan("smoke")
+    with pytest.raises(ValueError, match=r"seeds \[1000\] are of the search and of the final runs"):
+        replace(plan, seeds=(1000, 4000))
