@@ -107,17 +107,10 @@ def sampler() -> None:
 # ----------------------------------------------------------------------------------------------------------------- DARTS
 
 
-def arms(tail: Any) -> dict[str, tuple[Recipe, bool]]:
-    """Recipe and overlap, part by part as published: streaming with its overlap, selection, sizes that adapt."""
-    grpo, darts = recipes.grpo(256, 8), recipes.darts(256, 7, 1, tail=tail)
-    fixed = replace(darts, stages=(replace(darts.stages[0], size=Fixed(12)),))
-    return {
-        "GRPO": (grpo, False),
-        "+ streaming": (grpo, True),
-        "+ selection": (fixed, True),
-        "+ adaptive": (darts, True),
-        "without overlap": (darts, False),
-    }
+def arms(tail: Any) -> dict[str, Recipe]:
+    """What is selected, without and with sizes that adapt."""
+    darts = recipes.darts(256, 7, 1, tail=tail)
+    return {"12 each": replace(darts, stages=(replace(darts.stages[0], size=Fixed(12)),)), "adaptive": darts}
 
 
 def darts() -> None:
@@ -127,22 +120,24 @@ def darts() -> None:
     for the whole.
     """
     for within in (0.5, 0.8):
-        workload = Fitted(lengths=Lengths(within=within))
         for schedule in ("sync", "async"):
-            for tail in ("exact", "sampled", "none"):
-                said, base = [], None
-                for name, (recipe, overlap) in arms(tail).items():
+            made = {"GRPO": recipes.grpo(256, 8)}
+            made |= {
+                f"{tail}, {name}": each for tail in ("exact", "sampled", "none") for name, each in arms(tail).items()
+            }
+            base: list[float] = []
+            for name, recipe in made.items():
+                for overlap in (False, True):
                     cluster = Cluster(gpus=32, gpus_per_replica=2, schedule=schedule, overlap=overlap)
-                    scenario = Scenario(cluster=cluster, workload=workload, batches=10, warmup=2)
+                    workload = Fitted(lengths=Lengths(within=within))
+                    scenario = Scenario(cluster=cluster, workload=workload, batches=4, warmup=1)
                     seconds = [simulate(recipe, scenario, seed).per_batch["seconds"] for seed in SEEDS]
                     base = base or seconds
                     ratio = interval([theirs / ours for theirs, ours in zip(base, seconds, strict=True)])
-                    said.append(f"{name} {ratio.point:.2f} [{ratio.low:.2f}–{ratio.high:.2f}]")
-                print(
-                    f"within {within}, {schedule}, tail {tail}: {statistics.mean(base or [0]):.0f} s; "
-                    + "; ".join(said)
-                )
-                sys.stdout.flush()
+                    print(
+                        f"within {within}, {schedule}, {name}{', overlap' * overlap}: {statistics.mean(seconds):.1f} s, "
+                        f"{ratio.point:.2f} [{ratio.low:.2f}–{ratio.high:.2f}]", flush=True
+                    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder, and the processes they start, share `cases`."""
+"""Lets the tests of this folder share `simulated`."""
 
 import sys
 from pathlib import Path
