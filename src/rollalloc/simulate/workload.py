@@ -169,7 +169,7 @@ class Fitted:
     prompts: int = 8192
     lengths: Lengths = field(default_factory=Lengths)
     success: Success = field(default_factory=Success)
-    source: str = "given"
+    source: str = "from distributions"
 
     def __post_init__(self) -> None:
         at_least("prompts", self.prompts, 1)
