@@ -109,6 +109,7 @@ def test_costs_are_finite_and_not_negative(name, value):
         ),
         ({"gpus": 3, "gpus_per_replica": 4}, "at least 4"),
         ({"gpus": 1, "slots": 0}, "slots"),
+        ({"gpus": 10**9}, "gpus must be at most 1,000,000, got 1,000,000,000"),
         ({"gpus": 1, "schedule": "later"}, "schedule must be one of sync, async, got 'later'"),
         ({"gpus": 2, "trainer_share": 1.0}, "trainer_share must lie in"),
         ({"gpus": 2, "trainer_share": 0.0}, "trainer_share"),

@@ -59,7 +59,7 @@ Given = Mapping[type, Mapping[str, Any]]
 
 
 def _with_values(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one with an option for each field of `_PANELS` that says what it is."""
+    """A command whose first parameter is a `Given`, as one with an option for each field of these that says what it is."""
     own = list(inspect.signature(command).parameters.values())[1:]
     hints = get_type_hints(command, include_extras=True)
     shared = {

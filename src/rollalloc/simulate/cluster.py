@@ -10,6 +10,8 @@ from rollalloc.core.recipe import OfferedPromptRule, Recipe, at_least
 from rollalloc.simulate.cost import Costs, Latency, default_latency, positive
 from rollalloc.simulate.workload import Fitted, Workload
 
+_MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
+
 Schedule = Literal["sync", "async"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
@@ -61,6 +63,9 @@ class Cluster:
             least,
             f"a replica of {self.gpus_per_replica}{' and a trainer' * (least > self.gpus_per_replica)}",
         )
+        for name in ("gpus", "slots"):
+            if getattr(self, name) > _MOST:
+                raise ValueError(f"{name} must be at most {_MOST:,}, got {getattr(self, name):,}")
 
     @cached_property
     def trainers(self) -> int:

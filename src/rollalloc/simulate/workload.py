@@ -18,6 +18,7 @@ from rollalloc.simulate.cost import positive
 
 _BLOCK = 4096  # rollouts whose draws are made together
 _BLOCKS = 8  # held at a time
+_WIDEST = 10.0  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
 _RIGHT = 0.5  # metric from which on a logged rollout counts as right
 
 
@@ -57,8 +58,8 @@ class Lengths:
 
     Attributes:
         median: tokens, above 0.
-        between: standard deviation of the logarithm of the prompts' medians.
-        within: standard deviation of the logarithm of a prompt's lengths.
+        between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
+        within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
         runaway: share of rollouts that never end by themselves, in [0, 1].
         limit: tokens of a rollout at most, at least 1.
 
@@ -76,6 +77,9 @@ class Lengths:
         positive("median", self.median)
         positive("between", self.between, zero=True)
         positive("within", self.within, zero=True)
+        for name in ("between", "within"):
+            if getattr(self, name) > _WIDEST:
+                raise ValueError(f"{name} must be at most {_WIDEST:g}, got {getattr(self, name)}")
         share("runaway", self.runaway)
         at_least("limit", self.limit, 1)
 
