@@ -122,6 +122,11 @@ def test_one_that_ends_before_its_stop_takes_effect_is_paid_in_full():
     assert result.accounts["cancelled"] == 1
 
 
+def test_one_that_never_began_is_stopped_for_nothing():
+    result = run(two_of_three("none"), (2, 3, 5), slots=1, costs=replace(FREE, abort=0.5))
+    assert (result.seconds, result.stopped, result.tokens, result.accounts["cancelled"]) == (5.0, 1, 5, 1)
+
+
 def test_an_exact_tail_waits_for_all():
     result = run(two_of_three("exact"), (2, 3, 5))
     assert (result.seconds, result.stopped, result.tokens) == (12.0, 0, 10)

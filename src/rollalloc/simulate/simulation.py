@@ -97,6 +97,7 @@ class Simulation:
                 self._take(self.allocator.ask(capacity=0))
             else:
                 held += self._next() or ()
+            self._fill()  # after what is stopped at this moment: it need not begin
         held.sort(key=_rollout)
         self.allocator.tell(held)
         if (batch := self.allocator.batch) is not None:
@@ -179,8 +180,6 @@ class Simulation:
             events = self._stop()
         else:
             return None
-        if self.queue:
-            self._fill()
         return events
 
     def _pass_to(self, moment: float) -> None:
