@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated import FREE, Given
 
@@ -127,6 +127,12 @@ def test_one_that_never_began_is_stopped_for_nothing():
     assert (result.seconds, result.stopped, result.tokens, result.accounts["cancelled"]) == (5.0, 1, 5, 1)
 
 
+def test_a_stop_that_came_too_late_is_not_the_end_of_a_training():
+    costs = replace(FREE, abort=30.0, train=20.0)
+    result = run(two_of_three("none"), (2, 3, 5), costs=costs, schedule="async", gpus=2)
+    assert result.seconds == 10 + 5 * 20
+
+
 def test_an_exact_tail_waits_for_all():
     result = run(two_of_three("exact"), (2, 3, 5))
     assert (result.seconds, result.stopped, result.tokens) == (12.0, 0, 10)
@@ -186,6 +192,7 @@ curves = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6).map(
 
 
 @settings(max_examples=60, deadline=None)
+@example([14, 14, 15, 1, 1, 1, 11, 1], 2, Latency((1, 2), (1.0, 2.0)))
 @given(st.lists(st.integers(1, 40), min_size=8, max_size=8), st.integers(1, 5), curves)
 def test_a_wave_takes_as_long_as_token_by_token(lengths, gpus, curve):
     slots = curve.concurrency[-1]

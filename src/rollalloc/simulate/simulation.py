@@ -17,6 +17,8 @@ from rollalloc.simulate.workload import Outcome
 
 TAIL = 0.1  # of the most rollouts that ran for a batch: where fewer run and none waits, the rest is waited for
 
+TOGETHER = 1e-9  # seconds: what only rounding tells apart is one moment
+
 
 def simulate(
     recipe: Recipe,
@@ -175,7 +177,9 @@ class Simulation:
             raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
         self._pass_to(moment)
         if moment == ends:
-            events: list[Event] = [self._done(rollout) for rollout in self.fleet.end()]
+            events: list[Event] = []
+            while self.fleet.next_end() <= moment + TOGETHER:  # on whatever replica
+                events += map(self._done, self.fleet.end())
         elif moment == stops:
             events = self._stop()
         else:
@@ -186,7 +190,7 @@ class Simulation:
         passed = moment - self.fleet.now
         running = len(self.fleet.place)
         self.peak = max(self.peak, running)
-        if 0 < running < TAIL * self.peak and not self.queued:
+        if 0 < running < TAIL * self.peak:  # where some wait, all slots are taken
             self.tail += passed
         self.unused += passed * self.cluster.unused
         self.fleet.pass_to(moment)
