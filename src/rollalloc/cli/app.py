@@ -18,6 +18,7 @@ from rollalloc.cli.features import features
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
+from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, bench, features, report, watch, board, waste, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
 from rollalloc.cli.options import Given, folder, parameters_of, with_given
 from rollalloc.cli.progress import leave
 from rollalloc.cli.saying import say
@@ -80,14 +81,13 @@ def compare(
     from rollalloc.engines.stopping import Stopped
 
     console = Console(stderr=True)
-    named = _named(recipes.split(","))
-    changes = _by_label(parameters_of(set_), named)
-    shapes = _matched(matched, named)
+    named = named_recipes(recipes.split(","))
+    changes = by_label(parameters_of(set_), named)
+    shapes = matched_shapes(matched, named)
     changes = {label: {**shapes[label], **changes[label]} for label in named}
     with console.status("preparing"):
-        runs = [
-            run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, _seeds(seeds))
-        ]
+        numbers = whole_numbers("--seeds", seeds)
+        runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
     try:
@@ -126,69 +126,6 @@ def _runs(
         for seed in seeds
         for label, name in named.items()
     ]
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds: expected whole numbers separated by commas, got {text!r}; e.g. 0,1,2") from None
-
-
-def _named(recipes: Sequence[str]) -> dict[str, str]:
-    """`LABEL=NAME` or `NAME`, as label → name.
-
-    Raises:
-        ValueError: a label that occurs twice, or that is no name of a folder.
-    """
-    named: dict[str, str] = {}
-    for recipe in recipes:
-        label, equals, name = recipe.strip().partition("=")
-        if not equals:
-            label, name = label.replace(":", "."), label
-        if not label:
-            raise ValueError(
-                f"--recipes: expected NAME or LABEL=NAME between commas, got {recipe!r} in {','.join(recipes)!r}"
-            )
-        if "/" in label:
-            raise ValueError(f"--recipes: {label!r} names a folder, which cannot hold a '/'; give another LABEL={name}")
-        if label in named:
-            raise ValueError(f"--recipes names {label!r} twice; give one of them a label of its own, LABEL={name}")
-        named[label] = name
-    return named
-
-
-def _by_label(parameters: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """`label.key` → value, as label → {key: value}.
-
-    Raises:
-        ValueError: no such label.
-    """
-    found: dict[str, dict[str, Any]] = {label: {} for label in labels}
-    for path, value in parameters.items():
-        label, _, key = path.rpartition(".")
-        if label not in found:
-            raise ValueError(
-                f"--set {path}: expected LABEL.key with one of {', '.join(labels)}; e.g. {next(iter(labels))}.groups=8"
-            )
-        found[label][key] = value
-    return found
-
-
-def _matched(text: str | None, named: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The parameters of each label under `groups=G,n=N`; none without it.
-
-    Raises:
-        ValueError: not of that form, or a recipe without a matched shape.
-    """
-    from rollalloc.bench.methods import matched
-
-    if text is None:
-        return {label: {} for label in named}
-    shape = parameters_of(text.split(","))
-    if set(shape) != {"groups", "n"} or not all(type(value) is int for value in shape.values()):
-        raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
-    return {label: matched(name, **shape) for label, name in named.items()}
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:

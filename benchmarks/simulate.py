@@ -1,0 +1,140 @@
+"""The cluster simulator: its speed, its error against the real sampler, and DARTS's published speed-ups against its own.
+
+python benchmarks/simulate.py speed      # simulated rollouts a minute
+python benchmarks/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
+python benchmarks/simulate.py darts      # DARTS, part by part, in the published shape
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rollalloc import recipes
+from rollalloc.bench.summary import interval
+from rollalloc.core.recipe import Recipe
+from rollalloc.rules.sizes import Fixed
+from rollalloc.simulate.cluster import Cluster, Scenario
+from rollalloc.simulate.cost import Costs, Latency
+from rollalloc.simulate.simulation import simulate
+from rollalloc.simulate.workload import Fitted, Lengths, Outcome
+
+SEEDS = range(5)
+SAMPLED_ROWS = (1, 4, 16, 64, 128, 192, 256)
+NO_TRAINER = Costs(prefill=0.0, abort=0.0, weight_sync=0.0, logprob=0.0, train=0.0, train_row=0.0, update=0.0)
+
+
+def speed() -> None:
+    """Rollouts a minute of processor time, 64 GPUs, 30 batches of 128 groups of 8."""
+    named = {
+        "grpo": recipes.grpo(128, 8),
+        "darts, tail none": recipes.darts(128, 7, 1, tail="none"),
+        "pilot_commit": recipes.pilot_commit(128, 4, 4, 384),
+    }
+    for name, recipe in named.items():
+        for schedule in ("sync", "async"):
+            scenario = Scenario(cluster=Cluster(gpus=64, schedule=schedule), batches=30, warmup=0)
+            rates = []
+            for seed in range(3):
+                began = time.process_time()
+                paid = simulate(recipe, scenario, seed).paid
+                rates.append(60 * paid / (time.process_time() - began))
+            print(f"{name}, {schedule}: {statistics.median(rates):,.0f} rollouts a minute "
+                  f"({min(rates):,.0f} to {max(rates):,.0f}), bar 1,000,000")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ the sampler
+
+
+class Exactly:
+    """A workload whose rollouts have given lengths, by their ids; its own only world."""
+
+    def __init__(self, tokens: Sequence[int], limit: int) -> None:
+        self.tokens, self.limit, self.prompts = tokens, limit, len(tokens)
+
+    def world(self, seed: int) -> Exactly:
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        return {"source": "the sampler", "prompts": self.prompts}
+
+    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
+        return Outcome(self.tokens[rollout], self.tokens[rollout] == self.limit, rollout % 2 == 0)
+
+
+def sampler() -> None:
+    """A curve measured on full batches of fixed length, then real waves that end as they do, and their simulation."""
+    import torch
+    from sampler import EOS, PAD, VOCABULARY, small_model
+
+    from rollalloc.engines.sampler import Request, generate
+    from rollalloc.engines.sampling import Sampling
+
+    torch.set_num_threads(1)
+    model = small_model()
+    prompt = tuple(torch.randint(2, VOCABULARY, (8,)).tolist())
+
+    def wave(rows: int, limit: int, eos: Sequence[int], seed: int) -> tuple[float, list[int]]:
+        requests = [Request(at, prompt, (at,)) for at in range(rows)]
+        began = time.process_time()  # of one thread: the clock on the wall sees what else the machine does
+        made = generate(model, requests, Sampling(limit), eos_ids=eos, pad_id=PAD, seed=seed)
+        return time.process_time() - began, [len(each.tokens) for each in made]
+
+    wave(64, 16, [EOS], 0)  # warms up
+    off = []
+    for repeat in range(3):
+        seconds = tuple(wave(rows, 48, [], 0)[0] / 48 for rows in SAMPLED_ROWS)
+        real, tokens = wave(SAMPLED_ROWS[-1], 128, [EOS], repeat)
+        curve = Latency(SAMPLED_ROWS, seconds, "our sampler")
+        scenario = Scenario(
+            cluster=Cluster(gpus=1, slots=SAMPLED_ROWS[-1]), costs=NO_TRAINER, latency=curve, workload=Exactly(tokens, 128),
+            batches=1, warmup=0,
+        )  # fmt: skip
+        simulated = simulate(recipes.grpo(SAMPLED_ROWS[-1] // 8, 8), scenario, 0).seconds
+        off.append(simulated / real - 1)
+        print(f"real {real:.2f} s, simulated {simulated:.2f} s, off by {off[-1]:+.0%}; mean length "
+              f"{statistics.mean(tokens):.0f}; ms a token at {', '.join(map(str, SAMPLED_ROWS))} rows: "
+              f"{', '.join(f'{1000 * value:.2f}' for value in seconds)}", flush=True)  # fmt: skip
+    print(f"off by {statistics.median(off):+.0%} in the median, {min(off):+.0%} to {max(off):+.0%}")
+
+
+# ----------------------------------------------------------------------------------------------------------------- DARTS
+
+
+def arms(tail: Any) -> dict[str, Recipe]:
+    """What is selected, without and with sizes that adapt."""
+    darts = recipes.darts(256, 7, 1, tail=tail)
+    return {"12 each": replace(darts, stages=(replace(darts.stages[0], size=Fixed(12)),)), "adaptive": darts}
+
+
+def darts(schedule: Any = "sync") -> None:
+    """32 GPUs, 2 a replica, 256 prompts, 8 = 7 + 1 of 12 on average and 16 at most, 8,192 tokens.
+
+    GRPO's seconds a batch over each arm's, paired by seed. Published: 1.09, 1.40, 1.63 for the parts (14B), 1.29 to 1.77
+    for the whole. 512 prompts, each visited twice before it counts: in the first pass no prompt has a record of lengths,
+    so that sizes cannot adapt.
+    """
+    for within in (0.5, 0.8):
+        workload = Fitted(prompts=512, lengths=Lengths(within=within))
+        made = {"GRPO": (recipes.grpo(256, 8), False), "GRPO, overlap": (recipes.grpo(256, 8), True)}
+        for tail in ("exact", "sampled", "none"):
+            made |= {f"{tail}, {name}, overlap": (each, True) for name, each in arms(tail).items()}
+        base: list[float] = []
+        for name, (recipe, overlap) in made.items():
+            cluster = Cluster(gpus=32, gpus_per_replica=2, schedule=schedule, overlap=overlap)
+            scenario = Scenario(cluster=cluster, workload=workload, batches=4, warmup=4)
+            seconds = [simulate(recipe, scenario, seed).per_batch["seconds"] for seed in SEEDS]
+            base = base or seconds
+            ratio = interval([theirs / ours for theirs, ours in zip(base, seconds, strict=True)])
+            print(
+                f"within {within}, {schedule}, {name}: {statistics.mean(seconds):.1f} s, {ratio.point:.2f} "
+                f"[{ratio.low:.2f}–{ratio.high:.2f}]", flush=True
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    {"speed": speed, "sampler": sampler, "darts": darts}[sys.argv[1]](*sys.argv[2:])

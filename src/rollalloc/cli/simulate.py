@@ -1,0 +1,275 @@
+"""`rollalloc simulate`: what recipes would cost on a cluster, in seconds and GPU-seconds."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rollalloc.cli.compare import said
+from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
+from rollalloc.cli.options import parameters_of
+from rollalloc.cli.progress import staged
+from rollalloc.cli.saying import say
+from rollalloc.core.allocator import Allocator
+from rollalloc.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
+from rollalloc.simulate.cost import Costs
+from rollalloc.simulate.workload import Lengths, Success
+
+if TYPE_CHECKING:
+    from rollalloc.core.recipe import Recipe
+    from rollalloc.simulate.result import Priced
+    from rollalloc.simulate.workload import Workload
+
+# The values of a simulation that are options under their own names, and what each kind of them is about.
+_PANELS: Mapping[type, str] = {
+    Cluster: "Cluster",
+    Costs: "Costs",
+    Lengths: "Lengths of rollouts",
+    Success: "Success rates",
+    Scenario: "Simulation",
+}
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "seconds": ("s/batch", ",.1f"),
+    "gpu_seconds": ("GPU-s/batch", ",.0f"),
+    "busy_slots": ("slots", ".1%"),
+    "decoding_share": ("decoding", ".0%"),
+    "training_share": ("training", ".0%"),
+    "idle_share": ("idle", ".0%"),
+    "tail": ("tail", ".0%"),
+    "paid": ("paid", ",.0f"),
+    "rows": ("trained", ",.0f"),
+    "stopped": ("stopped", ",.0f"),
+    "tokens": ("tokens", ",.0f"),
+}
+_NARROW = 100  # columns of a terminal below which only what matters most is shown
+_MATTERS = ("seconds", "gpu_seconds", "tail", "paid", "rows", "stopped")
+
+Given = Mapping[type, Mapping[str, Any]]
+
+
+def _with_values(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a `Given`, as one with an option for each field of these that says what it is."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    hints = get_type_hints(command, include_extras=True)
+    shared = {
+        each.name: inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=Annotated[
+                str if (kind_of := get_type_hints(kind)[each.name]) == Schedule else kind_of,
+                typer.Option(help=each.metadata["says"], rich_help_panel=panel),
+            ],
+        )
+        for kind, panel in _PANELS.items()
+        for each in fields(kind)
+        if "says" in each.metadata
+    }
+    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own]
+
+    @wraps(command)
+    def called(**options: Any) -> None:
+        given = {
+            kind: {each.name: options.pop(each.name) for each in fields(kind) if each.name in shared}
+            for kind in _PANELS
+        }
+        command(given, **options)
+
+    called.__signature__ = inspect.Signature([*keyword, *shared.values()])  # pyright: ignore[reportAttributeAccessIssue]
+    called.__annotations__ = {each.name: each.annotation for each in (*keyword, *shared.values())}
+    return called
+
+
+@_with_values
+def simulate(
+    given: Given,
+    recipes: Annotated[
+        str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME; ratios are against the first.")
+    ] = "grpo,darts,pilot_commit",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of one of them, LABEL.key=value; repeatable.")
+    ] = None,
+    matched: Annotated[
+        str, typer.Option(help="groups=G,n=N: the shape that recipes have where --set says nothing.")
+    ] = "groups=128,n=8",
+    gpus: Annotated[str, typer.Option(help="Comma-separated numbers of GPUs.")] = "8,64,512",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; an interval from five on.")] = "0,1,2,3,4",
+    staleness: Annotated[
+        int | None,
+        typer.Option(help="max_staleness of all recipes; by default their own, at least 1 where async."),
+    ] = None,
+    latency: Annotated[
+        Path | None,
+        typer.Option(help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for 7.6B on H100s."),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="rollouts.jsonl of a run: its lengths and successes, by prompt.")
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Of --log take distributions fitted to it.")] = False,
+    prompts: Annotated[int | None, typer.Option(help="In the data set; 8192, or with --log those logged.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """Cost recipes on a cluster that is simulated, under the real allocator; docs/simulate.md says what is not modelled."""
+    named = named_recipes(recipes.split(","))
+    workload = _workload(given, log, fit, prompts)
+    scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
+    numbers = _different("--seeds", seeds, 0)
+    made, parameters = _recipes(named, set_, matched)
+    for scenario in scenarios:
+        for recipe in made.values():
+            Allocator(scenario.fitting(recipe, staleness), scenario.workload.world(numbers[0]).prompts, numbers[0])
+    priced = _priced(made, scenarios, numbers, staleness)
+    if json_:
+        said_of = {"recipes": parameters, "staleness": staleness, **_described(scenarios[0])}
+        typer.echo(json.dumps({**said_of, "priced": [each.described() for each in priced]}, indent=2, allow_nan=False))
+        return
+    console = Console()
+    console.print(_table(priced, wide=console.width >= _NARROW))
+    for line in _notes(scenarios[0], priced):
+        say(console, line)
+
+
+def _different(option: str, text: str, least: int) -> list[int]:
+    numbers = whole_numbers(option, text)
+    if min(numbers) < least or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{option}: expected different numbers of at least {least}, got {text!r}")
+    return numbers
+
+
+def _workload(given: Given, log: Path | None, fit: bool, prompts: int | None) -> Workload:
+    from rollalloc.simulate.workload import Fitted, read_rollouts
+
+    lengths, success = Lengths(**given[Lengths]), Success(**given[Success])
+    if log is None:
+        if fit:
+            raise ValueError("--fit fits what --log reads; give --log rollouts.jsonl too, or leave --fit out")
+        return Fitted(prompts=8192 if prompts is None else prompts, lengths=lengths, success=success)
+    said = {**asdict(lengths), **asdict(success)}
+    plain = {**asdict(Lengths()), **asdict(Success()), "learning": success.learning}
+    beside = [f"--{name}" for name, value in said.items() if value != plain[name]]
+    beside += [] if prompts is None else ["--prompts"]
+    if beside:
+        raise ValueError(f"{', '.join(beside)}: --log says that already; leave one of the two out")
+    logged = read_rollouts(log, success.learning)
+    return logged.fitted() if fit else logged
+
+
+def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload: Workload) -> list[Scenario]:
+    from rollalloc.simulate.cost import read_latency
+
+    cluster = dict(given[Cluster])
+    if cluster["schedule"] not in SCHEDULES:
+        raise ValueError(f"--schedule must be one of {', '.join(SCHEDULES)}, got {cluster['schedule']!r}")
+    costs, curve = Costs(**given[Costs]), latency and read_latency(latency)
+    return [
+        Scenario(
+            cluster=Cluster(gpus=number, **cluster), costs=costs, latency=curve, workload=workload, **given[Scenario]
+        )
+        for number in gpus
+    ]
+
+
+def _recipes(
+    named: Mapping[str, str], set_: list[str] | None, matched: str
+) -> tuple[dict[str, Recipe], dict[str, dict[str, Any]]]:
+    """The recipes by label, and what each was made of."""
+    from rollalloc.named import RECIPES, make_recipe
+
+    changes = by_label(parameters_of(set_), named)
+    shapes = matched_shapes(matched, {label: name for label, name in named.items() if name in RECIPES})
+    parameters = {label: {**shapes.get(label, {}), **changes[label]} for label in named}
+    made = {label: make_recipe(name, parameters[label]) for label, name in named.items()}
+    return made, {label: {"recipe": name, **parameters[label]} for label, name in named.items()}
+
+
+def _priced(
+    recipes: Mapping[str, Recipe], scenarios: Sequence[Scenario], seeds: Sequence[int], staleness: int | None
+) -> list[Priced]:
+    from rollalloc.simulate.result import Priced
+    from rollalloc.simulate.simulation import simulate as carry_out
+
+    priced: list[Priced] = []
+    todo, done = len(scenarios) * len(recipes) * len(seeds), 0
+    with staged() as shown:
+        for scenario in scenarios:
+            baseline = None
+            for label, recipe in recipes.items():
+                results = []
+                for seed in seeds:
+                    shown("simulating", done, todo)
+                    results.append(carry_out(recipe, scenario, seed, max_staleness=staleness))
+                    done += 1
+                baseline = baseline or results
+                priced.append(Priced.of(label, results, baseline))
+    return priced
+
+
+def _described(scenario: Scenario) -> dict[str, Any]:
+    cluster = asdict(scenario.cluster)
+    del cluster["gpus"]
+    return {
+        "cluster": cluster,
+        "costs": asdict(scenario.costs),
+        "latency": asdict(scenario.curve),
+        "workload": scenario.workload.describe(),
+        **{name: getattr(scenario, name) for name in ("prompt_tokens", "batches", "warmup")},
+    }
+
+
+def _table(priced: Sequence[Priced], *, wide: bool) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
+        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. slots: share that had a rollout. "
+        "decoding, training, idle: shares of GPU-seconds. tail: share of the time in which fewer than a tenth of the "
+        "batch's rollouts ran and none waited.",
+        caption_justify="left",
+    )
+    shown = {name: column for name, column in _COLUMNS.items() if wide or name in _MATTERS}
+    for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
+        table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
+    for number, each in enumerate(priced):
+        figures = (
+            said(each.figures[name], form, point_only=name != "seconds" or not wide)
+            for name, (_, form) in shown.items()
+        )
+        first_of_size = not number or priced[number - 1].gpus != each.gpus
+        faster = "1" if first_of_size else said(each.faster, ".2f")
+        table.add_row(f"{each.gpus}" if first_of_size else "", escape(each.label), faster, *figures)
+        if number + 1 < len(priced) and priced[number + 1].gpus != each.gpus:
+            table.add_section()
+    return table
+
+
+def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:
+    """What a reader should know, each a sentence."""
+    workload = scenario.workload.describe()
+    notes = [f"Latency: {scenario.curve.source}. Rollouts: {workload['source']}, {workload['prompts']:,} prompts."]
+    if workload.get("left_out"):
+        notes.append(
+            f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out: if they were "
+            "stopped, lengths come out too short."
+        )
+    if workload.get("learning"):
+        notes.append(
+            f"That success rates rise, by {workload['learning']:g} of their logit an update, is an assumption."
+        )
+    for each in priced:
+        short = [result for result in each.results if result.why is not None]
+        if short:
+            batches = min(result.batches for result in short)
+            notes.append(f"{each.label}, {each.gpus} GPUs: ended after {batches} counted batches: {short[0].why}.")
+    return notes

@@ -1,0 +1,185 @@
+"""`rollalloc simulate`: what it writes, and that a mistake is one message and exit code 2 before anything runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from test_workload import line
+
+from rollalloc.cli import app
+from rollalloc.simulate import simulation
+
+SMALL = ("--matched", "groups=4,n=4", "--batches", 2, "--warmup", 1, "--gpus", "2,4", "--prompts", 64)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call `rollalloc simulate` with these arguments: (exit code, standard output, standard error)."""
+
+    def called(*arguments, columns=200):
+        monkeypatch.setattr(sys, "argv", ["rollalloc", "simulate", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        code = 0
+        try:
+            app.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *capsys.readouterr()
+
+    return called
+
+
+def test_a_table_compares_recipes_on_each_cluster(call):
+    code, out, _ = call(*SMALL)
+    assert code == 0
+    lines = [words for words in map(str.split, out.splitlines()) if words]
+    assert lines[0][:4] == ["GPUs", "recipe", "faster", "s/batch"]
+    named = [words for words in lines if {"grpo", "darts", "pilot_commit"} & set(words[:2])]
+    assert [words[:2] for words in named[::3]] == [["2", "grpo"], ["4", "grpo"]]
+    assert [words[0] for words in named if words[0].isalpha() or "_" in words[0]] == ["darts", "pilot_commit"] * 2
+    assert "[" in out  # an interval over five seeds
+    assert "the default curve" in out
+    narrow = call(*SMALL, "--recipes", "grpo", columns=60)[1]
+    assert "decoding" not in narrow.splitlines()[1]
+
+
+def test_json_says_what_was_simulated_and_every_seed(call):
+    changes = (
+        "--seeds",
+        "3,5",
+        "--schedule",
+        "async",
+        "--overlap",
+        "--learning",
+        0.1,
+        "--train",
+        0.5,
+        "--staleness",
+        2,
+    )
+    code, out, _ = call(*SMALL, "--recipes", "grpo,mine=darts", "--set", "mine.tail=none", "--json", *changes)
+    assert code == 0
+    said = json.loads(out)
+    assert said["recipes"]["mine"] == {"recipe": "darts", "groups": 4, "shortest": 3, "longest": 1, "tail": "none"}
+    assert (said["cluster"]["schedule"], said["cluster"]["overlap"], said["staleness"]) == ("async", True, 2)
+    assert (said["costs"]["train"], said["workload"]["learning"], said["batches"]) == (0.5, 0.1, 2)
+    assert [(each["label"], each["gpus"]) for each in said["priced"]] == [
+        ("grpo", 2),
+        ("mine", 2),
+        ("grpo", 4),
+        ("mine", 4),
+    ]
+    assert said["priced"][0]["faster"]["values"] == [1.0, 1.0]
+    for each in said["priced"]:
+        assert [seed["seed"] for seed in each["seeds"]] == [3, 5]
+        for seed, value in zip(each["seeds"], each["per_batch"]["seconds"]["values"], strict=True):
+            assert sum(seed["gpu_seconds"].values()) == pytest.approx(seed["seconds"] * each["gpus"])
+            assert value == seed["seconds"] / seed["batches"]
+
+
+def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
+    log, curve = tmp_path / "rollouts.jsonl", tmp_path / "curve.csv"
+    log.write_text("\n".join(line(key=str(at % 8), tokens=4 + at, metric=at % 3 / 2) for at in range(64)))
+    curve.write_text("concurrency,seconds_per_token\n1,0.5\n8,0.5\n")
+    own = (
+        "--log",
+        log,
+        "--latency",
+        curve,
+        "--slots",
+        8,
+        "--gpus",
+        2,
+        "--seeds",
+        0,
+        "--recipes",
+        "grpo",
+        "--matched",
+        "groups=4,n=4",
+    )
+    code, out, _ = call(*own, "--batches", 1)
+    assert code == 0
+    said = " ".join(out.split())
+    assert "curve.csv. Rollouts: " in said
+    assert "8 prompts" in said
+    code, out, _ = call(*own, "--fit", "--json")
+    assert code == 0
+    assert json.loads(out)["workload"]["source"].startswith("fitted to ")
+
+
+def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
+    log = tmp_path / "rollouts.jsonl"
+    log.write_text("\n".join([*(line(key=str(at)) for at in range(8)), line(metric=None)]))
+    options = (
+        "--log",
+        log,
+        "--gpus",
+        2,
+        "--seeds",
+        0,
+        "--recipes",
+        "grpo",
+        "--matched",
+        "groups=4,n=4",
+        "--learning",
+        0.2,
+    )
+    code, out, _ = call(*options)
+    assert code == 0
+    said = " ".join(out.split())
+    assert "1 logged rollouts were stopped or have no score and were left out" in said
+    assert "That success rates rise, by 0.2 of their logit an update, is an assumption." in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--recipes", "grpo,nothing"), "unknown recipe 'nothing'"),
+        (("--recipes", "grpo,grpo"), "names 'grpo' twice"),
+        (("--set", "dart.groups=4"), "expected LABEL.key with one of grpo"),
+        (("--set", "grpo.group=4"), "grpo has no parameter 'group' (did you mean 'groups'?)"),
+        (("--matched", "groups=4"), "--matched expects groups=G,n=N"),
+        (("--gpus", "two"), "--gpus: expected whole numbers separated by commas, got 'two'"),
+        (("--gpus", "0"), "--gpus: expected different numbers of at least 1, got '0'"),
+        (("--gpus", "4,4"), "--gpus: expected different numbers"),
+        (("--seeds", "-1"), "--seeds: expected different numbers of at least 0"),
+        (("--schedule", "later"), "--schedule must be one of sync, async, got 'later'"),
+        (("--schedule", "async", "--gpus", "8,1"), "gpus must be a whole number of at least 2"),
+        (("--gpus-per-replica", "3"), "gpus must be a whole number of at least 3"),
+        (("--batches", "0"), "batches must be a whole number of at least 1"),
+        (("--train", "nan"), "train must be a finite number of at least 0"),
+        (("--median", "-3"), "median must be a finite number above 0"),
+        (("--prompts", "3"), "4 groups a batch but there are only 3 prompts"),
+        (("--staleness", "-1"), "staleness must be a whole number of at least 0"),
+        (("--latency", "nothing.csv"), "nothing.csv"),
+        (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
+        (("--fit",), "--fit fits what --log reads"),
+    ],
+)
+def test_a_mistake_is_one_message_before_anything_runs(call, monkeypatch, tmp_path, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(simulation.Simulation, "run", lambda self: pytest.fail("it ran"))
+    plain = [each for each in SMALL if "--prompts" not in arguments or each not in ("--prompts", 64)]
+    code, out, err = call(*plain, *arguments)
+    assert code == 2
+    assert not out
+    assert says in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_lengths_beside_a_log_that_has_them_are_refused(call, tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text(line())
+    code, _, err = call("--log", tmp_path / "rollouts.jsonl", "--median", 7, "--solved", 0.5)
+    assert code == 2
+    assert "--median, --solved: --log says that already; leave one of the two out" in " ".join(err.split())
+
+
+def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text(line(tokens="\x1b[2J"))
+    code, _, err = call("--log", tmp_path / "rollouts.jsonl")
+    assert code == 2
+    assert "\x1b[2J" not in err
+    assert "line 1: field tokens" in " ".join(err.split())

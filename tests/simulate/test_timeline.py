@@ -1,0 +1,202 @@
+"""When things happen: timelines written by hand, closed forms, and a simulation token by token."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import inf
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from simulated import FREE, Given
+
+from rollalloc import recipes
+from rollalloc.rules.sizes import Fixed
+from rollalloc.simulate.cluster import Cluster, Scenario
+from rollalloc.simulate.cost import Latency
+from rollalloc.simulate.fleet import Fleet
+from rollalloc.simulate.simulation import simulate
+
+STEPS = Latency((1, 2, 3), (1.0, 2.0, 4.0))  # seconds per token alone, of two, of three
+
+
+def ends_of(fleet):
+    """(when, which) until nothing runs."""
+    ended = []
+    while (moment := fleet.next_end()) < inf:
+        fleet.pass_to(moment)
+        ended.append((moment, fleet.end()))
+    return ended
+
+
+def test_three_rollouts_on_one_replica():
+    fleet = Fleet(1, STEPS.table(3))
+    for rollout, tokens in enumerate((2, 3, 5)):
+        fleet.start(rollout, tokens, 0)
+    # Two tokens of three rollouts, then one of two, then two of one.
+    assert ends_of(fleet) == [(8.0, [0]), (10.0, [1]), (12.0, [2])]
+    assert fleet.free == 3
+    assert fleet.slot_seconds == 3 * 8 + 2 * 2 + 2
+
+
+def test_one_that_joins_later_slows_the_others_from_then_on():
+    fleet = Fleet(1, STEPS.table(2))
+    fleet.start(0, 4, 0)
+    fleet.pass_to(2.0)
+    fleet.start(1, 1, 0)
+    assert ends_of(fleet) == [(4.0, [1]), (5.0, [0])]
+
+
+def test_a_stop_frees_its_slot_and_the_others_go_faster():
+    fleet = Fleet(1, STEPS.table(3))
+    for rollout in range(3):
+        fleet.start(rollout, 10, 0)
+    fleet.pass_to(14.0)
+    assert fleet.stop(1) == 3  # of 3.5: half a token is none
+    assert fleet.free == 1
+    assert ends_of(fleet) == [(14.0 + 6.5 * 2, [0, 2])]
+
+
+def test_a_pause_delays_what_runs_and_pauses_add_up():
+    fleet = Fleet(2, STEPS.table(1))
+    fleet.start(0, 3, 0)
+    fleet.start(1, 3, 1)
+    fleet.pass_to(1.0)
+    fleet.pause(0, 5.0)
+    fleet.pause(0, 2.0)
+    assert ends_of(fleet) == [(3.0, [1]), (10.0, [0])]
+    fleet.advance()
+    one, other = fleet.replicas
+    assert (one.decoding, one.paused, one.empty) == (3.0, 7.0, 0.0)
+    assert (other.decoding, other.paused, other.empty) == (3.0, 0.0, 7.0)
+
+
+def test_each_begins_where_fewest_run():
+    fleet = Fleet(3, STEPS.table(3))
+    places = []
+    for rollout in range(6):
+        places.append(fleet.least_loaded())
+        fleet.start(rollout, 5, places[-1])
+    assert places == [0, 1, 2, 0, 1, 2]
+    fleet.stop(4)
+    assert fleet.least_loaded() == 1
+
+
+def run(recipe, tokens, **changes):
+    """A simulation of rollouts given by hand, by default of one batch on one GPU with three slots."""
+    names = {field.name for field in fields(Cluster)}
+    cluster = {"gpus": 1, "slots": 3} | {name: value for name, value in changes.items() if name in names}
+    others = {name: value for name, value in changes.items() if name not in names}
+    plain = {"batches": 1, "warmup": 0, "latency": STEPS, "prompt_tokens": 0, "costs": FREE}
+    return simulate(recipe, Scenario(cluster=Cluster(**cluster), workload=Given(tokens), **(plain | others)), 0)
+
+
+def test_a_batch_of_three_rollouts_and_where_its_time_goes():
+    costs = replace(FREE, prefill=0.5, logprob=0.25, train=0.5, train_row=1.0, update=2.0, weight_sync=3.0)
+    result = run(recipes.grpo(1, 3), (2, 3, 5), costs=costs, prompt_tokens=2)
+    # Prefill of one prompt, decoding as above, log-probabilities and update of 10 tokens and three prompts of 2.
+    training = 16 * 0.25 + 16 * 0.5 + 3 * 1.0 + 2.0
+    assert result.seconds == 1 + 12 + training + 3
+    assert result.gpu_seconds == {"decoding": 12, "pausing": 4, "training": training, "idle": 0, "unused": 0}
+    assert (result.paid, result.rows, result.tokens, result.row_tokens, result.stopped) == (3, 3, 10, 10, 0)
+    assert result.busy_slots == pytest.approx((3 * 9 + 2 * 2 + 2) / (3 * result.seconds))
+
+
+def two_of_three(tail):
+    darts = recipes.darts(1, 2, 0, tail=tail)
+    return replace(darts, stages=(replace(darts.stages[0], size=Fixed(3)),))
+
+
+def test_the_third_of_three_is_stopped_when_two_are_there():
+    result = run(two_of_three("none"), (2, 3, 5), costs=replace(FREE, abort=0.5))
+    # Both are there after 10 seconds; the third has then 3 tokens and decodes alone for another half second.
+    assert result.seconds == 10.5
+    assert (result.paid, result.rows, result.stopped, result.tokens) == (3, 2, 1, 8)
+    assert result.accounts["cancelled"] == 1
+    assert result.gpu_seconds["decoding"] == 10.5
+
+
+def test_one_that_ends_before_its_stop_takes_effect_is_paid_in_full():
+    result = run(two_of_three("none"), (2, 3, 5), costs=replace(FREE, abort=30.0))
+    assert (result.seconds, result.stopped, result.tokens) == (12.0, 0, 10)
+    assert result.accounts["cancelled"] == 1
+
+
+def test_one_that_never_began_is_stopped_for_nothing():
+    result = run(two_of_three("none"), (2, 3, 5), slots=1, costs=replace(FREE, abort=0.5))
+    assert (result.seconds, result.stopped, result.tokens, result.accounts["cancelled"]) == (5.0, 1, 5, 1)
+
+
+def test_a_stop_that_came_too_late_is_not_the_end_of_a_training():
+    costs = replace(FREE, abort=30.0, train=20.0)
+    result = run(two_of_three("none"), (2, 3, 5), costs=costs, schedule="async", gpus=2)
+    assert result.seconds == 10 + 5 * 20
+
+
+def test_an_exact_tail_waits_for_all():
+    result = run(two_of_three("exact"), (2, 3, 5))
+    assert (result.seconds, result.stopped, result.tokens) == (12.0, 0, 10)
+
+
+def test_the_tail_is_the_time_in_which_a_tenth_runs_and_none_waits():
+    flat = Latency((64,), (1.0,))
+    result = run(recipes.grpo(20, 2), (2,) * 39 + (10,), latency=flat, slots=64)
+    assert (result.seconds, result.tail) == (10.0, 0.8)
+    waiting = run(recipes.grpo(20, 2), (2,) * 39 + (10,), latency=flat, slots=20)
+    assert (waiting.seconds, waiting.tail) == (12.0, 8 / 12)
+
+
+@pytest.mark.parametrize(("train", "sync", "period"), [(0.6, 0.0, 5.0), (1.6, 0.0, 8.0), (0.6, 1.0, 6.0)])
+def test_one_batch_is_made_while_another_trains(train, sync, period):
+    costs = replace(FREE, train=train, weight_sync=sync)
+    result = run(recipes.grpo(1, 1), (5,), costs=costs, schedule="async", gpus=2, batches=4, warmup=2)
+    # The longer of making 5 tokens, new weights among them, and training them; the trainer waits for the rest.
+    assert result.batch_seconds == pytest.approx([period] * 4)
+    assert result.gpu_seconds["training"] == pytest.approx(4 * 5 * train)
+    assert result.gpu_seconds["pausing"] == pytest.approx(4 * sync)
+    assert result.gpu_seconds["idle"] == pytest.approx(4 * (2 * period - 5 * train - 5 - sync))
+
+
+def test_log_probabilities_of_what_ended_are_there_when_the_rest_ends():
+    costs = replace(FREE, logprob=0.5)
+    recipe = recipes.grpo(1, 3)
+    assert run(recipe, (2, 3, 5), costs=costs).seconds == 12 + 5
+    # The first two took 1 and 1.5 seconds, from 8 and from 10 on; what ends last is looked at then.
+    assert run(recipe, (2, 3, 5), costs=costs, overlap=True).seconds == 12 + 2.5
+    # What is looked at and not trained on is paid for too: 3 rollouts instead of 2.
+    slow = replace(FREE, logprob=5.0)
+    assert run(two_of_three("exact"), (2, 3, 5), costs=slow, overlap=True).seconds == 8 + 50
+    assert run(two_of_three("exact"), (2, 3, 5), costs=slow).seconds == 12 + 25
+
+
+# ------------------------------------------------------------------------------------------------------- other ways to it
+
+
+def token_by_token(lengths, replicas, slots, seconds_N):
+    """Each replica's rollouts by tokens left; always the shortest time until one of them ends."""
+    left, waiting, now = [[] for _ in range(replicas)], list(lengths), 0.0
+    while True:
+        while waiting and min(map(len, left)) < slots:
+            min(left, key=len).append(float(waiting.pop(0)))
+        if not any(left):
+            return now
+        step = min(min(of) * seconds_N[len(of)] for of in left if of)
+        now += step
+        left = [[tokens - step / seconds_N[len(of)] for tokens in of] for of in left]
+        left = [[tokens for tokens in of if tokens > 1e-7] for of in left]
+
+
+curves = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6).map(
+    lambda seconds: Latency(tuple(range(1, len(seconds) + 1)), tuple(seconds))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@example([14, 14, 15, 1, 1, 1, 11, 1], 2, Latency((1, 2), (1.0, 2.0)))
+@given(st.lists(st.integers(1, 40), min_size=8, max_size=8), st.integers(1, 5), curves)
+def test_a_wave_takes_as_long_as_token_by_token(lengths, gpus, curve):
+    slots = curve.concurrency[-1]
+    cluster = Cluster(gpus=gpus, slots=slots)
+    scenario = Scenario(cluster=cluster, costs=FREE, latency=curve, workload=Given(lengths), batches=1, warmup=0)
+    expected = token_by_token(lengths, gpus, slots, curve.table(slots))
+    assert simulate(recipes.grpo(2, 4), scenario, 0).seconds == pytest.approx(expected, rel=1e-6)

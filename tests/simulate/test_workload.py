@@ -1,0 +1,174 @@
+"""What rollouts come to: distributions, logs, and files that are no logs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollalloc.simulate.workload import Fitted, Lengths, Logged, Outcome, Success, read_rollouts
+
+CERTAIN = Success(hopeless=0.0, solved=0.0)
+
+
+def drawn(world, visits, version=0):
+    """Outcomes of so many rollouts of each prompt, shape (N, visits, 3)."""
+    made = [world.outcome(at % world.prompts, at, version) for at in range(visits * world.prompts)]
+    return np.array(made).reshape(visits, world.prompts, 3).swapaxes(0, 1)
+
+
+def test_lengths_have_the_medians_and_deviations_that_they_are_said_to_have():
+    lengths = Lengths(median=300.0, between=0.6, within=0.4, runaway=0.05, limit=100_000)
+    made = drawn(Fitted(prompts=2000, lengths=lengths, success=CERTAIN).world(1), 20)
+    logs = np.where(made[..., 1] == 1, np.nan, np.log(made[..., 0]))
+    # Standard errors: 0.013 of the median's logarithm, 0.010 of `between`, 0.0015 of `within`, 0.0011 of the share.
+    assert np.nanmean(logs) == pytest.approx(np.log(300), abs=0.06)
+    assert np.nanstd(logs, axis=1, ddof=1).mean() == pytest.approx(0.4, abs=0.02)
+    assert np.nanmean(logs, axis=1).std() == pytest.approx(np.hypot(0.6, 0.4 / np.sqrt(19)), abs=0.04)
+    assert np.mean(made[..., 1]) == pytest.approx(0.05, abs=0.005)
+    assert set(made[made[..., 1] == 1][:, 0]) == {100_000}
+
+
+def test_the_limit_cuts_and_says_so_and_nothing_is_shorter_than_a_token():
+    made = drawn(
+        Fitted(prompts=200, lengths=Lengths(median=1.0, between=0.0, within=2.0, runaway=0.0, limit=3)).world(0), 50
+    )
+    assert set(made[..., 0].ravel()) == {1, 2, 3}
+    assert set(made[made[..., 1] == 1][:, 0]) == {3}
+    # The share beyond 3 of log-normal 2 about 1: 0.291; standard error 0.005.
+    assert made[..., 1].mean() == pytest.approx(0.291, abs=0.025)
+
+
+def test_success_is_by_prompt():
+    success = Success(hopeless=0.3, solved=0.2, alpha=2.0, beta=6.0)
+    rates = drawn(Fitted(prompts=1000, success=success).world(2), 100)[..., 2].mean(axis=1)
+    between = rates[(rates > 0) & (rates < 1)]
+    # Standard errors 0.014, 0.013 and 0.007; a few rates of the Beta are so near 0 that they look hopeless.
+    assert np.mean(rates == 0) == pytest.approx(0.3, abs=0.06)
+    assert np.mean(rates == 1) == pytest.approx(0.2, abs=0.055)
+    assert between.mean() == pytest.approx(0.25, abs=0.035)
+
+
+def test_learning_raises_what_is_neither_never_nor_always_solved():
+    success = Success(hopeless=0.3, solved=0.3, learning=0.5)
+    world = Fitted(prompts=500, success=success).world(0)
+    before, after = (drawn(world, 40, version)[..., 2].mean(axis=1) for version in (0, 8))
+    certain = (before == 0) | (before == 1)
+    assert np.mean(after[certain] == before[certain]) > 0.95  # a rate of 1% may pass for none in 40 draws
+    assert (after[~certain] >= before[~certain]).all()
+    assert after[~certain].mean() > before[~certain].mean() + 0.2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 90_000)), max_size=30), st.integers(0, 3))
+def test_an_outcome_depends_on_nothing_that_was_asked_before(asked, seed):
+    fresh, used = (Fitted(prompts=20).world(seed) for _ in range(2))
+    for prompt, rollout in asked:
+        used.outcome(prompt, rollout, 0)
+    for prompt, rollout in asked[::-1]:
+        assert used.outcome(prompt, rollout, 0) == fresh.outcome(prompt, rollout, 0)
+
+
+def test_a_logged_prompt_has_its_own_rollouts_lengths_and_successes_together():
+    log = Logged(rollouts=[[Outcome(5, False, True), Outcome(9, True, False)], [Outcome(3, False, True)]])
+    made = drawn(log.world(0), 400)
+    assert {tuple(each) for each in made[0]} == {(5, 0, 1), (9, 1, 0)}
+    assert made[0, :, 2].mean() == pytest.approx(0.5, abs=0.1)  # four standard errors of 0.025
+    assert {tuple(each) for each in made[1]} == {(3, 0, 1)}
+
+
+def test_a_fit_finds_what_the_log_was_made_of():
+    lengths = Lengths(median=400.0, between=0.5, within=0.3, runaway=0.03, limit=4000)
+    made = drawn(
+        Fitted(prompts=1500, lengths=lengths, success=Success(hopeless=0.2, solved=0.3, alpha=3, beta=2)).world(4), 16
+    )
+    log = Logged(
+        rollouts=[[Outcome(int(t), bool(cut), bool(right)) for t, cut, right in of] for of in made], learning=0.1
+    )
+    fitted = log.fitted()
+    assert fitted.prompts == 1500
+    assert fitted.lengths.median == pytest.approx(400, rel=0.06)
+    assert (fitted.lengths.between, fitted.lengths.within) == pytest.approx((0.5, 0.3), abs=0.04)
+    assert fitted.lengths.runaway == pytest.approx(0.03, abs=0.006)
+    assert fitted.lengths.limit == 4000
+    success = fitted.success
+    assert (success.hopeless, success.solved) == pytest.approx((0.2, 0.3), abs=0.05)
+    assert success.alpha / (success.alpha + success.beta) == pytest.approx(0.6, abs=0.05)
+    assert success.learning == 0.1
+
+
+def test_a_log_too_small_for_a_fit_is_refused():
+    with pytest.raises(ValueError, match=r"a fit needs 2 prompts .* got 1 prompts; leave --fit out"):
+        Logged(rollouts=[[Outcome(4, False, True), Outcome(6, False, True)]]).fitted()
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+def line(**changes):
+    plain = {"key": "a", "metric": 1.0, "tokens": 7, "truncated": False, "reward": 1.0, "unscored": None, "text": "x"}
+    return json.dumps(plain | changes)
+
+
+def test_a_log_is_read_by_prompt_and_what_was_stopped_is_counted(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(
+        "\n".join(
+            [line(), line(metric=0.4, tokens=0), line(key="b", truncated=True), line(metric=None, unscored="stopped")]
+        )
+    )
+    log = read_rollouts(path)
+    assert log.rollouts == [[Outcome(7, False, True), Outcome(1, False, False)], [Outcome(7, True, True)]]
+    assert log.describe() == {"source": str(path), "prompts": 2, "logged_rollouts": 3, "left_out": 1, "learning": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: expected a JSON object a line"),
+        (line(key=None), "line 2: field key: expected the prompt's key, got None"),
+        (line(tokens=-1), "line 2: field tokens: expected a whole number of at least 0, got -1"),
+        (line(tokens=1.5), "line 2: field tokens"),
+        (line(tokens=True), "line 2: field tokens"),
+        (line(truncated=None), "line 2: field truncated: expected true or false"),
+        (line(metric="1"), "line 2: field metric: expected a number or null, got '1'"),
+        (line(metric=float("nan")), "line 2: field metric"),
+        (json.dumps({"key": "a", "tokens": 1}), "line 2: field metric is missing"),
+    ],
+)
+def test_what_is_no_rollout_is_named_by_line_and_field(tmp_path, second, says):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(line() + "\n" + second)
+    with pytest.raises(ValueError, match=says):
+        read_rollouts(path)
+
+
+def test_a_log_without_a_score_is_refused(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(line(metric=None))
+    with pytest.raises(ValueError, match="expected rollouts with a score, found none; 1 lines have no score"):
+        read_rollouts(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        (Lengths, {"median": 0}, "median must be a finite number above 0, got 0"),
+        (Lengths, {"within": -1.0}, "within must be a finite number of at least 0"),
+        (Lengths, {"between": float("nan")}, "between"),
+        (Lengths, {"within": 200.0}, "within must be at most 10, got 200.0"),
+        (Lengths, {"runaway": 1.5}, r"runaway must be a share in \[0, 1\], got 1.5"),
+        (Lengths, {"limit": 0}, "limit must be a whole number of at least 1"),
+        (Success, {"hopeless": 0.7, "solved": 0.6}, "hopeless [+] solved must be at most 1"),
+        (Success, {"alpha": 0.0}, "alpha must be a finite number above 0"),
+        (Success, {"learning": float("inf")}, "learning"),
+        (Fitted, {"prompts": 0}, "prompts must be a whole number of at least 1"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(kind, changes, says):
+    with pytest.raises(ValueError, match=says):
+        kind(**changes)
