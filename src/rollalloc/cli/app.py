@@ -14,6 +14,7 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
+from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, features, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, features, model, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 
