@@ -8,46 +8,15 @@ import numpy as np
 
 from rollalloc.bench.tasks.files import Problem
 
-_NAMES = [
-    "Anna",
-    "Ben",
-    "Carla",
-    "David",
-    "Emma",
-    "Felix",
-    "Grace",
-    "Henry",
-    "Ida",
-    "Jack",
-    "Kate",
-    "Liam",
-    "Maria",
-    "Noah",
-    "Olga",
-    "Paul",
-    "Rosa",
-    "Sam",
-    "Tara",
-    "Will",
-]
-_THINGS = [
-    "apples",
-    "balls",
-    "books",
-    "cards",
-    "coins",
-    "cookies",
-    "eggs",
-    "flowers",
-    "marbles",
-    "oranges",
-    "pens",
-    "pencils",
-    "shells",
-    "stamps",
-    "stickers",
-]
-_BOXES = ["bags", "baskets", "boxes", "jars"]
+_NAMES = (
+    *("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack"),
+    *("Kate", "Liam", "Maria", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Will"),
+)
+_THINGS = (
+    *("apples", "balls", "books", "cards", "coins", "cookies", "eggs", "flowers"),
+    *("marbles", "oranges", "pens", "pencils", "shells", "stamps", "stickers"),
+)
+_BOXES = ("bags", "baskets", "boxes", "jars")
 _DRAWS = 50  # for each problem wanted, before templates are said to be used up
 
 Draw = Callable[[int, int], int]  # a whole number, ends included
