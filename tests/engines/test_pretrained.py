@@ -28,7 +28,7 @@ gguf = pytest.importorskip("gguf", reason="the extra smollm2 is not installed")
 HEADS, SHARED, WIDTH, LAYERS, CONTEXT = 4, 2, 32, 2, 64
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*SPECIAL, *bytes_to_unicode().values(), "he"]

@@ -1,6 +1,7 @@
 """A batched sampler for Hugging Face causal language models with attention; `why_not` asks one.
 
-A prompt is prefilled once for all its rollouts, finished rollouts leave the batch, and each token's random draw is a
+A prompt is prefilled once for all its rollouts, and what all prompts of a wave begin with once for all of them, finished
+rollouts leave the batch, and each token's random draw is a
 function of (seed, prompt, rollout, position) alone, so that what a rollout draws does not depend on its company.
 """
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
 _ROOM = 32  # tokens for which a cache has room each time it grows
+_LEAST_SHARED = 16  # tokens that all prompts of a wave begin with, from which on they are prefilled once for all
 
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
@@ -397,12 +399,23 @@ class _Rows:
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         everywhere = all(type(layer) is _RoomyLayer for layer in self._cache.layers)
         self._mask_is_ready = everywhere and model.config._attn_implementation == DECODING
-        prompt_BP, self._mask_BS = padded(prompts, pad_id, side="left", device=model.device)
-        self._padded = not bool(self._mask_BS.all())
-        position_BP = positions(self._mask_BS)
+        shared = _shared(prompts) if everywhere and _is_told_positions(model) else 0
+        rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
+        if shared:
+            self._prefill_shared(prompts[0][:shared], len(prompts))
+        self._mask_BS = torch.nn.functional.pad(mask_BP, (shared, 0), value=True)
+        self._padded = not bool(mask_BP.all())
+        position_BP = positions(mask_BP) + shared
         self._position_B = position_BP[:, -1]
-        self.logits_BV = self._forward(prompt_BP, position_BP)
+        self.logits_BV = self._forward(rest_BP, position_BP)
         self.select(prompt_B)
+
+    def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
+        """Put what all rows begin with into the cache: computed in one row, then copied."""
+        self._padded = False
+        ids_1P = torch.tensor([tokens], device=self._model.device)
+        self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
+        self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
 
     def select(self, rows_B: NDArray[np.int64]) -> None:
         """Keep these rows, in this order; a row named several times is copied."""
@@ -433,6 +446,20 @@ class _Rows:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that all prompts begin with, less one a prompt that ends there; 0 where a pass of their own does not pay."""
+    first, last = min(prompts), max(prompts)  # in lexical order, so that what these two share all do
+    most = min(map(len, prompts)) - 1
+    shared = next((at for at in range(most) if first[at] != last[at]), most)
+    return shared if len(prompts) > 1 and shared >= _LEAST_SHARED else 0
+
+
+def _is_told_positions(model: PreTrainedModel) -> bool:
+    """Whether a model knows where a token stands from its position id alone, so that padding may lie between two tokens."""
+    config = model.config.get_text_config()
+    return getattr(config, "rope_parameters", None) is not None and not getattr(config, "alibi", False)
 
 
 class _RoomyLayer(DynamicLayer):

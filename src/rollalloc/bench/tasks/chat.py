@@ -47,7 +47,7 @@ class ChatTask:
     system: str = "Answer with a number only."
     max_new_tokens: int = 12
     train: int = 2048
-    heldout: int = 256
+    heldout: int = 128
     seed: int = 15
 
 
@@ -85,7 +85,6 @@ CHAT_TASKS = {
         number=False,
         system="Answer with the letters only.",
         train=1024,
-        heldout=128,
     ),
     "stories": ChatTask("word problems of one or two steps", None, max_new_tokens=48),
 }
