@@ -54,7 +54,7 @@ def prepare(
 def chat(
     tasks: Annotated[
         list[str],
-        typer.Argument(help="sums, products, gcd, letters, filter, spelling, stories; or all."),
+        typer.Argument(help="sums, products, gcd, letters, filter, stories; or all."),
     ],
     out: Annotated[Path, typer.Option(help="Folder in which each task gets one of its own.", parser=folder)] = Path(
         "data/chat"

@@ -45,7 +45,7 @@ class ChatTask:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     number: bool = True
     system: str = "Answer with a number only."
-    max_new_tokens: int = 12
+    max_new_tokens: int = 16
     train: int = 2048
     heldout: int = 128
     seed: int = 15
@@ -53,9 +53,9 @@ class ChatTask:
 
 CHAT_TASKS = {
     "sums": ChatTask(
-        "sums and differences of two numbers below 100",
+        "sums and differences of two or three digits",
         "chain_sum",
-        {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+        {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
     ),
     "products": ChatTask(
         "products of two numbers, of one or two digits",
@@ -66,6 +66,7 @@ CHAT_TASKS = {
         "greatest common divisors of two numbers to 60",
         "gcd",
         {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 60},
+        max_new_tokens=24,
     ),
     "letters": ChatTask(
         "how often a letter stands in two to four words", "letter_counting", {"min_words": 2, "max_words": 4}
@@ -77,14 +78,6 @@ CHAT_TASKS = {
         number=False,
         system="Answer with the list only.",
         max_new_tokens=24,
-    ),
-    "spelling": ChatTask(
-        "words of three or four letters backwards",
-        "spell_backward",
-        {"min_word_len": 3, "max_word_len": 4},
-        number=False,
-        system="Answer with the letters only.",
-        train=1024,
     ),
     "stories": ChatTask("word problems of one or two steps", None, max_new_tokens=48),
 }
