@@ -450,7 +450,10 @@ class _Rows:
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
     """Tokens that all prompts begin with, less one a prompt that ends there; 0 where a pass of their own does not pay."""
-    first, last = min(prompts), max(prompts)  # in lexical order, so that what these two share all do
+    first, last = (
+        min(prompts, key=tuple),
+        max(prompts, key=tuple),
+    )  # in lexical order, so that what these two share all do
     most = min(map(len, prompts)) - 1
     shared = next((at for at in range(most) if first[at] != last[at]), most)
     return shared if len(prompts) > 1 and shared >= _LEAST_SHARED else 0

@@ -1,7 +1,7 @@
 """Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems made by templates.
 
-Each is a folder with two parquet files in verl's schema, whose prompts are messages: what to answer with, then the question.
-The settings are those under which SmolLM2-135M-Instruct is right now and then (LOG.md), so that there is something to learn.
+Each is a folder with two parquet files in verl's schema, whose prompts are messages: what to answer with, a question that is
+answered, then the question. Without that example a model of this size talks instead of answering. The settings are those under which SmolLM2-135M-Instruct is right now and then (LOG.md), so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ChatTask:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     number: bool = True
     system: str = "Answer with a number only."
-    max_new_tokens: int = 16
+    max_new_tokens: int = 12
     train: int = 2048
     heldout: int = 128
     seed: int = 15
@@ -66,7 +66,6 @@ CHAT_TASKS = {
         "greatest common divisors of two numbers to 60",
         "gcd",
         {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 60},
-        max_new_tokens=24,
     ),
     "letters": ChatTask(
         "how often a letter stands in two to four words", "letter_counting", {"min_words": 2, "max_words": 4}
@@ -79,7 +78,7 @@ CHAT_TASKS = {
         system="Answer with the list only.",
         max_new_tokens=24,
     ),
-    "stories": ChatTask("word problems of one or two steps", None, max_new_tokens=48),
+    "stories": ChatTask("word problems of one or two steps", None, max_new_tokens=24),
 }
 
 
@@ -130,14 +129,23 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     def make(to: Path) -> None:
         sizes = {"train": task.train, "heldout": task.heldout}
         source = _STORIES if task.gym is None else f"{gym.PREFIX}{task.gym}"
-        write_splits(to, sizes, _drawer(task), data_source=source, seed=task.seed, chat=partial(_messages, task.system))
+        draw, taken = _drawer(task), set[str]()
+        (example,) = draw(np.random.default_rng([task.seed, 0]), 1, taken)
+
+        def rest(rng: np.random.Generator, count: int, taken_too: set[str]) -> Sequence[Problem]:
+            taken_too |= taken  # what is answered in every prompt is asked in none
+            return draw(rng, count, taken_too)
+
+        chat = partial(_messages, task.system, example)
+        write_splits(to, sizes, rest, data_source=source, seed=task.seed, chat=chat)
 
     made = make_once(folder, task, make)
     return ChatFiles(made / "train.parquet", made / "heldout.parquet", task.max_new_tokens)
 
 
-def _messages(system: str, question: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+def _messages(system: str, example: Problem, question: str) -> list[dict[str, str]]:
+    said = (("system", system), ("user", example.prompt), ("assistant", example.answer), ("user", question))
+    return [{"role": role, "content": content} for role, content in said]
 
 
 def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Sequence[Problem]]:
