@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_prompts_are_messages_and_the_reward_accepts_their_answers_only(name: st
             assert score(solution_str=prompts.ground_truths[row], **about) == 1
             for text in ("", "I do not know.", f"{prompts.ground_truths[row]} or 4711"):
                 assert score(solution_str=text, **about) == 0
+
+
+@pytest.mark.parametrize("name", ["letters", "gcd"])
+def test_no_answer_is_right_too_often(name: str, tmp_path: Path) -> None:
+    files = prepare(tmp_path / name, replace(CHAT_TASKS[name], train=60, heldout=21))
+    for file, most in ((files.train, 15), (files.heldout, 6)):
+        assert max(Counter(load_prompts(file).ground_truths).values()) == most
 
 
 def test_of_a_number_the_last_in_the_completion_counts() -> None:

@@ -23,7 +23,7 @@ from transformers import (
     RwkvConfig,
 )
 
-from rollalloc.engines import sampler
+from rollalloc.engines import likelihood, sampler
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
 from rollalloc.engines.sampling import Sampling
@@ -300,7 +300,7 @@ def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model
     made, tokens = forwarded(model, headed(20))
     assert tokens == 20 + 3 * 6
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_LEAST_SHARED", 1000)
+        patch.setattr(likelihood, "LEAST_SHARED", 1000)
         apart, tokens_apart = forwarded(model, headed(20))
     assert tokens_apart == 3 * 26
     assert [each.tokens for each in made] == [each.tokens for each in apart]
@@ -317,7 +317,7 @@ def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(model, monkeypatc
     requests = [Request(0, HEADER[:18], (0, 1)), Request(1, HEADER, (2,)), Request(2, HEADER[:18], (3,))]
     made, tokens = forwarded(model, requests)
     assert tokens == 17 + 3 * 3
-    monkeypatch.setattr(sampler, "_LEAST_SHARED", 1000)
+    monkeypatch.setattr(likelihood, "LEAST_SHARED", 1000)
     assert [each.tokens for each in made] == [each.tokens for each in run(model, requests)]
 
 

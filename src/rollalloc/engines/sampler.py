@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rollalloc.engines.attention import DECODING, decoding_attention
-from rollalloc.engines.likelihood import evaluating, padded, positions
+from rollalloc.engines.likelihood import evaluating, padded, positions, shared_prefix
 from rollalloc.engines.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 # Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
 _ROOM = 32  # tokens for which a cache has room each time it grows
-_LEAST_SHARED = 16  # tokens that all prompts of a wave begin with, from which on they are prefilled once for all
 
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
@@ -399,7 +398,7 @@ class _Rows:
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         everywhere = all(type(layer) is _RoomyLayer for layer in self._cache.layers)
         self._mask_is_ready = everywhere and model.config._attn_implementation == DECODING
-        shared = _shared(prompts) if everywhere and _is_told_positions(model) else 0
+        shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
         if shared:
             self._prefill_shared(prompts[0][:shared], len(prompts))
@@ -446,23 +445,6 @@ class _Rows:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
-
-
-def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with, less one a prompt that ends there; 0 where a pass of their own does not pay."""
-    first, last = (
-        min(prompts, key=tuple),
-        max(prompts, key=tuple),
-    )  # in lexical order, so that what these two share all do
-    most = min(map(len, prompts)) - 1
-    shared = next((at for at in range(most) if first[at] != last[at]), most)
-    return shared if len(prompts) > 1 and shared >= _LEAST_SHARED else 0
-
-
-def _is_told_positions(model: PreTrainedModel) -> bool:
-    """Whether a model knows where a token stands from its position id alone, so that padding may lie between two tokens."""
-    config = model.config.get_text_config()
-    return getattr(config, "rope_parameters", None) is not None and not getattr(config, "alibi", False)
 
 
 class _RoomyLayer(DynamicLayer):
