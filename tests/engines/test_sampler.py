@@ -23,7 +23,7 @@ from transformers import (
     RwkvConfig,
 )
 
-from rollalloc.engines import sampler
+from rollalloc.engines import likelihood, sampler
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
 from rollalloc.engines.sampling import Sampling
@@ -268,6 +268,63 @@ def test_a_bound_on_the_cache_changes_nothing_and_is_kept(model, kv_tokens, wide
     assert waves == tokens_of(run(model, eos_ids=()))
     assert max(sizes) <= (kv_tokens or max(sizes))
     assert max(widths) == widest
+
+
+HEADER = tuple(
+    3 + (7 * at) % 20 for at in range(20)
+)  # what a chat template and a system message put before every prompt
+
+
+def headed(length):
+    """The requests, with the first `length` tokens of the header before each prompt."""
+    return [Request(each.prompt, HEADER[:length] + each.tokens, each.rollouts) for each in REQUESTS]
+
+
+def forwarded(model, requests, **settings):
+    """What is sampled, and the prompt tokens that the model is given, padding included."""
+    given = []
+
+    def count(module, arguments, keywords):
+        if keywords["input_ids"].shape[1] > 1:
+            given.append(keywords["input_ids"].numel())
+
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        return run(model, requests, **settings), sum(given)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model, threads, monkeypatch):
+    made, tokens = forwarded(model, headed(20))
+    assert tokens == 20 + 3 * 6
+    with monkeypatch.context() as patch:
+        patch.setattr(likelihood, "LEAST_SHARED", 1000)
+        apart, tokens_apart = forwarded(model, headed(20))
+    assert tokens_apart == 3 * 26
+    assert [each.tokens for each in made] == [each.tokens for each in apart]
+    for each, other in zip(made, apart, strict=True):
+        np.testing.assert_allclose(each.logprobs, other.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("requests", [headed(15), headed(20)[:1]], ids=["a short header", "one prompt"])
+def test_what_is_not_worth_it_is_not_shared(model, requests):
+    assert forwarded(model, requests)[1] == len(requests) * max(len(each.tokens) for each in requests)
+
+
+def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(model, monkeypatch):
+    requests = [Request(0, HEADER[:18], (0, 1)), Request(1, HEADER, (2,)), Request(2, HEADER[:18], (3,))]
+    made, tokens = forwarded(model, requests)
+    assert tokens == 17 + 3 * 3
+    monkeypatch.setattr(likelihood, "LEAST_SHARED", 1000)
+    assert [each.tokens for each in made] == [each.tokens for each in run(model, requests)]
+
+
+def test_a_model_that_counts_positions_by_itself_shares_nothing():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2)).eval()
+    assert forwarded(model, headed(20))[1] == 3 * 26
 
 
 def test_a_cache_that_holds_not_one_rollout_is_refused(model):

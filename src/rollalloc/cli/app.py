@@ -15,6 +15,7 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
+from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, report, watch, board, waste, simulate, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, watch, board, waste, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

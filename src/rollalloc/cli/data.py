@@ -1,4 +1,4 @@
-"""`rollalloc data prepare`: public sets as files to train and evaluate on."""
+"""`rollalloc data`: public sets, and tasks made here, as files to train and evaluate on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
 
 data = typer.Typer(help="Prepare data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
-
-
-@data.callback()
-def _group() -> None:
-    """A group of one command is still a group: `data prepare`, not `data`."""
 
 
 @data.command()
@@ -53,6 +48,34 @@ def prepare(
         )
     console.print(_table(files, ngram))
     say(console, f"the files are in {out}")
+
+
+@data.command()
+def chat(
+    tasks: Annotated[
+        list[str],
+        typer.Argument(help="sums, products, gcd, letters, filter, stories; or all."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder in which each task gets one of its own.", parser=folder)] = Path(
+        "data/chat"
+    ),
+) -> None:
+    """Write tasks for a small chat model, made here: of reasoning-gym, and word problems by templates."""
+    from rollalloc.bench.tasks.chat import CHAT_TASKS, REWARD
+    from rollalloc.bench.tasks.chat import prepare as make
+
+    names = list(CHAT_TASKS) if tasks == ["all"] else list(dict.fromkeys(tasks))
+    if unknown := [name for name in names if name not in CHAT_TASKS]:
+        raise ValueError(f"unknown task {unknown[0]!r}; there are {', '.join(CHAT_TASKS)}, and all")
+    table = Table(caption=f"--reward {REWARD}", caption_justify="left")
+    for heading in ("folder", "what is asked", "train", "heldout", "--max-new-tokens"):
+        table.add_column(heading)
+    for name in names:
+        task = CHAT_TASKS[name]
+        made = make(out / name, task)
+        numbers = (task.train, task.heldout, made.max_new_tokens)
+        table.add_row(str(made.train.parent), task.about, *map(str, numbers))
+    Console(stderr=True).print(table)
 
 
 def _table(files: list[Prepared], ngram: int) -> Table:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 Tokens = Sequence[int]
+
+LEAST_SHARED = 16  # tokens that all prompts begin with, from which on they are read once for all
 
 
 def completion_logprobs(
@@ -55,18 +58,53 @@ def _completion_logits(
     model: PreTrainedModel, prompts: Sequence[Tokens], completions: Sequence[Tokens], pad_id: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of the positions that predict a completion's tokens, over the temperature; the tokens, and which are real."""
-    prompt_BP, prompt_mask_BP = padded(prompts, pad_id, side="left", device=model.device)
+    shared = shared_prefix(model, prompts)
+    rests = [prompt[shared:] for prompt in prompts]
+    prompt_BP, prompt_mask_BP = padded(rests, pad_id, side="left", device=model.device)
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
     # A completion's last token predicts nothing that is asked for, so it is not fed.
-    attention_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
+    fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
-        attention_mask=attention_BS,
-        position_ids=positions(attention_BS),
-        use_cache=False,
+        attention_mask=nn.functional.pad(fed_BS, (shared, 0), value=True),
+        position_ids=positions(fed_BS) + shared,
+        past_key_values=_read_once(model, prompts[0][:shared], len(prompts)) if shared else None,
+        use_cache=shared > 0,
         logits_to_keep=completion_BT.shape[1],
     )
     return output.logits.float() / temperature, completion_BT, mask_BT
+
+
+def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
+    """The keys and values of what all rows begin with: computed in one row, seen by all, with the gradient of all."""
+    cache = DynamicCache(config=model.config)
+    ids_1P = torch.tensor([list(tokens)], device=model.device)
+    model(input_ids=ids_1P, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        layer.keys, layer.values = layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1)
+    return cache
+
+
+def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
+    """Tokens that all prompts begin with and that a model can read once for all of them; each prompt keeps one of its own.
+
+    0 where they are too few to pay, or where the model cannot: padding then lies between two tokens, so that it must know
+    from position ids alone where a token stands, and its cache must be plain keys and values; and it must be in eval mode,
+    since in training mode it may keep no cache.
+    """
+    first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # in lexical order, so that what these share all do
+    most = min(map(len, prompts)) - 1
+    shared = next((at for at in range(most) if first[at] != last[at]), most)
+    return shared if len(prompts) > 1 and shared >= LEAST_SHARED and _can_share(model) else 0
+
+
+def _can_share(model: PreTrainedModel) -> bool:
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) is not None and not getattr(config, "alibi", False)
+    return (
+        rotary and not model.training and all(type(one) is DynamicLayer for one in DynamicCache(config=config).layers)
+    )
 
 
 def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A batched sampler for Hugging Face causal language models with attention; `why_not` asks one.
 
-A prompt is prefilled once for all its rollouts, finished rollouts leave the batch, and each token's random draw is a
+A prompt is prefilled once for all its rollouts, and what all prompts of a wave begin with once for all of them, finished
+rollouts leave the batch, and each token's random draw is a
 function of (seed, prompt, rollout, position) alone, so that what a rollout draws does not depend on its company.
 """
 
@@ -21,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rollalloc.engines.attention import DECODING, decoding_attention
-from rollalloc.engines.likelihood import evaluating, padded, positions
+from rollalloc.engines.likelihood import evaluating, padded, positions, shared_prefix
 from rollalloc.engines.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -397,12 +398,23 @@ class _Rows:
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         everywhere = all(type(layer) is _RoomyLayer for layer in self._cache.layers)
         self._mask_is_ready = everywhere and model.config._attn_implementation == DECODING
-        prompt_BP, self._mask_BS = padded(prompts, pad_id, side="left", device=model.device)
-        self._padded = not bool(self._mask_BS.all())
-        position_BP = positions(self._mask_BS)
+        shared = shared_prefix(model, prompts)
+        rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
+        if shared:
+            self._prefill_shared(prompts[0][:shared], len(prompts))
+        self._mask_BS = torch.nn.functional.pad(mask_BP, (shared, 0), value=True)
+        self._padded = not bool(mask_BP.all())
+        position_BP = positions(mask_BP) + shared
         self._position_B = position_BP[:, -1]
-        self.logits_BV = self._forward(prompt_BP, position_BP)
+        self.logits_BV = self._forward(rest_BP, position_BP)
         self.select(prompt_B)
+
+    def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
+        """Put what all rows begin with into the cache: computed in one row, then copied."""
+        self._padded = False
+        ids_1P = torch.tensor([tokens], device=self._model.device)
+        self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
+        self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
 
     def select(self, rows_B: NDArray[np.int64]) -> None:
         """Keep these rows, in this order; a row named several times is copied."""

@@ -64,6 +64,7 @@ def write_splits(
     *,
     data_source: str,
     seed: int,
+    chat: Callable[[str], list[dict[str, str]]] | None = None,
 ) -> None:
     """Write one parquet file a split, in verl's schema; no prompt occurs twice, in one split or in two.
 
@@ -74,13 +75,14 @@ def write_splits(
             it adds their prompts to the taken ones.
         data_source: e.g. "skills/late"; what stands before its first slash is the ability.
         seed: each split draws from a generator of its own under this seed.
+        chat: prompt → its messages; None: prompts are text.
     """
     taken: set[str] = set()
     for stream, (split, size) in enumerate(sizes.items(), start=1):
         rows = [
             {
                 "data_source": data_source,
-                "prompt": problem.prompt,
+                "prompt": chat(problem.prompt) if chat else problem.prompt,
                 "ability": data_source.partition("/")[0],
                 "reward_model": {"style": "rule", "ground_truth": problem.answer},
                 "extra_info": {"split": split, "index": index, **problem.extra},

@@ -141,9 +141,9 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
     config = config or config_of(task)
 
     def make(to: Path) -> None:
-        _refuse_bad_verifier(task, config)
+        refuse_bad_verifier(task, config)
         sizes = {"train": config.train, "heldout": config.heldout}
-        write_splits(to, sizes, partial(_problems, config), data_source=task, seed=config.seed)
+        write_splits(to, sizes, partial(problems, config), data_source=task, seed=config.seed)
         prompts, answers = _warm_up_examples(config, frozenset(map(str, load_prompts(to / "heldout.parquet").prompts)))
         files = load_prompts(to / "train.parquet", to / "heldout.parquet")
         every_prompt, every_answer = [*prompts, *map(str, files.prompts)], [*answers, *map(str, files.ground_truths)]
@@ -172,7 +172,7 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
     )
 
 
-def _problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+def problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
     """Different questions that are not taken; the drawn ones become taken."""
     found: list[Problem] = []
     for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
@@ -197,7 +197,12 @@ def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
     return [question for question, _ in kept], [answer for _, answer in kept]
 
 
-def _refuse_bad_verifier(task: str, config: Config) -> None:
+def refuse_bad_verifier(task: str, config: Config) -> None:
+    """Refuse a task whose verifier gives full marks for no answer, or none for its own.
+
+    Raises:
+        ValueError: says which it does.
+    """
     verifier = _verifier(config.name)
     for written in _dataset(config.name, _PROBED, config.seed, **config.settings):
         entry = json.loads(_packed(written))  # as the reward will see it

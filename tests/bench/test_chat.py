@@ -1,0 +1,146 @@
+"""Tasks in chat form: messages in verl's schema, answers that their reward accepts, and files made once."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollalloc.bench.tasks import chat, stories
+from rollalloc.bench.tasks.chat import CHAT_TASKS, REWARD, ChatTask, prepare
+from rollalloc.cli import app
+from rollalloc.data.prompts import load_prompts
+from rollalloc.rewards.function import load_reward
+
+pytest.importorskip("reasoning_gym")
+
+
+def small(task: ChatTask) -> ChatTask:
+    return replace(task, train=12, heldout=5)
+
+
+@pytest.mark.parametrize("name", CHAT_TASKS)
+def test_prompts_are_messages_and_the_reward_accepts_their_answers_only(name: str, tmp_path: Path) -> None:
+    files = prepare(tmp_path / name, small(CHAT_TASKS[name]))
+    train, heldout = load_prompts(files.train), load_prompts(files.heldout)
+    assert (len(train), len(heldout)) == (12, 5)
+    assert not {str(prompt) for prompt in train.prompts} & {str(prompt) for prompt in heldout.prompts}
+    assert len(set(train.keys)) == 12
+    score = load_reward(REWARD)
+    for prompts in (train, heldout):
+        for row, prompt in enumerate(prompts.prompts):
+            system, asked, answered, question = prompt
+            assert [message["role"] for message in prompt] == ["system", "user", "assistant", "user"]
+            assert (system["content"], asked, answered) == (CHAT_TASKS[name].system, *train.prompts[0][1:3])
+            assert question["content"] != asked["content"]
+            about = {"data_source": prompts.sources[row], "ground_truth": prompts.ground_truths[row]}
+            about["extra_info"] = prompts.extra_infos[row]
+            assert score(solution_str=prompts.ground_truths[row], **about) == 1
+            for text in ("", "I do not know.", f"{prompts.ground_truths[row]} or 4711"):
+                assert score(solution_str=text, **about) == 0
+
+
+@pytest.mark.parametrize("name", ["letters", "gcd"])
+def test_no_answer_is_right_too_often(name: str, tmp_path: Path) -> None:
+    files = prepare(tmp_path / name, replace(CHAT_TASKS[name], train=60, heldout=21))
+    for file, most in ((files.train, 15), (files.heldout, 6)):
+        assert max(Counter(load_prompts(file).ground_truths).values()) == most
+
+
+def test_of_a_number_the_last_in_the_completion_counts() -> None:
+    about = {"data_source": "rg/chain_sum", "ground_truth": "7", "extra_info": {"number": True}}
+    said = {"7": 1, "3 + 4 = 7": 1, "The answer is 7.": 1, "7.0": 1, "7 = 3 + 4": 0, "-7": 0, "77": 0, "seven": 0}
+    assert {text: chat.compute_score(solution_str=text, **about) for text in said} == said
+
+
+def test_files_are_made_once_and_alike_everywhere(tmp_path: Path) -> None:
+    task = small(CHAT_TASKS["sums"])
+    first, second = prepare(tmp_path / "a", task), prepare(tmp_path / "b", task)
+    assert first.train.read_bytes() == second.train.read_bytes()
+    made = first.train.stat().st_mtime_ns
+    assert prepare(tmp_path / "a", task) == first
+    assert first.train.stat().st_mtime_ns == made
+    with pytest.raises(ValueError, match="delete it or choose another folder"):
+        prepare(tmp_path / "a", replace(task, seed=1))
+
+
+DRAWN = {
+    "gets": ([3, 4], "Ida has 3 eggs and gets 4 more. How many eggs does Ida have now?", 7),
+    "gives": ([9, 5], "Ida has 9 eggs and gives 5 of them to Tom. How many eggs does Ida have left?", 4),
+    "packs": ([3, 4], "Ida has 3 jars with 4 eggs in each. How many eggs does Ida have?", 12),
+    "shares": ([3, 4], "Ida puts 12 eggs into 3 jars, the same number in each. How many eggs are in one?", 4),
+    "pays": (
+        [2, 5, 6],
+        "Ida buys 2 eggs for 5 dollars each and pays with 16 dollars. How many dollars does Ida get back?",
+        6,
+    ),
+    "loses": (
+        [8, 4, 5],
+        "Ida has 8 eggs. Tom gives Ida 4 more, and then Ida loses 5. How many eggs does Ida have now?",
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize(("story", "row"), list(zip(stories.STORIES, DRAWN.values(), strict=True)), ids=DRAWN)
+def test_a_story_says_what_its_answer_is_made_of(story: stories.Story, row: tuple[list[int], str, int]) -> None:
+    numbers, text, answer = row
+    left = iter(numbers)
+
+    def draw(low: int, high: int) -> int:
+        value = next(left)
+        assert low <= value <= high
+        return value
+
+    assert story(draw, "Ida", "Tom", "eggs", "jars") == (text, answer)
+    assert next(left, None) is None
+
+
+def test_stories_are_different_and_no_answer_is_negative() -> None:
+    taken: set[str] = set()
+    made = stories.problems(np.random.default_rng(0), 400, taken)
+    more = stories.problems(np.random.default_rng(0), 100, taken)  # the same draws, so that all of them are taken
+    assert len({each.prompt for each in (*made, *more)}) == len(taken) == 500
+    assert all(int(each.answer) > 0 for each in made)
+
+
+def test_no_more_stories_than_there_are() -> None:
+    with pytest.raises(ValueError, match="more different word problems"):
+        stories.problems(np.random.default_rng(0), 2, _All())
+
+
+class _All(set[str]):
+    """Holds every text."""
+
+    def __contains__(self, text: object) -> bool:
+        return True
+
+
+def call(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["rollalloc", *map(str, arguments)])
+    try:
+        app.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_the_command_writes_a_folder_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(CHAT_TASKS, "stories", small(CHAT_TASKS["stories"]))
+    monkeypatch.setenv("COLUMNS", "300")
+    assert call("data", "chat", "stories", "--out", tmp_path / "chat", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().err
+    assert str(tmp_path / "chat" / "stories") in said
+    assert f"--reward {REWARD}" in said
+    assert len(load_prompts(tmp_path / "chat" / "stories" / "train.parquet")) == 12
+    assert call("data", "chat", "poems", "--out", tmp_path / "chat", monkeypatch=monkeypatch) == 2
+    assert "there are sums, products" in capsys.readouterr().err
+    (tmp_path / "mine" / "stories").mkdir(parents=True)
+    assert call("data", "chat", "stories", "--out", tmp_path / "mine", monkeypatch=monkeypatch) == 2
+    assert "is no task of rollalloc" in capsys.readouterr().err
