@@ -14,6 +14,7 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
+from rollalloc.cli.ledger import ledger
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
@@ -31,6 +32,7 @@ app = typer.Typer(
 for command in (train, compare, features, report, watch, board, waste, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

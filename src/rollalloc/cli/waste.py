@@ -64,7 +64,7 @@ def waste(
     console = Console()
     check_format(format)
     check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
-    options = Options(reward, _numbers(weights), group_size)
+    options = Options(reward, numbers(weights), group_size)
     with staged() as shown:
         log = read_log(path, format, options, lambda file, done, files: shown("reading", done, files))
         finding = find(
@@ -125,7 +125,12 @@ def _table(headings: tuple[str, ...]) -> Table:
     return table
 
 
-def _numbers(text: str | None) -> tuple[float, ...] | None:
+def numbers(text: str | None) -> tuple[float, ...] | None:
+    """The weights of TRL's rewards, as an option gives them.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.waste.groups import Gathering, Log, key_of, mark_of
-from rollalloc.waste.readers.shared import Fields, Format, Options, by_suffix, count, inside, names, number, objects, text
+from rollalloc.waste.readers.shared import (
+    Fields,
+    Format,
+    Options,
+    by_suffix,
+    count,
+    inside,
+    names,
+    number,
+    objects,
+    text,
+)
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
