@@ -119,7 +119,7 @@ def test_every_format_is_taken_in_and_known_again(tmp_path, ledger, format):
 def test_a_run_judged_otherwise_is_refused(tmp_path, ledger):
     added(ledger, rollouts(tmp_path / "r", ROWS))
     (source,) = sources_of(str(tmp_path / "r"))
-    with pytest.raises(ValueError, match="whose successes are the metric; got reward of at least 0.5"):
+    with pytest.raises(ValueError, match=r"whose successes are the metric; got reward of at least 0"):
         add(ledger, source, read_log(source.log), "reward of at least 0.5", 0.5)
 
 

@@ -14,8 +14,10 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
+from rollalloc.cli.forecast import forecast
 from rollalloc.cli.ledger import ledger
 from rollalloc.cli.recipes import recipes
+from rollalloc.cli.replay import replay
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
 from rollalloc.cli.train import train
@@ -29,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, features, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, features, report, watch, board, waste, replay, forecast, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 app.add_typer(ledger, name="ledger")

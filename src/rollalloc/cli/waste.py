@@ -72,7 +72,7 @@ def waste(
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     if json_:
-        typer.echo(json.dumps(_plain(finding.described()), indent=2, allow_nan=False))
+        typer.echo(json.dumps(plain(finding.described()), indent=2, allow_nan=False))
         return
     console.print(Text(sentence(finding), style="bold"))
     if finding.forecast is not None:
@@ -146,10 +146,10 @@ def _ratio(share: Share) -> str:
     return f"{share.value:.2f} ({low:.2f}–{high:.2f})"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no infinity."""
     if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
+        return {key: plain(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(held) for held in value]
+        return [plain(held) for held in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
