@@ -9,9 +9,10 @@ import numpy as np
 
 from rollalloc.bench.cost import Curve, cost_to_target
 
-# Cost over forecast, 5% and 95% of 126 finished runs of tiny models from their first two evaluations (LOG.md). Tasks differ
-# by more than runs of one: 10% and 90% held 72% of the costs of a task that they had not seen, these 82%.
-SPREAD = (0.22, 2.30)
+# Cost over forecast, 5% and 95% of 126 finished runs of tiny models from their first two evaluations
+# (`benchmarks/budget.py`, LOG.md). Tasks differ by more than runs of one: 10% and 90% held 64% of the costs of a task that
+# they had not seen, these 79%.
+SPREAD = (0.26, 2.28)
 _RISE = 1e-3  # logits over the evaluations so far; with less nothing is being learned that a line could follow
 _CLOSEST = 1e-3  # an accuracy is not taken to be nearer to 0 or 1 than this
 
@@ -55,8 +56,8 @@ def forecast_to(curve: Curve, target: float, *, upto: float = inf) -> Forecast:
 
         logit a(r) = logit a(0) + b r,  b by least squares;  r* = (logit target - logit a(0)) / b
 
-    The interval is r* times `SPREAD`, what finished runs paid over what was forecast of them (split conformal), and begins at
-    what is paid already.
+    The interval is r* times `SPREAD`, what finished runs paid over what was forecast of them (split conformal), and begins
+    at what is paid already.
 
     Args:
         curve: of a run, with its first evaluation before any rollout.
