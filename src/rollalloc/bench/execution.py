@@ -91,7 +91,7 @@ def execute(
         usable_device(source.device)
         recipe = run.made_recipe()
         _check_features(source, recipe)
-        _check_ledger(source, recipe)
+        _check_ledger(source, recipe, folder if goes_on else None)
         with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
             prompts = load_prompts(*source.prompts)
             held = None if source.heldout is None else load_prompts(source.heldout)
@@ -167,13 +167,14 @@ def _features(
     return features_of(policy.model, train.tokens, pad_id=policy.pad_id)
 
 
-def _check_ledger(source: Source, recipe: Recipe) -> None:
-    """Refuse a ledger that nobody would read, or that is none, before a model is loaded."""
+def _check_ledger(source: Source, recipe: Recipe, resumed: Path | None) -> None:
+    """Refuse a ledger that nobody would read, or that is none, before a model is loaded; a resumed run has its priors."""
     if source.ledger is None:
         return
     if not recipe.reads_priors:
         raise ValueError(f"ledger: the prompt rule {recipe.prompts!r} does not look at priors; take it out")
-    check_ledger(Path(source.ledger))
+    if resumed is None or not (resumed / PRIORS).is_file():
+        check_ledger(Path(source.ledger))
 
 
 def _priors(source: Source, policy: Policy, train: EncodedPrompts, resumed: Path | None) -> Priors | None:
