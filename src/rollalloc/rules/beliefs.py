@@ -232,7 +232,7 @@ class Foresight:
         features = view.table.features
         if self.predictor.due(memory):
             self.predictor.refit(memory, features)
-        selects = self.exponent is not None and memory["paid"] + memory["before"] >= self.warm
+        selects = self.exponent is not None and memory["paid"] + memory.get("before", 0.0) >= self.warm
         pool = some_free(free_N, self.pool * k if selects else k, rng)
         if not pool.size:
             return []
