@@ -74,8 +74,8 @@ def forecast_to(curve: Curve, target: float, *, upto: float = inf) -> Forecast:
     at_E, accuracy_E = np.array(curve.rollouts, np.float64)[kept], np.array(curve.accuracy, np.float64)[kept]
     cost = cost_to_target(curve, target) if kept.all() else None
     if cost is not None and not cost.censored:
-        known = [Budget(cost.paid[name], (cost.paid[name],) * 2) for name in ("rollouts", "tokens")]
-        return Forecast(*known, len(at_E), True)
+        rollouts, tokens = cost.paid["rollouts"], cost.paid["tokens"]
+        return Forecast(Budget(rollouts, (rollouts, rollouts)), Budget(tokens, (tokens, tokens)), len(at_E), True)
     if len(at_E) < 2 or at_E[0] != 0:
         raise Unforeseeable(
             f"expected an evaluation before the first rollout and one after it, got {len(at_E)}; wait for the next, or "
