@@ -38,6 +38,7 @@ class Source:
         device: e.g. "cpu"; None: a GPU where there is one.
         features: file of features of the prompts, for a recipe that predicts; "none": it goes without; None: made by the
             initial model where the recipe uses them.
+        ledger: file of what earlier runs saw of the prompts (`rollalloc ledger`); None: nothing is believed beforehand.
 
     Raises:
         ValueError: a number out of its range.
@@ -55,6 +56,7 @@ class Source:
     overlong_buffer: int | None = None
     device: str | None = None
     features: str | None = None
+    ledger: str | None = None
 
     def __post_init__(self) -> None:
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
@@ -118,6 +120,8 @@ class Run:
         for name in SAVING:
             del described["settings"][name]
         del described["track"]
+        if self.source.ledger is None:  # as a run of before there were ledgers says it
+            del described["source"]["ledger"]
         return json.loads(json.dumps(described))
 
     def is_in(self, folder: Path) -> bool:
@@ -181,7 +185,7 @@ def folder_of(run: Run, folder: Path) -> Path:
 
 def digests_of(source: Source) -> dict[str, str]:
     """SHA-256 of each file that a source names and that is on this machine, by its path."""
-    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward)]
+    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward), source.ledger]
     places = [Path(name) for name in named if name is not None]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}

@@ -15,8 +15,11 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
+from rollalloc.cli.forecast import forecast
+from rollalloc.cli.ledger import ledger
 from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
+from rollalloc.cli.replay import replay
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
 from rollalloc.cli.simulate import simulate
@@ -31,9 +34,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, model, report, watch, board, waste, simulate, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, watch, board):
+    app.command()(command)
+for command in (waste, replay, forecast, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def waste(
     console = Console()
     check_format(format)
     check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
-    options = Options(reward, _numbers(weights), group_size)
+    options = Options(reward, numbers(weights), group_size)
     with staged() as shown:
         log = read_log(path, format, options, lambda file, done, files: shown("reading", done, files))
         finding = find(
@@ -72,7 +72,7 @@ def waste(
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     if json_:
-        typer.echo(json.dumps(_plain(finding.described()), indent=2, allow_nan=False))
+        typer.echo(json.dumps(plain(finding.described()), indent=2, allow_nan=False))
         return
     console.print(Text(sentence(finding), style="bold"))
     if finding.forecast is not None:
@@ -125,7 +125,12 @@ def _table(headings: tuple[str, ...]) -> Table:
     return table
 
 
-def _numbers(text: str | None) -> tuple[float, ...] | None:
+def numbers(text: str | None) -> tuple[float, ...] | None:
+    """The weights of TRL's rewards, as an option gives them.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -141,10 +146,10 @@ def _ratio(share: Share) -> str:
     return f"{share.value:.2f} ({low:.2f}–{high:.2f})"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no infinity."""
     if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
+        return {key: plain(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(held) for held in value]
+        return [plain(held) for held in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

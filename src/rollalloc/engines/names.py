@@ -2,4 +2,5 @@
 
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"
+PRIORS = "priors.safetensors"
 CHECKPOINTS = "checkpoints"

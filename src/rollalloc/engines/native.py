@@ -19,6 +19,7 @@ import numpy as np
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
@@ -60,6 +61,7 @@ class Trainer:
         heldout: prompts to evaluate on; None: no evaluation.
         features: of the prompts to train on, for a recipe that predicts (`Recipe.reads_features`), in their order; see
             `rollalloc.engines.features.features_of`. None: it predicts from what it sees during the run alone.
+        priors: what earlier runs say of the prompts, in their order, for a recipe that looks at it (`Recipe.reads_priors`).
         folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
             None: nothing is written. One that holds a run is refused, unless it is resumed.
         listener: called with each line of the metrics, for progress.
@@ -75,6 +77,7 @@ class Trainer:
         *,
         heldout: HeldOut | None = None,
         features: Features | None = None,
+        priors: Priors | None = None,
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -82,9 +85,9 @@ class Trainer:
         self.place = RunFolder(folder) if isinstance(folder, Path) else folder
         self.folder = None if self.place is None else self.place.path
         self.listener = listener
-        self.features = features
+        self.features, self.priors = features, priors
         blocks = None if features is None else features.blocks
-        self.allocator = Allocator(recipe, train.prompt_set.table(blocks), settings.seed)
+        self.allocator = Allocator(recipe, train.prompt_set.table(blocks, priors), settings.seed)
         logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
         self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
@@ -120,6 +123,8 @@ class Trainer:
             self.place.begin(overwrite=overwrite)
             if self.features is not None:
                 self.place.save_features(self.train.prompt_set.keys, self.features)
+            if self.priors is not None:
+                self.place.save_priors(self.train.prompt_set.keys, self.priors)
         self._saved_s = time.monotonic()
         with self.place, self._stop.heard():
             try:

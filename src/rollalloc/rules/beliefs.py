@@ -15,7 +15,7 @@ from rollalloc.core.recipe import Drawn, Memory, View, at_least
 from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules.prompts import Shuffled, prior_rates, some_free
+from rollalloc.rules.prompts import Shuffled, prior_counts, some_free
 
 _UNKNOWN = -1.0  # the rate of a prompt of which nothing is known
 _LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this where it decides what is drawn
@@ -131,7 +131,8 @@ class Tracker:
         drawn with probability ∝ √(v(1 - v)) + spread
 
     SPO, arXiv 2509.13232: its "KL-adaptive value tracker" and prioritised sampling. Before its first visit α + β is
-    1 / (1 - least), with the table's prior for v, or 1/2: the paper rolls every prompt out first. Where `Updated` never
+    1 / (1 - least), with the table's prior for v, or 1/2, and what it counts for beside (`prior_counts`): the paper rolls
+    every prompt out first. Where `Updated` never
     told how far the weights moved, ρ is `least`. Nothing moves between the rollouts of a visit: ρ is `most` from the
     second on. v is expected of the metric and of the reward alike, as in the paper, where both are one number.
 
@@ -149,6 +150,7 @@ class Tracker:
     believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_moved: ClassVar = True
+    reads_priors: ClassVar = True
     reads: ClassVar = ("metrics_G",)
 
     half_way: float = 0.06
@@ -163,10 +165,10 @@ class Tracker:
             raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        prior_N, weight = prior_rates(table), 1 / (1 - self.least)
+        hits_N, misses_N = prior_counts(table, 1 / (1 - self.least))
         return {
-            "hits_N": (prior_N * weight).astype(np.float32),
-            "misses_N": ((1 - prior_N) * weight).astype(np.float32),
+            "hits_N": hits_N.astype(np.float32),
+            "misses_N": misses_N.astype(np.float32),
             "moved_N": np.zeros(len(table), np.float32),
         }
 
@@ -239,7 +241,8 @@ class Foresight:
             the baseline is predicted.
         floor: share of the draws that is uniform, in [0, 1].
         pool: candidates for each prompt drawn, at least 1; only for them a rate is predicted.
-        warm: rollouts before which every prompt is as likely, 0 or more.
+        warm: rollouts before which every prompt is as likely, 0 or more; those that the table's priors count for are among
+            them, where it says for how many.
         predictor: predicts.
 
     Raises:
@@ -249,6 +252,7 @@ class Foresight:
     believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_features: ClassVar = True
+    reads_priors: ClassVar = True
     reads: ClassVar = ("rewards_G", "metrics_G")
 
     exponent: float | None = 3.0
@@ -265,7 +269,8 @@ class Foresight:
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
-        return self.predictor.init(len(table), _widths(table), table.prior_N) | {"line": [0.0] * 5}
+        made = self.predictor.init(len(table), _widths(table), table.prior_N, table.prior_rollouts_N)
+        return made | {"line": [0.0] * 5}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -273,7 +278,7 @@ class Foresight:
         features = view.table.features
         if self.predictor.due(memory):
             self.predictor.refit(memory, features)
-        selects = self.exponent is not None and memory["paid"] >= self.warm
+        selects = self.exponent is not None and memory["paid"] + memory.get("before", 0.0) >= self.warm
         pool = some_free(free_N, self.pool * k if selects else k, rng)
         if not pool.size:
             return []
@@ -309,7 +314,7 @@ class Foresight:
 
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set; features of the same names and widths must be made by the same means."""
-        return self.predictor.moved(memory, source_N, _widths(table), table.prior_N)
+        return self.predictor.moved(memory, source_N, _widths(table), table.prior_N, table.prior_rollouts_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""

@@ -225,13 +225,31 @@ def prior_rates(table: PromptTable) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(table.prior_N, np.float64), nan=0.5)
 
 
+def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Successes and failures believed of each prompt before its first rollout, shape (N,) each.
+
+    α₀ = w · p where the table says no more than a rate p, or 1/2; α₀ = w/2 + n · p where it says for how many rollouts n
+    that counts; β₀ likewise with 1 - p.
+
+    Args:
+        table: of the prompts.
+        weight: w, the rollouts that a rule's own belief counts for.
+    """
+    rate_N = prior_rates(table)
+    if table.prior_rollouts_N is None:
+        return rate_N * weight, (1 - rate_N) * weight
+    rollouts_N = np.asarray(table.prior_rollouts_N)
+    return weight / 2 + rate_N * rollouts_N, weight / 2 + (1 - rate_N) * rollouts_N
+
+
 @dataclass(frozen=True, slots=True)
 class Posterior:
     """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
 
     After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
-    sampled rates lie nearest to `target`, out of `pool`·k random free prompts. The table's priors, where known, give α₀
-    and β₀ with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
+    sampled rates lie nearest to `target`, out of `pool`·k random free prompts. α₀ and β₀ are the table's prior rate, where
+    known, with the weight of `prior_weight` rollouts; α and β begin there, or with as many rollouts as the table says that the
+    prior counts for (`prior_counts`). MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: in (0, 1).
@@ -241,6 +259,7 @@ class Posterior:
     """
 
     reads_rate: ClassVar = True
+    reads_priors: ClassVar = True
     reads: ClassVar = ("metrics_G",)
 
     target: float = 0.5
@@ -254,8 +273,13 @@ class Posterior:
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
 
     def init(self, table: PromptTable) -> Memory:
-        hits_N = self._prior_hits(prior_rates(table))
-        return {"hits_N": hits_N.astype(np.float32), "misses_N": (self.prior_weight - hits_N).astype(np.float32)}
+        hits_N, misses_N = prior_counts(table, self.prior_weight)
+        # Never a prior of exactly 0 or 1, from which no evidence could move it.
+        least_N = 0.02 * (hits_N + misses_N)
+        return {
+            "hits_N": (least_N + 0.96 * hits_N).astype(np.float32),
+            "misses_N": (least_N + 0.96 * misses_N).astype(np.float32),
+        }
 
     def _prior_hits(self, prior: Any) -> Any:
         """α₀ of prompts of these prior rates: never 0 or all, from which no evidence could move it."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from rollalloc.waste.groups import Gathering, Log
-from rollalloc.waste.readers.shared import Format, Options, names, number, objects, text, whole
+from rollalloc.waste.groups import Gathering, Log, mark_of
+from rollalloc.waste.readers.shared import Format, Options, count, names, number, objects, text, whole
 
 
 def _read(files: Iterable[Path], log: Log, options: Options) -> None:
@@ -32,6 +32,9 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
                 number(row[field], log, where, field),
                 truncated=_flag(row.get("truncated"), log, where, "truncated"),
                 stage=whole(row.get("stage"), log, where, "stage") or 0,
+                returned=None if field == "reward" else number(row.get("reward"), log, where, "reward"),
+                tokens=count(row.get("tokens"), log, where, "tokens"),
+                mark=mark_of(text([row.get("text"), row.get("rollout")])),
             )
         gathering.close()
     log.groups = gathering.groups()

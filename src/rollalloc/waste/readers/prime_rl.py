@@ -7,8 +7,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rollalloc.waste.groups import Gathering, Log, key_of
-from rollalloc.waste.readers.shared import Fields, Format, Options, by_suffix, inside, names, number, objects, text
+from rollalloc.waste.groups import Gathering, Log, key_of, mark_of
+from rollalloc.waste.readers.shared import (
+    Fields,
+    Format,
+    Options,
+    by_suffix,
+    count,
+    inside,
+    names,
+    number,
+    objects,
+    text,
+)
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
@@ -53,7 +64,15 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, log: Log, gat
         [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
     )
     at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
-    gathering.add((str(group), text(agent.get("name"))), text(prompt), step, reward, truncated=at_limit)
+    gathering.add(
+        (str(group), text(agent.get("name"))),
+        text(prompt),
+        step,
+        reward,
+        truncated=at_limit,
+        tokens=count(trace.get("num_output_tokens"), log, where, "num_output_tokens"),
+        mark=mark_of(text(trace.get("id") or record.get("id"))),
+    )
     return None
 
 

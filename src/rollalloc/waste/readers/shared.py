@@ -109,6 +109,15 @@ def whole(value: Any, log: Log, where: str, name: str) -> int | None:
     return None
 
 
+def count(value: Any, log: Log, where: str, name: str) -> int | None:
+    """A whole number of 0 or more; None for whatever else, counted unless it is null."""
+    found = whole(value, log, where, name)
+    if found is not None and found < 0:
+        log.doubt(where, f"{name} is {found}, expected 0 or more")
+        return None
+    return found
+
+
 def text(value: Any) -> str:
     """Text as it is, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
