@@ -248,8 +248,8 @@ class Posterior:
 
     After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
     sampled rates lie nearest to `target`, out of `pool`·k random free prompts. α₀ and β₀ are the table's prior rate, where
-    known, with the weight of `prior_weight` rollouts; α and β begin there, or with as many rollouts as the table says that the
-    prior counts for (`prior_counts`). MoPPS, arXiv 2507.04632; see PAPERS.md.
+    known, with the weight of `prior_weight` rollouts; α and β begin there, or with as many rollouts as the table says that
+    the prior counts for (`prior_counts`). MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: in (0, 1).
