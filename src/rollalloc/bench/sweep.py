@@ -32,7 +32,7 @@ def _ahead(shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [shape | {"gen_groups": 3 * shape["groups"]} for shape in shapes]
 
 
-_GROUPS = _shapes("groups n", ((16, 4), (8, 8), (16, 8), (32, 4), (8, 16), (16, 16)))
+_GROUPS = _shapes("groups n", ((8, 4), (16, 4), (8, 8), (16, 8), (32, 4), (8, 16)))
 _DAPO = _ahead(_shapes("groups n", ((8, 4), (16, 4), (8, 8), (4, 8), (4, 16), (16, 8))))
 _PILOTS = ((4, 4, 4), (8, 4, 4), (8, 2, 2), (16, 2, 2), (4, 4, 12), (16, 4, 4))
 _MIXED = ((4, 4, 4, 4), (8, 4, 4, 4), (8, 2, 4, 4), (4, 4, 8, 8), (8, 4, 4, 6), (4, 4, 12, 8))
@@ -81,12 +81,12 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "foresight": _shapes(
         "groups exponent neg replay",
         (
+            (32, 3.0, 0.1, 32),
             (64, 3.0, 0.3, 64),
             (64, 3.0, 0.1, 0),
             (64, None, 0.3, 64),
             (64, 3.0, 0.1, 64),
             (64, 3.0, 0.3, 0),
-            (64, 1.0, 0.3, 64),
         ),
     ),
     "pilot_commit+pods": _ahead(_shapes("groups n_pilot n_commit m", _MIXED)),
