@@ -136,7 +136,7 @@ def within(
         one = auc(said_N[at], hits_N[at], count_N[at])
         if one is not None:
             found.append((one, hits_N[at].sum() * (count_N[at] - hits_N[at]).sum()))
-    return float(np.average(*map(list, zip(*found, strict=True)))) if found else None
+    return float(np.average([auc for auc, _ in found], weights=[pairs for _, pairs in found])) if found else None
 
 
 def over_prompts(figure: Callable[[NDArray[np.int64]], float | None], prompts: int, seed: int) -> str:
