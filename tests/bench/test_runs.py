@@ -38,7 +38,7 @@ def test_recipes_are_those_of_the_package():
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, reinforce"),
+        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, dr_grpo, reinforce"),
         ("pilotcommit", {}, r"did you mean 'pilot_commit'"),
         ("zzz", {}, r"unknown recipe 'zzz'; there are .*module:object"),
         (

@@ -14,7 +14,7 @@ from rollalloc.core.events import Done, Updated
 from rollalloc.core.recipe import Drawn, View
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import prompts
-from rollalloc.rules.advantages import Rewards
+from rollalloc.rules.advantages import BatchMean, Rewards
 
 KEYS = tuple(f"prompt {index}" for index in range(8))
 RATES = st.floats(0, 1)
@@ -404,7 +404,7 @@ def test_foresight_by_hand(drive):
 
 def test_what_the_plain_recipes_are():
     assert recipes.reinforce(4).advantage == Rewards()
-    assert recipes.reinforce(4, baseline="running").over_batch is None
+    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean()
     assert recipes.foresight(4).replay is None
     assert recipes.foresight(4, replay=8).replay.rows == 8
     assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH
