@@ -86,6 +86,10 @@ def credited(trainer: Any, at: int) -> tuple[np.ndarray, np.ndarray, list[Any]]:
     return rewards, np.array([row.advantage for row in rows]), rows
 
 
+def others(rewards: np.ndarray) -> np.ndarray:
+    return (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
 def test_reinforce_is_against_the_rest_of_the_batch_raft_by_what_is_rewarded_rloo_against_the_rest_of_the_group(
     watched, tmp_path
 ):
@@ -93,9 +97,6 @@ def test_reinforce_is_against_the_rest_of_the_batch_raft_by_what_is_rewarded_rlo
         trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=2)
         trainer.train()
         return trainer
-
-    def others(rewards: np.ndarray) -> np.ndarray:
-        return (rewards.sum() - rewards) / (len(rewards) - 1)
 
     for at in range(2):
         rewards, advantages, _ = credited(trained("reinforce"), at)
