@@ -143,8 +143,10 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
             return tuple(value)
         raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
-    if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise ValueError(f"{name}: {key} must be a number, got {value!r}")
+    if kind == float | None and value is None:
+        return value
+    if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ValueError(f"{name}: {key} must be a number{'' if kind is float else ', or null'}, got {value!r}")
     return value
 
 

@@ -20,6 +20,7 @@ _PROMOTE: Mapping[str, PromoteRule] = {
     "oldest": promote.Oldest(),
     "most_recent": promote.MostRecent(),
 }
+_MOST_ROUNDS = 1000  # more would fill the memory before anything is said
 _QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 
 
@@ -325,7 +326,7 @@ def reinforce_ada(
         groups: prompts in a batch, at least 1.
         n: rollouts trained on of each prompt, at least 2.
         round_n: rollouts a round, at least 1.
-        rounds: at most, at least 1; together they have at least n rollouts.
+        rounds: at most, from 1 to 1,000; together they have at least n rollouts.
         stop: a prompt has enough with half of n right and the rest wrong ("balanced"), or with one right ("positive").
 
     Raises:
@@ -334,6 +335,8 @@ def reinforce_ada(
     at_least("n", n, 2, "half of the rows are successes")
     at_least("round_n", round_n, 1)
     at_least("rounds", rounds, 1)
+    if rounds > _MOST_ROUNDS:
+        raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, for each is a stage of the recipe, got {rounds}")
     _one_of("stop", stop, ("balanced", "positive"))
     if round_n * rounds < n:
         raise ValueError(f"{rounds} rounds of {round_n} rollouts are fewer than the n={n} to train on")

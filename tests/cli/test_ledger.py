@@ -21,6 +21,14 @@ def lines(folder):
     return [{name: value for name, value in line.items() if "seconds" not in name} for line in read]
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(call, tmp_path, name):
+    code, said = call("ledger", "add", tmp_path / "l.db", name)
+    assert code == 2
+    assert "got an empty name; give . for the current folder" in said
+    assert not (tmp_path / "l.db").exists()
+
+
 def test_a_run_starts_from_a_ledger_and_is_resumed_without_it(call, tmp_path):
     ledger, first, whole, cut = (tmp_path / name for name in ("l.db", "first", "whole", "cut"))
     code, said = call(*FORESIGHT, "--max-rollouts", 40, "--log-rollouts", "--out", first)

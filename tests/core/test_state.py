@@ -521,3 +521,37 @@ def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_few
     other.load_state_dict(json.loads(json.dumps(saved)), accept_recipe=True)
     other.tell([Cancelled(rollout, 7) for rollout in actions.cancel])
     assert other.state_dict()["trailing"] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "torn"),
+    [
+        *((recipes.greso(2, 2, 4), name, torn)
+          for name in ("cursor", "pass", "version", "solved", "failed", "mixed") for torn in ("x", None, -5, 0.5)),
+        (recipes.greso(2, 2, 4), "cursor", 10**9),  # it would say that no prompt may be drawn
+        *((recipes.greso(2, 2, 4), name, torn)
+          for name in ("p_solved", "p_failed") for torn in ("x", None, float("nan"), 1.0, 0.01)),
+        *((recipes.vcrl(2, 2), "bank", torn)
+          for torn in ("x", None, {}, [3], [[0, 0.5]], [[12, 0.5, 1]], [[-1, 0.5, 1]], [[0, float("nan"), 1]],
+                       [[0, 1.5, 1]], [[0, 0.5, -1]], [[0, 0.5, 1], [0, 0.4, 1]])),
+        (recipes.vcrl(2, 2), "new", None),
+        *((recipes.cgrpo(2, (1, 2)), "places", torn) for torn in ("x", None, 3, ["a"], [-1], [0.5])),
+    ],
+)  # fmt: skip
+def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, name, torn):
+    """Not when it is used, batches later, nor drawn by."""
+    allocator = Allocator(recipe, 12, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["memory"][name] = torn
+    with pytest.raises(ValueError, match="memory"):
+        Allocator(recipe, 12, 0).load_state_dict(state)
+
+
+def test_a_bank_of_more_draws_is_taken_over_by_a_recipe_of_fewer():
+    allocator = Allocator(recipes.vcrl(2, 2, replays=4), 12, 0)
+    state = allocator.state_dict()
+    state["memory"]["bank"] = [[3, 0.5, 4]]
+    taken = Allocator(recipes.vcrl(2, 2, replays=2), 12, 0)
+    taken.load_state_dict(state, accept_recipe=True)
+    assert taken.state_dict()["memory"]["bank"] == [[3, 0.5, 4]]

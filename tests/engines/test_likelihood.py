@@ -165,3 +165,24 @@ def test_bad_input_is_named(model):
         completion_logprobs(model, [[5], []], [[4], [4]], pad_id=PAD)
     with pytest.raises(ValueError, match="got 0 prompts"):
         completion_logprobs(model, [], [], pad_id=PAD)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_where_the_length_of_what_is_read_turns_the_positions_nothing_is_shared(kind):
+    """The header read alone is short, the rows are beyond the original length: read once it would have other positions."""
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 21}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=21, initializer_range=0.5, rope_parameters=rope,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Qwen2ForCausalLM(config).eval()
+    made_BT, _, _ = judged(model, [HEADER + rest for rest in PROMPTS])
+    for row, rest in enumerate(PROMPTS):
+        completion = COMPLETIONS[row]
+        logits_SV = model(input_ids=torch.tensor([HEADER + rest + completion])).logits[0]
+        expected_T = logits_SV[-len(completion) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
+        torch.testing.assert_close(made_BT[row, : len(completion)], expected_T[:, 0].detach(), atol=1e-4, rtol=0)

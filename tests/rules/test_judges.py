@@ -234,6 +234,7 @@ def test_first_success_by_hand():
         ([1, 2, 0, 0], None, np.inf),  # delta is 1/2 + 0.05: ⌈5 · 0.45⌉ = 3, and the third had no success
         ([1, 2] * 5 + [0] * 10, None, 2),  # ⌈21 · 0.45⌉ = 10
         ([0, 0, 0], None, np.inf),  # delta is kept at 0.95: the first of three, which had none
+        ([1] + [0] * 39, None, np.inf),  # likewise, the third of forty: ⌈41 · 0.05⌉
         ([1, 1, 1, 9], None, 9),
     ],
 )

@@ -229,6 +229,8 @@ def test_selective_counts_and_adapts_as_by_hand():
     rule, table = prompts.Selective(), PromptTable(4)
     memory = rule.init(table)
     visits = {0: ([1, 1], [1, 1, 1], [1, 1]), 1: ([0, 0], [0, 0]), 2: ([1, 1], [1, 0]), 3: ([0, 0], [1, 1])}
+    rule.observe(low := rule.init(table), GroupView.of([0.3, 0.3], prompt=0), VIEW)
+    assert low["run_N"].tolist() == [-1, 0, 0, 0]  # alike, and nearer to failed than to solved
     for prompt, seen in visits.items():
         for metrics in seen:
             rule.observe(memory, GroupView.of(metrics, prompt=prompt), VIEW)

@@ -54,6 +54,8 @@ def add(
 
     console = Console(stderr=True)
     check_format(format)
+    if not all(run.strip() for run in runs):  # a variable of the shell that is not set must not mean the current folder
+        raise ValueError("expected folders of runs, or logs, got an empty name; give . for the current folder")
     check_asked(threshold=threshold, from_step=None, n=None, n_pilot=None, resamples=2, seed=0)
     if path.exists() or path.is_symlink():
         check(path)  # before a minute of reading

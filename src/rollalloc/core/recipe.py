@@ -154,7 +154,7 @@ class PromptRule(Protocol):
 
     Arrays of the memory whose name ends in `N`, such as `hits_N` or `beliefs_EN`, have the prompts for their last axis: they
     follow the prompts when the data set changes; everything else begins anew then, unless the rule has a method `moved`
-    (see `MovablePromptRule`).
+    (see `MovablePromptRule`). What of it is no array is looked at after a load by a method `check` (`CheckedPromptRule`).
     """
 
     def init(self, table: PromptTable) -> Memory:
@@ -178,6 +178,15 @@ class MovablePromptRule(Protocol):
 
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set, `table`; `source_N` has each prompt's index in the old one, -1 for a new one."""
+        ...
+
+
+@runtime_checkable
+class CheckedPromptRule(Protocol):
+    """A prompt rule whose memory holds more than arrays, and that looks at a saved one before it goes on with it."""
+
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse, by any exception, a memory that the rule cannot have written; its arrays have their shapes already."""
         ...
 
 

@@ -27,7 +27,7 @@ from rollalloc.core.packing import (
     unpack_tree,
 )
 from rollalloc.core.phase import OVER, Phase
-from rollalloc.core.recipe import CAUSES, Drawn, MovablePromptRule, Recipe
+from rollalloc.core.recipe import CAUSES, CheckedPromptRule, Drawn, MovablePromptRule, Recipe
 from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
@@ -138,6 +138,8 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     with reading("memory"):
         same_rule = state["recipe"]["prompts"] == run.recipe.description["prompts"]
         _load_memory(run, unpack_tree(state["memory"]), source_N, same, same_rule)
+        if isinstance(run.recipe.prompts, CheckedPromptRule):
+            run.recipe.prompts.check(run.memory, run.table)
 
 
 def _load_memory(

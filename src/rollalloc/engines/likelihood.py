@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 Tokens = Sequence[int]
 
 LEAST_SHARED = 16  # tokens that all prompts begin with, from which on they are read once for all
+_BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on how long the row is that is read
 
 
 def completion_logprobs(
@@ -90,8 +91,8 @@ def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
     """Tokens that all prompts begin with and that a model can read once for all of them; each prompt keeps one of its own.
 
     0 where they are too few to pay, or where the model cannot: padding then lies between two tokens, so that it must know
-    from position ids alone where a token stands, and its cache must be plain keys and values; and it must be in eval mode,
-    since in training mode it may keep no cache.
+    from position ids alone where a token stands, whatever the length of what is read, and its cache must be plain keys and
+    values; and it must be in eval mode, since in training mode it may keep no cache.
     """
     first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # in lexical order, so that what these share all do
     most = min(map(len, prompts)) - 1
@@ -101,7 +102,8 @@ def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
 
 def _can_share(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
-    rotary = getattr(config, "rope_parameters", None) is not None and not getattr(config, "alibi", False)
+    rope: Any = getattr(config, "rope_parameters", None)
+    rotary = rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
     return (
         rotary and not model.training and all(type(one) is DynamicLayer for one in DynamicCache(config=config).layers)
     )

@@ -242,7 +242,7 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
         ValueError: another name.
     """
     kernels: dict[Deviation | None, Kernel] = {None: grpo, "population": GRPO(ddof=0), "sample": GRPO(ddof=1)}
-    if deviation not in kernels:
+    if deviation not in [*kernels]:  # a list cannot be looked up in a dictionary
         raise ValueError(f"deviation must be population, sample or None (that of what trains), got {deviation!r}")
     return kernels[deviation]
 

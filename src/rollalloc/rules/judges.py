@@ -255,7 +255,7 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
 class Resolved:
     """Train on a complete group that has as early a success as was to be expected; until then it goes on.
 
-        j ≤ max(q, k) of k rollouts,  j: the place of its first success,  q: `conformal_place` of the last visits
+        j ≤ q,  j: the place of its first success,  q: `conformal_place` of the last visits
 
     The places are those that the prompt rule keeps (`prompts.FirstSuccesses`); under another one any success is enough.
     C-GRPO's stop under its score "first_success"; see PAPERS.md.
@@ -281,7 +281,7 @@ class Resolved:
         if group.unfinished:
             return None
         place, expected = first_success(group.metrics_G), conformal_place(view.memory.get("places", []), self.delta)
-        return Verdict(Act.TRAIN if place and (place <= expected or group.scored <= expected) else Act.NEXT)
+        return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         """By the scores: 1 of visits without a success among their first k, else its place over k."""

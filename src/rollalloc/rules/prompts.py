@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.packing import natural, naturals
 from rollalloc.core.recipe import Memory, View, at_least
 from rollalloc.core.table import PromptTable
 from rollalloc.rules.judges import first_success, relative_variance
@@ -435,6 +436,15 @@ class Selective:
         run_N[prompt] = run
         memory[fate] += 1
 
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        for name in ("cursor", "version", "solved", "failed", "mixed"):
+            natural(memory[name], name)
+        natural(memory["pass"] + 1, "pass")
+        low, high = _WITHIN
+        if memory["cursor"] > len(table) or not all(low <= memory[name] <= high for name in ("p_solved", "p_failed")):
+            raise ValueError(f"expected a cursor up to {len(table)} and chances in [{low}, {high}]; the state is torn")
+
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
@@ -537,6 +547,17 @@ class Banked:
         bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
         return self.init(table) | {"bank": bank} | {name: memory[name] for name in ("version", "new")}
 
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        bank = memory["bank"]
+        naturals([memory["version"], memory["new"], *(left for _, _, left in bank)], "bank")
+        prompts = naturals([prompt for prompt, _, _ in bank], "bank")
+        known = isinstance(bank, list) and max(prompts, default=0) < len(table) and len(set(prompts)) == len(prompts)
+        if not known or not all(0 <= priority <= 1 + 1e-9 for _, priority, _ in bank):
+            raise ValueError(
+                f"bank: expected each of {len(table)} prompts at most once, with a priority in [0, 1]; the state is torn"
+            )
+
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
@@ -605,6 +626,10 @@ class FirstSuccesses:
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set: a new order, and the same visits."""
         return self.init(table) | {"places": memory["places"]}
+
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        naturals(memory["places"], "places")
 
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
