@@ -70,7 +70,9 @@ def judged(model, prompts):
     return logprobs_BT.detach(), [parameter.grad.clone() for parameter in model.parameters()], given
 
 
-@pytest.mark.parametrize("rests", [PROMPTS, [[5], [7], [2], [11]]], ids=["with padding", "without"])
+@pytest.mark.parametrize(
+    "rests", [PROMPTS, [[5], [7], [2], [11]], [[5]] * 4], ids=["with padding", "without", "all alike"]
+)
 def test_what_all_prompts_begin_with_is_read_once_with_the_same_gradient(model, rests, monkeypatch):
     model.double().eval()
     prompts = [HEADER + rest for rest in rests]

@@ -119,7 +119,7 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
                 partial.rename(target)
     if not (target / SETTINGS).is_file():
         raise ValueError(
-            f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder (--tasks)"
+            f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder"
         )
     found = (target / SETTINGS).read_text()
     if found != wanted:
@@ -135,7 +135,7 @@ def _emptied(partial: Path) -> Path:
     """
     if os.path.lexists(partial):
         if not (partial / SETTINGS).is_file() and any(partial.iterdir()):
-            refuse(partial.parent, [partial.name], "move it away, or choose another folder (--tasks)")
+            refuse(partial.parent, [partial.name], "move it away, or choose another folder")
         shutil.rmtree(partial)
     partial.mkdir()
     return partial
