@@ -118,9 +118,7 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
                 make(partial)
                 partial.rename(target)
     if not (target / SETTINGS).is_file():
-        raise ValueError(
-            f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder"
-        )
+        raise ValueError(f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder")
     found = (target / SETTINGS).read_text()
     if found != wanted:
         raise ValueError(f"expected {target} made with {wanted}, found {found}; delete it or choose another folder")
