@@ -53,7 +53,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens": ("tokens", ",.0f"),
 }
 _NARROW = 100  # columns of a terminal below which only what matters most is shown
-_MATTERS = ("seconds", "gpu_seconds", "tail", "paid", "rows", "stopped")
+_MATTERS = ("seconds", "gpu_seconds", "tail", "paid")
 
 Given = Mapping[type, Mapping[str, Any]]
 
