@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from math import nan
@@ -129,28 +129,43 @@ class Given:
 
 
 def with_given(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one that has each field of it as an option.
+    """A command whose first parameter is a `Given`, as one that has each field of it as an option."""
+    hints = get_type_hints(Given, include_extras=True)
+    return with_options(
+        command,
+        [option(each.name, each.default, hints[each.name]) for each in fields(Given)],
+        lambda said: Given(**said),
+    )
+
+
+def option(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    """A parameter that a command may be called with by its name only."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def with_options(
+    command: Callable[..., None], shared: Sequence[inspect.Parameter], made_of: Callable[[dict[str, Any]], Any]
+) -> Callable[..., None]:
+    """A command whose first parameter is made of what these options say, as one that has them beside its own.
 
     Where the command declares an option of the same name itself, that one holds.
+
+    Args:
+        command: the command.
+        shared: the options, from `option`.
+        made_of: the command's first argument, from what they say by name.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
-    shared = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-        for field, hint in zip(fields(Given), get_type_hints(Given, include_extras=True).values(), strict=True)
-        if field.name not in {parameter.name for parameter in own}
-    ]
+    shared = [each for each in shared if each.name not in {parameter.name for parameter in own}]
     hints = get_type_hints(command, include_extras=True)
-    keyword = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in own
-    ]
+    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own]
 
     @wraps(command)
     def called(**options: Any) -> None:
-        given = Given(**{parameter.name: options.pop(parameter.name) for parameter in shared})
-        command(given, **options)
+        command(made_of({each.name: options.pop(each.name) for each in shared}), **options)
 
     called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keyword, *shared)}
+    called.__annotations__ = {each.name: each.annotation for each in (*keyword, *shared)}
     return called
 
 

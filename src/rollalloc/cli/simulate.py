@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -18,7 +16,7 @@ from rich.table import Table
 
 from rollalloc.cli.compare import said
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import parameters_of
+from rollalloc.cli.options import option, parameters_of, with_options
 from rollalloc.cli.progress import staged
 from rollalloc.cli.saying import say
 from rollalloc.core.allocator import Allocator
@@ -60,35 +58,23 @@ Given = Mapping[type, Mapping[str, Any]]
 
 def _with_values(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a `Given`, as one with an option for each field of these that says what it is."""
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(command, include_extras=True)
-    shared = {
-        each.name: inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,
-            annotation=Annotated[
-                str if (kind_of := get_type_hints(kind)[each.name]) == Schedule else kind_of,
-                typer.Option(help=each.metadata["says"], rich_help_panel=panel),
-            ],
-        )
-        for kind, panel in _PANELS.items()
-        for each in fields(kind)
-        if "says" in each.metadata
-    }
-    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own]
-
-    @wraps(command)
-    def called(**options: Any) -> None:
-        given = {
-            kind: {each.name: options.pop(each.name) for each in fields(kind) if each.name in shared}
-            for kind in _PANELS
-        }
-        command(given, **options)
-
-    called.__signature__ = inspect.Signature([*keyword, *shared.values()])  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {each.name: each.annotation for each in (*keyword, *shared.values())}
-    return called
+    named = {kind: [each for each in fields(kind) if "says" in each.metadata] for kind in _PANELS}
+    return with_options(
+        command,
+        [
+            option(
+                each.name,
+                each.default,
+                Annotated[
+                    str if (kind_of := get_type_hints(kind)[each.name]) == Schedule else kind_of,
+                    typer.Option(help=each.metadata["says"], rich_help_panel=_PANELS[kind]),
+                ],
+            )
+            for kind, values in named.items()
+            for each in values
+        ],
+        lambda said: {kind: {each.name: said[each.name] for each in values} for kind, values in named.items()},
+    )
 
 
 @_with_values
