@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollalloc.cli.logs import Format, GroupSize, RewardField, Threshold, Weights, numbers
 from rollalloc.cli.progress import staged
 from rollalloc.cli.saying import say
-from rollalloc.cli.waste import numbers
 
 if TYPE_CHECKING:
     from rollalloc.ledger.adding import Added
@@ -30,20 +30,14 @@ ledger = typer.Typer(
 def add(
     path: Annotated[Path, typer.Argument(help="The ledger; made where nothing is.", metavar="LEDGER")],
     runs: Annotated[list[str], typer.Argument(help="Folders of runs, or logs as `rollalloc waste` reads them.")],
-    format: Annotated[
-        str | None, typer.Option(help="trl, verl, prime-rl or rollalloc; by default told from the files.")
-    ] = None,
+    format: Format = None,
     model: Annotated[
         str | None, typer.Option(help="Name or folder of the model that they began with, where logs do not say it.")
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Rewards of at least this are right, all others wrong; for graded rewards.")
-    ] = None,
-    reward: Annotated[str | None, typer.Option(help="The field or column that holds the reward.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of its columns.")
-    ] = None,
-    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None,
+    threshold: Threshold = None,
+    reward: RewardField = None,
+    weights: Weights = None,
+    group_size: GroupSize = None,
 ) -> None:
     """Add runs, each rollout once, however often its run is added."""
     from rollalloc.ledger.adding import add as add_run

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from rollalloc.cli.logs import Format, LogPath, Threshold, plain
 from rollalloc.cli.options import parameters_of
 from rollalloc.cli.progress import staged
-from rollalloc.cli.waste import plain
 
 _SAID = {
     "rollouts_per_batch": "rollouts a trained batch",
@@ -27,13 +27,11 @@ _NOT_LEARNING = (
 
 
 def replay(
-    path: Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")],
+    path: LogPath,
     recipe: Annotated[str, typer.Option(help="As `rollalloc train` takes it.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value.")] = None,
-    format: Annotated[str | None, typer.Option(help="trl, verl, prime-rl or rollalloc.")] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Rewards of at least this are right, all others wrong.")
-    ] = None,
+    format: Format = None,
+    threshold: Threshold = None,
     batches: Annotated[int, typer.Option(help="Batches to train at most.")] = 30,
     resamples: Annotated[int, typer.Option(help="Of the prompts, for the interval.")] = 40,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollalloc.cli.logs import Format, GroupSize, LogPath, RewardField, Threshold, Weights, numbers, plain
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
@@ -36,19 +37,13 @@ _LEGEND = (
 
 
 def waste(
-    path: Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")],
-    format: Annotated[
-        str | None, typer.Option(help="trl, verl, prime-rl or rollalloc; by default told from the files.")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Rewards of at least this are right, all others wrong; for graded rewards.")
-    ] = None,
+    path: LogPath,
+    format: Format = None,
+    threshold: Threshold = None,
     from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
-    reward: Annotated[str | None, typer.Option(help="The field or column that holds the reward.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of its columns.")
-    ] = None,
-    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None,
+    reward: RewardField = None,
+    weights: Weights = None,
+    group_size: GroupSize = None,
     n: Annotated[
         int | None, typer.Option(help="Forecast: rollouts of a trained group; by default what groups have.")
     ] = None,
@@ -125,18 +120,6 @@ def _table(headings: tuple[str, ...]) -> Table:
     return table
 
 
-def numbers(text: str | None) -> tuple[float, ...] | None:
-    """The weights of TRL's rewards, as an option gives them.
-
-    Raises:
-        ValueError: they are no numbers.
-    """
-    try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--weights: expected numbers separated by commas, got {text!r}; e.g. 1,0.2") from None
-
-
 def _interval(share: Share) -> str:
     return "too few prompts" if share.interval is None else "{:.1%} – {:.1%}".format(*share.interval)
 
@@ -144,12 +127,3 @@ def _interval(share: Share) -> str:
 def _ratio(share: Share) -> str:
     low, high = share.interval or (0.0, math.inf)
     return f"{share.value:.2f} ({low:.2f}–{high:.2f})"
-
-
-def plain(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: plain(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(held) for held in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
