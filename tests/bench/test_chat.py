@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 
 from rollalloc.bench.tasks import chat, stories
 from rollalloc.bench.tasks.chat import CHAT_TASKS, REWARD, ChatTask, prepare
-from rollalloc.cli import app
 from rollalloc.data.prompts import load_prompts
 from rollalloc.rewards.function import load_reward
 
@@ -120,27 +119,19 @@ class _All(set[str]):
         return True
 
 
-def call(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["rollalloc", *map(str, arguments)])
-    try:
-        app.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
 def test_the_command_writes_a_folder_a_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollalloc: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.setitem(CHAT_TASKS, "stories", small(CHAT_TASKS["stories"]))
-    monkeypatch.setenv("COLUMNS", "300")
-    assert call("data", "chat", "stories", "--out", tmp_path / "chat", monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().err
+    code, _, said = rollalloc("data", "chat", "stories", "--out", tmp_path / "chat")
+    assert code == 0
     assert str(tmp_path / "chat" / "stories") in said
     assert f"--reward {REWARD}" in said
     assert len(load_prompts(tmp_path / "chat" / "stories" / "train.parquet")) == 12
-    assert call("data", "chat", "poems", "--out", tmp_path / "chat", monkeypatch=monkeypatch) == 2
-    assert "there are sums, products" in capsys.readouterr().err
+    code, _, said = rollalloc("data", "chat", "poems", "--out", tmp_path / "chat")
+    assert code == 2
+    assert "there are sums, products" in said
     (tmp_path / "mine" / "stories").mkdir(parents=True)
-    assert call("data", "chat", "stories", "--out", tmp_path / "mine", monkeypatch=monkeypatch) == 2
-    assert "is no task of rollalloc" in capsys.readouterr().err
+    code, _, said = rollalloc("data", "chat", "stories", "--out", tmp_path / "mine")
+    assert code == 2
+    assert "is no task of rollalloc" in said

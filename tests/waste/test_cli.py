@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rollalloc.cli import app
-
 SAMPLES = Path(__file__).parent / "samples"
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(rollalloc):
     """Call `rollalloc waste` with these arguments: (exit code, standard output, standard error)."""
-
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rollalloc", "waste", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setenv("COLUMNS", "80")
-        code = 0
-        try:
-            app.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return code, *capsys.readouterr()
-
-    return called
+    return lambda *arguments: rollalloc("waste", *arguments, columns=80)
 
 
 @pytest.fixture

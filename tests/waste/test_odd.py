@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollalloc.cli import app
 from rollalloc.data import jsonl
 from rollalloc.waste import forecast as module
 from rollalloc.waste.finding import find
@@ -30,13 +28,10 @@ ODD = [
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(rollalloc):
     def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rollalloc", "waste", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        return int(ended.value.code or 0), " ".join(capsys.readouterr().err.split())
+        code, _, err = rollalloc("waste", *arguments)
+        return code, " ".join(err.split())
 
     return called
 
