@@ -9,7 +9,7 @@ from types import MappingProxyType
 from rollalloc.bench.sweep import Rung, rungs
 
 FIRST_TUNING_SEED = 1000
-_FIRST_SEED = 4000  # seeds that nobody has looked at
+_FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any night was run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
