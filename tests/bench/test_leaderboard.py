@@ -76,7 +76,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     for part in board.parts:
         assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
         for cell in part.cells:
-            assert f"--recipes {cell.label} --seeds 4000,4001" in cell.command
+            assert f"--recipes {cell.label} --seeds 5000,5001" in cell.command
             assert cell.paid is not None
             assert cell.budget["accuracy"] is not None
     assert all(cell.command in (out / TABLE).read_text() for part in board.parts for cell in part.cells)
