@@ -65,7 +65,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     assert set(found["recipes"]) == {"grpo", "reinforce"}
     for recipe, one in found["recipes"].items():
         assert one["settings_tried"] == 2
-        final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-4000")
+        final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-5000")
         assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
 
     again = ended(out)
@@ -169,7 +169,7 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
     write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
-    with pytest.raises(ValueError, match=r"grpo-4000 is of another run than the plan has there"):
+    with pytest.raises(ValueError, match=r"grpo-5000 is of another run than the plan has there"):
         board_of(tmp_path)
 
 
