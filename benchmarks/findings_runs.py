@@ -1,0 +1,287 @@
+"""The real runs behind docs/findings.md: which ones answer a question, and carrying them out one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from foresight import with_answers
+
+from rollalloc.bench.compare import is_finished
+from rollalloc.bench.cost import cost_to_target
+from rollalloc.bench.execution import execute
+from rollalloc.bench.presets import Tuned, task_run, task_source
+from rollalloc.bench.runs import Run, Source, folder_of
+from rollalloc.bench.summary import Ended, Interval, ended, interval
+from rollalloc.bench.tasks.files import make_once
+from rollalloc.data.prompts import PromptSet, load_prompts, write_prompts
+from rollalloc.engines import update
+from rollalloc.engines.likelihood import exact_answers
+from rollalloc.engines.loss import token_losses
+from rollalloc.engines.policy import Policy
+
+SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
+CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002), 1000  # of the check of the map, and of its learning rates
+BUDGET, TUNING_BUDGET = 5_000, 3_000  # rollouts of a run
+RATES = (3e-4, 6e-4, 1.2e-3)
+HOPELESS_BELOW, SOLVED_FROM = 0.01, 0.93  # success rate of the initial model
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What runs of a question share.
+
+    Attributes:
+        recipe: its name. parameters: of it. rate: the learning rate. changes: of the trainer's settings. task: trained on.
+        reward: instead of the task's. corrected: whether stale rows get importance weights.
+    """
+
+    recipe: str
+    parameters: Mapping[str, Any]
+    rate: float = 3e-4
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    task: str = "skills/late"
+    reward: str | None = None
+    corrected: bool = True
+
+
+def pilots(n_pilot: int = 4, n_commit: int = 4, groups: int = 4, **more: Any) -> dict[str, Any]:
+    """Pilot-Commit's parameters as they were tuned on skills/late, or others; pilots for three batches at a time."""
+    return {"groups": groups, "n_pilot": n_pilot, "n_commit": n_commit, "gen_groups": 3 * groups} | more
+
+
+def _pilot_commit(*sizes: int, **more: Any) -> Variant:
+    return Variant("pilot_commit", pilots(*sizes, **more))
+
+
+_OLD = pilots(gen_groups=48, promote="oldest", max_staleness=8)
+_SHAPED = Path(__file__).with_name("shaped.py")
+_EVICTING = "pool/30-50-256"
+# Question -> label -> what is run. The first label of each is what the others are compared with.
+QUESTIONS: dict[str, dict[str, Variant]] = {
+    "window": {
+        "4 + 4": _pilot_commit(),
+        "2 + 6": _pilot_commit(2, 6),
+        "2 + 14": _pilot_commit(2, 14),
+        "4 + 12": _pilot_commit(4, 12),
+        "8 + 8": _pilot_commit(8, 8),
+        "all failed too": _pilot_commit(p_lower=0.0),
+        "all right too": _pilot_commit(p_upper=0.0, p_solve=2.0),
+        "half right only": _pilot_commit(p_lower=0.5, p_upper=0.5),
+    },
+    "staleness": {
+        "fresh only": _pilot_commit(max_staleness=0),
+        "one ahead": _pilot_commit(),
+        "old, corrected": Variant("pilot_commit", _OLD),
+        "old, not corrected": Variant("pilot_commit", _OLD, corrected=False),
+    },
+    "steps": {
+        "GRPO, 4 steps": Variant("grpo", {"groups": 16, "n": 8}, changes={"optimizer_steps_per_batch": 4}),
+        "GRPO, 6 steps": Variant("grpo", {"groups": 16, "n": 8}, changes={"optimizer_steps_per_batch": 6}),
+        "Pilot-Commit, 4 steps": replace(_pilot_commit(groups=16), changes={"optimizer_steps_per_batch": 4}),
+        "Pilot-Commit, 6 steps": replace(_pilot_commit(groups=16), changes={"optimizer_steps_per_batch": 6}),
+    },
+    "metric": {
+        "by metric": replace(_pilot_commit(groups=8), task="walks/mixed", reward=f"{_SHAPED}:selected_by_metric"),
+        "by reward": replace(_pilot_commit(groups=8), task="walks/mixed", reward=f"{_SHAPED}:selected_by_reward"),
+    },
+    "eviction": {
+        "evicted for good": replace(_pilot_commit(), task=_EVICTING),
+        "probed again after 2 epochs": replace(_pilot_commit(reprobe_every=2), task=_EVICTING),
+        "not evicted": replace(_pilot_commit(p_solve=2.0), task=_EVICTING),
+    },
+}
+# The check of the map: pool -> rollouts a group. A batch has 64 rows for all.
+CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16), ("pool/40-40-2048", 4))
+
+
+def methods(n: int, rows: int = 64) -> dict[str, Variant]:
+    """The methods that the map compares, a batch of the same size for all."""
+    groups = rows // n
+    ahead = {"groups": groups, "n": n, "gen_groups": 3 * groups}
+    quarter = max(2, n // 4)
+    return {
+        "GRPO": Variant("grpo", {"groups": groups, "n": n}),
+        "DAPO": Variant("dapo", ahead),
+        "DAPO, carried": Variant("dapo_carry", ahead),
+        "Pilot-Commit": _pilot_commit(quarter, n - quarter, groups=groups),
+        "REINFORCE": Variant("reinforce", {"groups": rows, "baseline": "running", "neg": 0.1}),
+        "RAFT": Variant("raft", {"groups": rows}),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- carrying out
+
+
+def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) -> Run:
+    """A run that pays so many rollouts, whatever accuracy it comes to, evaluated ten times; five where it is sampled."""
+    base = "walks/mixed" if variant.task.startswith("walks") else "skills/late"
+    tuned = Tuned(variant.parameters, variant.rate)
+    points = 10 if base == "skills/late" else 5
+    settings = {"target": None, "eval_every": rollouts // points, **variant.changes}
+    run = task_run(base, "", variant.recipe, seed, tasks, tuned=tuned, **settings)
+    source = run.source if variant.task == base else pool_source(tasks, variant.task)
+    source = replace(source, reward=variant.reward or source.reward)
+    return replace(run, source=source, task=variant.task, label=label, max_rollouts=rollouts)
+
+
+def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path, rollouts: int) -> Ended:
+    """The run, unless it is there; what it found."""
+    run = run_of(variant, label, seed, tasks, rollouts)
+    place = folder_of(run, out)
+    if not is_finished(run, place):
+        with _as_if_on_policy() if not variant.corrected else _unchanged():
+            execute(run, place, resume=run.is_in(place))
+    found = ended(run, place)
+    assert found is not None
+    return found
+
+
+def answers(question: str, tasks: Path, out: Path, seeds: Sequence[int], rollouts: int) -> dict[str, list[Ended]]:
+    """Every run of a question, by label; all labels on one seed before the next."""
+    asked = QUESTIONS[question]
+    found: dict[str, list[Ended]] = {label: [] for label in asked}
+    for seed in seeds:
+        for label, variant in asked.items():
+            found[label].append(carried_out(variant, label, seed, tasks, out / question, rollouts))
+            print(question, label, seed, [round(each, 3) for each in found[label][-1].curve.accuracy], flush=True)
+    return found
+
+
+def cell(
+    task: str, n: int, tasks: Path, out: Path, seeds: Sequence[int], budgets: Sequence[int]
+) -> dict[str, list[Ended]]:
+    """A cell of the map with real training: a learning rate for each method from the same few, then the fresh seeds.
+
+    Args:
+        budgets: rollouts of a run that tunes, and of one that counts.
+    """
+    tuning, final = budgets
+    chosen: dict[str, Variant] = {}
+    for name, variant in methods(n).items():
+        tried = [replace(variant, task=task, rate=rate) for rate in RATES]
+        runs = [
+            carried_out(each, f"{name}, {n}, {each.rate:g}", TUNING_SEED, tasks, out / "tuning", tuning)
+            for each in tried
+        ]
+        last = [run.last["accuracy"] for run in runs]
+        chosen[name] = tried[int(np.argmax(last))]
+        print(task, n, name, "tuned:", [round(each, 4) for each in last], chosen[name].rate, flush=True)
+    found: dict[str, list[Ended]] = {name: [] for name in chosen}
+    for seed in seeds:
+        for name, variant in chosen.items():
+            found[name].append(carried_out(variant, f"{name}, {n}", seed, tasks, out / "cells", final))
+            print(task, n, name, seed, [round(each, 3) for each in found[name][-1].curve.accuracy], flush=True)
+    return found
+
+
+@contextmanager
+def _as_if_on_policy() -> Iterator[None]:
+    """Stale rows count as if the weights before the update had sampled them, as in the code that was published."""
+
+    def without_importance(
+        logprobs_BT: torch.Tensor, proximal_BT: torch.Tensor, behaviour_BT: torch.Tensor, *rest: Any
+    ):
+        return token_losses(logprobs_BT, proximal_BT, proximal_BT, *rest)
+
+    with patch.object(update, "token_losses", without_importance):
+        yield
+
+
+@contextmanager
+def _unchanged() -> Iterator[None]:
+    yield
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+
+def gains(found: Sequence[Ended]) -> Interval:
+    """Held-out accuracy at the end of each run less that of the initial model."""
+    return interval([each.curve.accuracy[-1] - each.curve.accuracy[0] for each in found])
+
+
+def times_cheaper(base: Sequence[Ended], other: Sequence[Ended]) -> Interval:
+    """How many times fewer rollouts the other needed, by seed, for the highest accuracy that both of them held.
+
+    That is the lower one of what each had in its last two evaluations, so that no run is censored.
+    """
+    ratios: list[float] = []
+    bounded = False
+    for one, two in zip(base, other, strict=True):
+        common = min(*one.curve.accuracy[-2:], *two.curve.accuracy[-2:])
+        costs = [cost_to_target(each.curve, common) for each in (one, two)]
+        assert costs[0] is not None and costs[1] is not None
+        bounded |= costs[0].censored or costs[1].censored
+        ratios.append(costs[0].paid["rollouts"] / max(1.0, costs[1].paid["rollouts"]))
+    return interval(ratios, ">" if bounded else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------- pools
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Which prompts a pool has: shares of hopeless and of solved ones in %, and how many to train on."""
+
+    hopeless: int
+    solved: int
+    train: int
+    heldout: int = 512
+    seed: int = 17
+
+
+@dataclass(frozen=True)
+class _Of:
+    pools: tuple[str, ...] = ("skills/late", "skills/balanced")
+
+
+def pool_source(tasks: Path, name: str) -> Source:
+    """A pool `pool/HOPELESS-SOLVED-TRAIN` of skills prompts, by their exact success rates under the initial model."""
+    hopeless, solved, train = map(int, name.removeprefix("pool/").split("-"))
+    settings = PoolSettings(hopeless, solved, train)
+    source, _ = task_source("skills/late", tasks)
+    made = make_once(tasks / "pools" / name.removeprefix("pool/"), settings, lambda to: _make_pool(to, tasks, settings))
+    return replace(source, prompts=(str(made / "train.parquet"),), heldout=str(made / "heldout.parquet"))
+
+
+def _make_pool(to: Path, tasks: Path, settings: PoolSettings) -> None:
+    known = make_once(tasks / "pools" / "all", _Of(), lambda all_: _make_all(all_, tasks))
+    prompts = load_prompts(str(known / "train.parquet"))
+    rate_N = np.array([info["exact_p"] for info in prompts.extra_infos])
+    rng = np.random.default_rng(settings.seed)
+    bands = np.digitize(rate_N, (HOPELESS_BELOW, SOLVED_FROM))
+    shares = {0: settings.hopeless, 1: 100 - settings.hopeless - settings.solved, 2: settings.solved}
+    free = {band: rng.permutation(np.flatnonzero(bands == band)).tolist() for band in shares}
+    for split, size in (("train", settings.train), ("heldout", settings.heldout)):
+        chosen = [free[band].pop() for band, share in shares.items() for _ in range(round(size * share / 100))]
+        write_prompts(to / f"{split}.parquet", [_row(prompts, at, {"split": split}) for at in rng.permutation(chosen)])
+
+
+def _make_all(to: Path, tasks: Path) -> None:
+    """Prompts of two pools, each once, with the initial model's success rate."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in _Of().pools:
+        run = task_run(name, "", "grpo", TUNING_SEED, tasks)
+        policy = Policy.load(run.source.model, device="cpu")
+        prompts, right = with_answers(run, policy, *run.source.prompts)
+        rate_N, _ = exact_answers(policy.model, prompts.tokens, right, pad_id=policy.pad_id)
+        for at, rate in enumerate(rate_N.tolist()):
+            more = {"exact_p": rate, "index": len(rows)}
+            rows.setdefault(str(prompts.prompt_set.prompts[at]), _row(prompts.prompt_set, at, more))
+    write_prompts(to / "train.parquet", list(rows.values()))
+
+
+def _row(prompts: PromptSet, at: int, more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "data_source": prompts.sources[at],
+        "prompt": prompts.prompts[at],
+        "reward_model": {"style": "rule", "ground_truth": prompts.ground_truths[at]},
+        "extra_info": {**prompts.extra_infos[at], **more},
+    }
