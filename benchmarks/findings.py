@@ -14,7 +14,6 @@ from findings_runs import (
     BUDGET,
     CELL_SEEDS,
     CELLS,
-    LATE,
     QUESTIONS,
     SEEDS,
     TUNING_BUDGET,
@@ -22,6 +21,7 @@ from findings_runs import (
     answers,
     cell,
     pilots,
+    tuned_rates,
 )
 from numpy.typing import NDArray
 
@@ -57,8 +57,9 @@ def main() -> None:
     if given.question == "decay":
         decaying(given.tasks, given.out, given.seeds)
     elif given.question == "cells":
-        for task, n in CELLS[: given.cells]:
-            cell(task, n, given.tasks, given.out, CELL_SEEDS[: given.seeds], (TUNING_BUDGET, BUDGET))
+        chosen = tuned_rates(given.tasks, given.out, TUNING_BUDGET)
+        for at in CELLS[: given.cells]:
+            cell(at, chosen, given.tasks, given.out, CELL_SEEDS[: given.seeds], BUDGET)
     else:
         answers(given.question, given.tasks, given.out, SEEDS[: given.seeds], BUDGET)
 

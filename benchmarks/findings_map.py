@@ -1,34 +1,33 @@
-"""The map of regimes: what a rollout is worth under each method, by simulation with the real allocator, rates held fixed.
+"""The map of regimes: what a rollout is worth under each method, from gradients that were measured.
 
 A row of advantage A on a prompt of success rate p adds A ∇log π to the update. In units of the optimizer's steps (each
-parameter over the root of its mean squared gradient) let
+parameter over the root of its root mean squared gradient) let
 
-    D(p) = E[∇log π | right] - E[∇log π | wrong],   G = ∇ mean success rate of the pool,   d(p) = ⟨D(p), G⟩
-    signal = Σ A (r - p) d(p)     noise = Σ A² V(r, p),   V(r, p) = E[‖∇log π‖² | r]
+    D(p) = E[∇log π | right] - E[∇log π | wrong]      G = ∇ of the pool's mean success rate      d(p) = ⟨D(p), G⟩
+    signal = Σ A (r - p) d(p)                          noise = Σ A² V(r, p)                       V(r, p) = E[‖∇log π‖² | r]
 
-E[∇log π | right] = (1 - p) D and E[∇log π | wrong] = -p D, since the mean of ∇log π is 0. A step of the best length gains
-signal² / noise where the noise outweighs the signal, and the gains of independent batches add. So
+for E[∇log π | right] = (1 - p) D and E[∇log π | wrong] = -p D, since the mean of ∇log π is 0. Where the noise outweighs the
+signal, a step of the best length gains signal² / noise, and the gains of independent batches add. So
 
-    worth = (Σ signal)² / (Σ noise · rollouts paid)
+    worth = (E signal)² / (E noise · rollouts paid)
 
-says how far a rollout gets, whatever the scale of advantages, the learning rate and the size of batches. The ratio of two
-methods' worths is how many times fewer rollouts the one needs. d and V are measured on the initial model (`measure`), not
-assumed: with both constant, worth is the mean p (1 - p) of GRPO's rows, and the wrong rows of hopeless prompts would weigh
-as little as the right ones of solved prompts do.
+is how far a rollout gets, whatever the scale of the advantages, the learning rate and the size of a batch, and the ratio of
+two worths is how many times fewer rollouts the one method needs. d and V are measured on the initial model, since constants
+would mislead: right rows of solved prompts have hardly a gradient, and right rows of hopeless ones the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from findings_runs import HOPELESS_BELOW, SOLVED_FROM, TUNING_SEED, rated_prompts
+from findings_runs import HOPELESS_BELOW, SOLVED_FROM, rated_prompts
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from rollalloc.bench.presets import task_run
 from rollalloc.core.allocator import Allocator
@@ -38,62 +37,60 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.named import make_recipe
 
-EDGES = (0.001, 0.01, 0.05, 0.15, 0.35, 0.65, 0.85, 0.93, 0.98, 0.995)  # of success rates
-EACH = 60  # prompts of each bin
-ATTEMPTS = 64  # rollouts to find a wrong one
-SIZES = (4, 8, 16, 32, 64)  # rollouts a group
-SHARES = (0, 20, 40, 60, 80)  # hopeless prompts, and solved ones, in %
-PROMPTS = 16_384  # so many that none comes back
+EDGES = (0.001, HOPELESS_BELOW, 0.05, 0.15, 0.35, 0.65, 0.85, SOLVED_FROM, 0.98)  # of the bins of success rates
+EACH, ATTEMPTS = 60, 64  # prompts of a bin; rollouts of each in search of a wrong one
+BINS = len(EDGES) + 1
+Floats = NDArray[np.float64]
+
+# -------------------------------------------------------------------------------------------------- what was measured
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Inner products of ∇log π of K rows, the right answer and a wrong one of each prompt, in units of steps.
+
+    Attributes:
+        gram_KK: of the rows. bin_K, rate_K: of the row's prompt. right_K: which row it is. half_K: 0 or 1; of each bin the
+            prompts of one half make D, those of the other G, so that no row meets itself.
+    """
+
+    gram_KK: Floats
+    bin_K: NDArray[np.int64]
+    rate_K: Floats
+    right_K: NDArray[np.bool_]
+    half_K: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Worths:
-    """What rows are worth, by bin of the success rate: B bins.
+    """⟨D of the row's bin, mean ∇p of the pool's bin⟩, and V of right and of wrong rows."""
 
-    Attributes:
-        overlap_BB: ⟨D of the row's bin, mean ∇p of the pool's bin⟩. right_B, wrong_B: V.
-    """
-
-    overlap_BB: NDArray[np.float64]
-    right_B: NDArray[np.float64]
-    wrong_B: NDArray[np.float64]
+    overlap_BB: Floats
+    right_B: Floats
+    wrong_B: Floats
 
 
-def measure(tasks: Path, each: int = EACH, seed: int = 0) -> Worths:
-    """The gradients of right and wrong answers to prompts of each bin, under the initial model."""
-    run = task_run("skills/late", "", "grpo", seed, tasks)
-    policy = Policy.load(run.source.model, device="cpu")
-    prompts, answers, rate_N = rated_prompts(tasks, policy)
-    rng, bin_N = np.random.default_rng(seed), np.digitize(rate_N, EDGES)
-    chosen = [rng.permutation(np.flatnonzero(bin_N == at))[:each] for at in range(len(EDGES) + 1)]
-    every = np.concatenate(chosen).tolist()
-    gradient = partial(_gradient, policy)
-    right_KP = torch.stack([gradient(prompts[at], answers[at]) for at in every])
-    wrong = _wrong(policy, [prompts[at] for at in every], [answers[at] for at in every], run.settings.sampling)
-    found_K = np.array([one is not None for one in wrong])
-    wrong_KP = torch.stack(
-        [gradient(prompts[at], one) for at, one in zip(every, wrong, strict=True) if one is not None]
-    )
-    unit_P = 1 / (torch.cat([right_KP, wrong_KP]).square().mean(dim=0).sqrt().sqrt() + 1e-6)
-    right_KP, wrong_KP = right_KP * unit_P, wrong_KP * unit_P
-    of_K = bin_N[every]
-    rate_K = torch.tensor(rate_N[every], dtype=torch.float32)
-    half_K = np.arange(len(every)) % 2 == 0  # of each bin one half makes D, the other G: no row meets itself
-    bins = range(len(EDGES) + 1)
-
-    def mean(rows_KP: torch.Tensor, of_bin: NDArray[np.bool_]) -> torch.Tensor:
-        return rows_KP[torch.tensor(of_bin)].mean(dim=0)
-
-    d_BP = torch.stack(
-        [mean(right_KP, (of_K == b) & half_K) - mean(wrong_KP, (of_K == b)[found_K] & half_K[found_K]) for b in bins]
-    )
-    g_BP = torch.stack([mean(right_KP * rate_K[:, None], (of_K == b) & ~half_K) for b in bins])
-    square = [(rows.square().sum(dim=1).double().numpy()) for rows in (right_KP, wrong_KP)]
-    return Worths(
-        (d_BP @ g_BP.T).double().numpy(),
-        np.array([square[0][of_K == b].mean() for b in bins]),
-        np.array([square[1][of_K[found_K] == b].mean() for b in bins]),
-    )
+def measure(tasks: Path, to: Path, each: int = EACH) -> Gradients:
+    """The gradients of right and of wrong answers to some prompts of each bin, under the initial model; kept in a file."""
+    if not to.exists():
+        run = task_run("skills/late", "", "grpo", 0, tasks)
+        policy = Policy.load(run.source.model, device="cpu")
+        prompts, answers, rate_N = rated_prompts(tasks, policy)
+        rng, bin_N = np.random.default_rng(0), np.digitize(rate_N, EDGES)
+        every = np.concatenate([rng.permutation(np.flatnonzero(bin_N == b))[:each] for b in range(BINS)]).tolist()
+        wrong = _wrong(policy, [prompts[at] for at in every], [answers[at] for at in every], run.settings.sampling)
+        rows = [(k, answers[at]) for k, at in enumerate(every)] + [(k, one) for k, one in enumerate(wrong) if one]
+        row_KP = torch.stack([_gradient(policy, prompts[every[k]], completion) for k, completion in rows])
+        row_KP /= row_KP.square().mean(dim=0).sqrt().sqrt() + 1e-6
+        of_K = np.array([k for k, _ in rows])
+        at_K = np.array(every)[of_K]
+        right_K = np.arange(len(rows)) < len(every)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        gram_KK = (row_KP @ row_KP.T).double().numpy()
+        with to.with_suffix(".part").open("wb") as file:
+            np.savez(file, gram_KK=gram_KK, bin_K=bin_N[at_K], rate_K=rate_N[at_K], right_K=right_K, half_K=of_K % 2)
+        to.with_suffix(".part").replace(to)
+    return Gradients(**np.load(to))
 
 
 def _gradient(policy: Policy, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
@@ -102,40 +99,129 @@ def _gradient(policy: Policy, prompt: Sequence[int], completion: Sequence[int]) 
     return torch.cat([each.flatten() for each in torch.autograd.grad(logprobs_BT.sum(), parameters)])
 
 
-def _wrong(policy: Policy, prompts: Sequence[Any], answers: Sequence[Any], sampling: Any) -> list[Any]:
-    """A wrong rollout of each prompt; None where there was none."""
+def _wrong(policy: Policy, prompts: Sequence[Any], answers: Sequence[Any], sampling: Any) -> list[Sequence[int]]:
+    """A wrong rollout of each prompt; empty where there was none."""
     asked = [Request(k, one, tuple(range(k * ATTEMPTS, (k + 1) * ATTEMPTS))) for k, one in enumerate(prompts)]
-    made = generate(policy.model, asked, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=1)
-    wrong: list[Any] = [None] * len(prompts)
-    for one in made:
-        k = one.rollout // ATTEMPTS
-        if tuple(one.tokens) != tuple(answers[k]):
-            wrong[k] = one.tokens
-    return wrong
+    found: list[Sequence[int]] = [()] * len(prompts)
+    for made in generate(policy.model, asked, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=1):
+        k = made.rollout // ATTEMPTS
+        if tuple(made.tokens) != tuple(answers[k]):
+            found[k] = made.tokens
+    return found
 
 
-# ----------------------------------------------------------------------------------------------------------- simulation
+def worths(rows: Gradients, resample: int | None = None) -> Worths:
+    """What the rows say of each bin; with a seed, of prompts drawn anew within each bin and half (for intervals)."""
+    rng = np.random.default_rng(resample)
+    cells = [(b, half, right) for b in range(BINS) for half in (0, 1) for right in (True, False)]
+    weight: dict[Any, Floats] = {}
+    for b, half, right in cells:
+        of_cell_K = (rows.bin_K == b) & (rows.half_K == half) & (rows.right_K == right)
+        count = int(of_cell_K.sum())
+        drawn = np.ones(count) if resample is None else rng.multinomial(count, np.full(count, 1 / count))
+        weight[b, half, right] = np.zeros(len(rows.bin_K))
+        weight[b, half, right][of_cell_K] = drawn / count
+    d_BK = np.stack([weight[b, 0, True] - weight[b, 0, False] for b in range(BINS)])
+    g_BK = np.stack([weight[b, 1, True] * rows.rate_K for b in range(BINS)])
+    norm_K = np.diag(rows.gram_KK)
+    square = {
+        right: np.array([(weight[b, 0, right] + weight[b, 1, right]) @ norm_K / 2 for b in range(BINS)])
+        for right in (True, False)
+    }
+    return Worths(d_BK @ rows.gram_KK @ g_BK.T, square[True], square[False])
+
+
+# ------------------------------------------------------------------------------------------------- what follows from it
 
 
 @dataclass(frozen=True)
-class Earned:
-    """What a simulated run came to: rollouts paid, rows trained, rows with an advantage, and `worth`."""
+class Method:
+    """What a candidate prompt costs and adds, by bin: sums over its rows of A (r - p), and of A² of right and wrong rows."""
 
-    paid: int
-    rows: int
-    teaching: int
+    cost_B: Floats
+    signal_B: Floats
+    right_B: Floats
+    wrong_B: Floats
+
+
+def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
+    """Share of prompts in each bin where these shares of them are hopeless and solved, the rest as in `rate_N`."""
+    band_N, bin_N = np.digitize(rate_N, (HOPELESS_BELOW, SOLVED_FROM)), np.digitize(rate_N, EDGES)
+    shares = (hopeless, 1 - hopeless - solved, solved)
+    return sum(s * np.bincount(bin_N[band_N == b], minlength=BINS) / (band_N == b).sum() for b, s in enumerate(shares))
+
+
+def worth(method: Method, pool_B: Floats, measured: Worths) -> float:
+    """Of a rollout, on a pool."""
+    signal = pool_B @ (method.signal_B * (measured.overlap_BB @ pool_B))
+    noise = pool_B @ (method.right_B * measured.right_B + method.wrong_B * measured.wrong_B)
+    return float(signal * abs(signal) / (noise * (pool_B @ method.cost_B)))
+
+
+def piloted(rate_N: Floats, pilots: int, n: int, window: tuple[float, float] = (0.125, 0.75)) -> Method:
+    """Pilot-Commit where every prompt that passes is trained on: groups of n, of which the first are pilots.
+
+    With 0 pilots it is GRPO; and DAPO where its surplus is carried, for groups without variance add nothing.
+    """
+    mean_C = np.arange(pilots + 1) / max(1, pilots)
+    passes_C = (mean_C >= window[0] - 1e-9) & (mean_C <= window[1] + 1e-9) if pilots else np.array([True])
+    pilot_NC = binom.pmf(np.arange(pilots + 1), pilots, rate_N[:, None]) * passes_C
+    commit_NM = binom.pmf(np.arange(n - pilots + 1), n - pilots, rate_N[:, None])
+    total_NT = np.stack([np.convolve(one, other) for one, other in zip(pilot_NC, commit_NM, strict=True)])
+    mean_T = np.arange(n + 1) / n
+    mixed_T = (mean_T > 0) & (mean_T < 1)
+    passed_N = pilot_NC.sum(axis=1)
+    return _by_bin(
+        rate_N,
+        pilots + passed_N * (n - pilots),
+        total_NT @ (n * np.sqrt(mean_T * (1 - mean_T))),
+        total_NT @ (n * (1 - mean_T) * mixed_T),
+        total_NT @ (n * mean_T * mixed_T),
+    )
+
+
+def plain(rate_N: Floats, pool_B: Floats, neg: float, baseline: bool = True) -> Method:
+    """One rollout a prompt against the pool's mean reward, failures times `neg`; without a baseline and with 0 RAFT."""
+    b = float(pool_B @ _means(rate_N, rate_N)) if baseline else 0.0
+    spread_N, one_N = rate_N * (1 - rate_N), np.ones_like(rate_N)
+    return _by_bin(rate_N, one_N, spread_N * (1 - b + neg * b), rate_N * (1 - b) ** 2, (1 - rate_N) * (neg * b) ** 2)
+
+
+def discarded(groups: int, generated: int, mixed: float) -> float:
+    """Share of what DAPO pays for mixed groups that its batches keep: rounds of `generated` prompts until `groups` are mixed.
+
+    groups / mixed over generated · E[rounds],   E[rounds] = Σ_r P(Bin(generated · r, mixed) < groups)
+    """
+    rounds = binom.cdf(groups - 1, generated * np.arange(10_000 // groups), mixed).sum()
+    return float(groups / mixed / (generated * rounds))
+
+
+def _by_bin(rate_N: Floats, *columns: Floats) -> Method:
+    return Method(*(_means(rate_N, column) for column in columns))
+
+
+def _means(rate_N: Floats, column_N: Floats) -> Floats:
+    bin_N = np.digitize(rate_N, EDGES)
+    return np.bincount(bin_N, column_N, minlength=BINS) / np.maximum(1, np.bincount(bin_N, minlength=BINS))
+
+
+# ---------------------------------------------------------------------------------- the same with the real allocator
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Rollouts paid for each row that was trained, for each row that had an advantage, and the worth of a rollout."""
+
+    row: float
+    teaching: float
     worth: float
 
 
-def simulated(
-    recipe: str, parameters: Any, rate_N: NDArray[np.float64], worths: Worths, seed: int, rollouts: int
-) -> Earned:
+def simulated(recipe: str, parameters: Any, pool_N: Floats, measured: Worths, seed: int, rollouts: int) -> Simulated:
     """A run of the real allocator on prompts whose success rates stay as they are, until so many rollouts are paid."""
-    allocator = Allocator(make_recipe(recipe, parameters), len(rate_N), seed)
-    rng = np.random.default_rng([seed, 1])
-    bin_N = np.digitize(rate_N, EDGES)
-    share_B = np.bincount(bin_N, minlength=len(EDGES) + 1) / len(rate_N)
-    d_B = worths.overlap_BB @ share_B
+    allocator, rng = Allocator(make_recipe(recipe, parameters), len(pool_N), seed), np.random.default_rng([seed, 1])
+    bin_N = np.digitize(pool_N, EDGES)
+    d_B = measured.overlap_BB @ (np.bincount(bin_N, minlength=BINS) / len(pool_N))
     won: dict[int, bool] = {}
     rows = teaching = 0
     signal = noise = 0.0
@@ -144,21 +230,15 @@ def simulated(
         events: list[Event] = []
         for order in actions.generate:
             for rollout, draw in zip(order.rollouts, rng.random(len(order.rollouts)).tolist(), strict=True):
-                won[rollout] = draw < rate_N[order.prompt]
+                won[rollout] = draw < pool_N[order.prompt]
                 events.append(Done(rollout, float(won[rollout]), float(won[rollout]), 1, allocator.version))
         if actions.batch is not None:
             for row in actions.batch.rows:
-                credit, b, right = row.advantage * row.weight, bin_N[row.prompt], won[row.rollout]
-                signal += credit * (right - rate_N[row.prompt]) * d_B[b]
-                noise += credit * credit * (worths.right_B if right else worths.wrong_B)[b]
+                b, right, credit = bin_N[row.prompt], won[row.rollout], row.advantage * row.weight
+                signal += credit * (right - pool_N[row.prompt]) * d_B[b]
+                noise += credit**2 * (measured.right_B if right else measured.wrong_B)[b]
                 rows, teaching = rows + 1, teaching + (credit != 0)
             events.append(Updated(allocator.version + 1))
         allocator.tell(events)
-    return Earned(allocator.paid, rows, teaching, signal * abs(signal) / (noise * allocator.paid) if noise else 0.0)
-
-
-def pool_rates(rate_N: NDArray[np.float64], hopeless: int, solved: int, seed: int = 0) -> NDArray[np.float64]:
-    """Success rates of a pool with these shares in %, drawn from known ones."""
-    rng, band_N = np.random.default_rng(seed), np.digitize(rate_N, (HOPELESS_BELOW, SOLVED_FROM))
-    counts = np.diff(np.rint(np.cumsum([0, hopeless, 100 - hopeless - solved, solved]) * PROMPTS / 100)).astype(int)
-    return np.concatenate([rng.choice(rate_N[band_N == band], count) for band, count in enumerate(counts)])
+    gain = signal * abs(signal) / (noise * allocator.paid) if noise else 0.0
+    return Simulated(allocator.paid / max(1, rows), allocator.paid / max(1, teaching), gain)

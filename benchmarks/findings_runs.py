@@ -29,10 +29,10 @@ from rollalloc.engines.policy import Policy
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
 CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002), 1000  # of the check of the map, and of its learning rates
-BUDGET, TUNING_BUDGET = 4_000, 2_000  # rollouts of a run
+BUDGET, TUNING_BUDGET = 2_500, 2_000  # rollouts of a run
 RATES = (1.5e-4, 3e-4, 6e-4)
 HOPELESS_BELOW, SOLVED_FROM = 0.01, 0.93  # success rate of the initial model
-LATE, SMALL = "pool/30-50-2048", "pool/30-50-256"  # % hopeless, % solved, prompts: the shares of skills/late
+LATE = "pool/30-50-2048"  # % hopeless, % solved, prompts: the shares of skills/late
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,15 @@ class Variant:
     """What runs of a question share.
 
     Attributes:
-        recipe: its name. parameters: of it. rate: the learning rate. changes: of the trainer's settings. task: trained on.
-        reward: instead of the task's. corrected: whether stale rows get importance weights.
+        recipe: its name. parameters: of it. rate: the learning rate. changes: of the trainer's settings. pool: trained on.
+        corrected: whether stale rows get importance weights.
     """
 
     recipe: str
     parameters: Mapping[str, Any]
     rate: float = 3e-4
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    task: str = LATE
-    reward: str | None = None
+    pool: str = LATE
     corrected: bool = True
 
 
@@ -63,7 +62,6 @@ def _pilot_commit(*sizes: int, **more: Any) -> Variant:
 
 
 _OLD = pilots(gen_groups=48, promote="oldest", max_staleness=8)
-_SHAPED = Path(__file__).with_name("shaped.py")
 _FOUR = {"optimizer_steps_per_batch": 4}
 # Question -> label -> what is run. The first label of each is what the others are compared with.
 QUESTIONS: dict[str, dict[str, Variant]] = {
@@ -85,15 +83,6 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
         "GRPO, 4 steps": Variant("grpo", {"groups": 16, "n": 8}, changes=_FOUR),
         "Pilot-Commit, 4 steps": replace(_pilot_commit(groups=16), changes=_FOUR),
         "Pilot-Commit, 6 steps": replace(_pilot_commit(groups=16), changes={"optimizer_steps_per_batch": 6}),
-    },
-    "eviction": {
-        "evicted for good": replace(_pilot_commit(), task=SMALL),
-        "probed again after 2 epochs": replace(_pilot_commit(reprobe_every=2), task=SMALL),
-        "not evicted": replace(_pilot_commit(p_solve=2.0), task=SMALL),
-    },
-    "metric": {
-        "by metric": replace(_pilot_commit(groups=8), task="walks/mixed", reward=f"{_SHAPED}:selected_by_metric"),
-        "by reward": replace(_pilot_commit(groups=8), task="walks/mixed", reward=f"{_SHAPED}:selected_by_reward"),
     },
 }
 # The check of the map: pool, rollouts a group. A batch has 64 rows for all.
@@ -121,13 +110,11 @@ def methods(n: int, rows: int = 64) -> dict[str, Variant]:
 
 def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) -> Run:
     """A run that pays so many rollouts, whatever accuracy it comes to, evaluated five times."""
-    base = "walks/mixed" if variant.task.startswith("walks") else "skills/late"
     tuned = Tuned(variant.parameters, variant.rate)
     settings = {"target": None, "eval_every": rollouts // 5, **variant.changes}
-    run = task_run(base, "", variant.recipe, seed, tasks, tuned=tuned, **settings)
-    source = run.source if variant.task == base else pool_source(tasks, variant.task)
-    source = replace(source, reward=variant.reward or source.reward)
-    return replace(run, source=source, task=variant.task, label=label, max_rollouts=rollouts)
+    run = task_run("skills/late", "", variant.recipe, seed, tasks, tuned=tuned, **settings)
+    source = pool_source(tasks, variant.pool)
+    return replace(run, source=source, task=variant.pool, label=label, max_rollouts=rollouts)
 
 
 def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path, rollouts: int) -> Ended:
@@ -153,32 +140,35 @@ def answers(question: str, tasks: Path, out: Path, seeds: Sequence[int], rollout
     return found
 
 
-def cell(
-    task: str, n: int, tasks: Path, out: Path, seeds: Sequence[int], budgets: Sequence[int]
-) -> dict[str, list[Ended]]:
-    """A cell of the map with real training: a learning rate for each method from the same few, then the fresh seeds.
-
-    Args:
-        budgets: rollouts of a run that tunes, and of one that counts.
-    """
-    tuning, final = budgets
-    chosen: dict[str, Variant] = {}
+def tuned_rates(tasks: Path, out: Path, rollouts: int) -> dict[str, float]:
+    """The learning rate of each method that is checked: the best of the same few on the first cell, on the tuning seed."""
+    pool, n = CELLS[0]
+    chosen: dict[str, float] = {}
     for name, variant in methods(n).items():
-        if name not in CHECKED:
-            continue
-        tried = [replace(variant, task=task, rate=rate) for rate in RATES]
-        runs = [
-            carried_out(each, f"{name}, {n}, {each.rate:g}", TUNING_SEED, tasks, out / "tuning", tuning)
-            for each in tried
-        ]
-        last = [run.last["accuracy"] for run in runs]
-        chosen[name] = tried[int(np.argmax(last))]
-        print(task, n, name, "tuned:", [round(each, 4) for each in last], chosen[name].rate, flush=True)
-    found: dict[str, list[Ended]] = {name: [] for name in chosen}
+        if name in CHECKED:
+            tried = [replace(variant, pool=pool, rate=rate) for rate in RATES]
+            runs = [
+                carried_out(each, f"{name}, {n}, {each.rate:g}", TUNING_SEED, tasks, out / "tuning", rollouts)
+                for each in tried
+            ]
+            last = [run.last["accuracy"] for run in runs]
+            chosen[name] = RATES[int(np.argmax(last))]
+            print("tuned:", name, [round(each, 4) for each in last], chosen[name], flush=True)
+    return chosen
+
+
+def cell(
+    at: tuple[str, int], rates: Mapping[str, float], tasks: Path, out: Path, seeds: Sequence[int], rollouts: int
+) -> dict[str, list[Ended]]:
+    """A cell of the map with real training, on fresh seeds: every run, by method."""
+    pool, n = at
+    every = methods(n)
+    found: dict[str, list[Ended]] = {name: [] for name in rates}
     for seed in seeds:
-        for name, variant in chosen.items():
-            found[name].append(carried_out(variant, f"{name}, {n}", seed, tasks, out / "cells", final))
-            print(task, n, name, seed, [round(each, 3) for each in found[name][-1].curve.accuracy], flush=True)
+        for name, rate in rates.items():
+            variant = replace(every[name], pool=pool, rate=rate)
+            found[name].append(carried_out(variant, f"{name}, {n}", seed, tasks, out / "cells", rollouts))
+            print(at, name, seed, [round(each, 3) for each in found[name][-1].curve.accuracy], flush=True)
     return found
 
 
