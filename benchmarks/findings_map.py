@@ -151,6 +151,26 @@ def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
     return sum(s * np.bincount(bin_N[band_N == b], minlength=BINS) / (band_N == b).sum() for b, s in enumerate(shares))
 
 
+def plain_rates(tasks: Path) -> Floats:
+    """The initial model's success rate of every prompt that pools are made of."""
+    return rated_prompts(tasks, Policy.load(task_run("skills/late", "", "grpo", 0, tasks).source.model, device="cpu"))[
+        2
+    ]
+
+
+def sampled_pool(rate_N: Floats, hopeless: float, solved: float, prompts: int = 16_384) -> Floats:
+    """Rates of a pool with these shares, of so many prompts that none comes back in a run."""
+    share_B, bin_N = pool_of(rate_N, hopeless, solved), np.digitize(rate_N, EDGES)
+    of_bin_N = share_B[bin_N] / np.bincount(bin_N, minlength=BINS)[bin_N]
+    return np.random.default_rng(0).choice(rate_N, prompts, p=of_bin_N / of_bin_N.sum())
+
+
+def some_of(rate_N: Floats, each: int = 150) -> Floats:
+    """Rates of so many prompts of each bin at most, whose means stand for the bin's."""
+    bin_N = np.digitize(rate_N, EDGES)
+    return np.concatenate([np.random.default_rng(b).permutation(rate_N[bin_N == b])[:each] for b in range(BINS)])
+
+
 def worth(method: Method, pool_B: Floats, measured: Worths) -> float:
     """Of a rollout, on a pool."""
     signal = pool_B @ (method.signal_B * (measured.overlap_BB @ pool_B))
@@ -171,7 +191,7 @@ def piloted(rate_N: Floats, pilots: int, n: int, window: tuple[float, float] = (
     mean_T = np.arange(n + 1) / n
     mixed_T = (mean_T > 0) & (mean_T < 1)
     passed_N = pilot_NC.sum(axis=1)
-    return _by_bin(
+    return _method(
         rate_N,
         pilots + passed_N * (n - pilots),
         total_NT @ (n * np.sqrt(mean_T * (1 - mean_T))),
@@ -182,13 +202,13 @@ def piloted(rate_N: Floats, pilots: int, n: int, window: tuple[float, float] = (
 
 def plain(rate_N: Floats, pool_B: Floats, neg: float, baseline: bool = True) -> Method:
     """One rollout a prompt against the pool's mean reward, failures times `neg`; without a baseline and with 0 RAFT."""
-    b = float(pool_B @ _means(rate_N, rate_N)) if baseline else 0.0
+    b = float(pool_B @ by_bin(rate_N, rate_N)) if baseline else 0.0
     spread_N, one_N = rate_N * (1 - rate_N), np.ones_like(rate_N)
-    return _by_bin(rate_N, one_N, spread_N * (1 - b + neg * b), rate_N * (1 - b) ** 2, (1 - rate_N) * (neg * b) ** 2)
+    return _method(rate_N, one_N, spread_N * (1 - b + neg * b), rate_N * (1 - b) ** 2, (1 - rate_N) * (neg * b) ** 2)
 
 
 def discarded(groups: int, generated: int, mixed: float) -> float:
-    """Share of what DAPO pays for mixed groups that its batches keep: rounds of `generated` prompts until `groups` are mixed.
+    """Share of its mixed groups that DAPO keeps, which generates so many prompts a round until `groups` are mixed.
 
     groups / mixed over generated · E[rounds],   E[rounds] = Σ_r P(Bin(generated · r, mixed) < groups)
     """
@@ -196,11 +216,12 @@ def discarded(groups: int, generated: int, mixed: float) -> float:
     return float(groups / mixed / (generated * rounds))
 
 
-def _by_bin(rate_N: Floats, *columns: Floats) -> Method:
-    return Method(*(_means(rate_N, column) for column in columns))
+def _method(rate_N: Floats, *columns: Floats) -> Method:
+    return Method(*(by_bin(rate_N, column) for column in columns))
 
 
-def _means(rate_N: Floats, column_N: Floats) -> Floats:
+def by_bin(rate_N: Floats, column_N: Floats) -> Floats:
+    """Mean of a column over the prompts of each bin; 0 where there are none."""
     bin_N = np.digitize(rate_N, EDGES)
     return np.bincount(bin_N, column_N, minlength=BINS) / np.maximum(1, np.bincount(bin_N, minlength=BINS))
 

@@ -1,0 +1,255 @@
+"""Figures and tables of docs/findings.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from findings_decay import LAGS, decay
+from findings_map import (
+    Floats,
+    Gradients,
+    Method,
+    Worths,
+    by_bin,
+    discarded,
+    piloted,
+    plain,
+    pool_of,
+    some_of,
+    worth,
+    worths,
+)
+from findings_runs import gains, times_cheaper
+from matplotlib.colors import TwoSlopeNorm
+
+from rollalloc.bench.summary import Ended, Interval
+
+SIZES = (4, 8, 16, 32, 64)  # rollouts a group
+STEPS = np.arange(10) / 10  # shares of hopeless and of solved prompts
+RESAMPLES = 200
+WINDOW = (0.125, 0.75)
+LATE = (0.3, 0.5)  # hopeless, solved
+POOLS = {"10 / 10": (0.1, 0.1), "30 / 50": LATE, "40 / 40": (0.4, 0.4), "80 / 0": (0.8, 0.0), "0 / 80": (0.0, 0.8)}
+INK, BLUE, RED, GREY = "#222222", "#2a6fb0", "#c0392b", "#888888"
+
+
+def quarter(n: int) -> int:
+    """Pilots of a group of n, as in the paper: a quarter; but one pilot is never inside the window."""
+    return max(2, n // 4)
+
+
+class Map:
+    """Worths on pools of any shares, with intervals from prompts drawn anew."""
+
+    def __init__(self, rate_N: Floats, rows: Gradients) -> None:
+        self.rate_N, self.some_N, self.rows = rate_N, some_of(rate_N), rows
+        self.measured = worths(rows)
+        self.drawn = [worths(rows, seed) for seed in range(RESAMPLES)]
+        self._groups: dict[Any, Method] = {}
+
+    def groups(self, pilots: int, n: int, window: tuple[float, float] = WINDOW) -> Method:
+        """Pilot-Commit, or GRPO where there are no pilots."""
+        key = (pilots, n, window)
+        if key not in self._groups:
+            self._groups[key] = piloted(self.some_N, pilots, n, window)
+        return self._groups[key]
+
+    def plain(self, pool_B: Floats, neg: float = 0.1, baseline: bool = True) -> Method:
+        """REINFORCE with one rollout a prompt, or RAFT."""
+        return plain(self.some_N, pool_B, neg, baseline)
+
+    def keeps(self, pool_B: Floats, n: int, groups: int) -> float:
+        """What discarding its surplus leaves DAPO of GRPO's worth, generating three batches at a time."""
+        mixed_N = 1 - self.some_N**n - (1 - self.some_N) ** n
+        mixed = float(pool_B @ by_bin(self.some_N, mixed_N))
+        return discarded(groups, 3 * groups, mixed)
+
+    def method(self, name: str, n: int, pool_B: Floats) -> Method:
+        """One of those that are trained, by its name."""
+        if name in ("REINFORCE", "RAFT"):
+            return self.plain(pool_B) if name == "REINFORCE" else self.plain(pool_B, 0.0, False)
+        return self.groups(quarter(n) if name == "Pilot-Commit" else 0, n)
+
+    def kept(self, name: str, n: int, pool_B: Floats, groups: int = 16) -> float:
+        """What is left of a method's worth where it throws groups away."""
+        return self.keeps(pool_B, n, groups) if name == "DAPO" else 1.0
+
+    def over_grpo(self, name: str, n: int, shares: tuple[float, float], groups: int) -> float:
+        """A method's worth over that of GRPO with the same n."""
+        pool_B = pool_of(self.rate_N, *shares)
+        grpo = worth(self.groups(0, n), pool_B, self.measured)
+        return worth(self.method(name, n, pool_B), pool_B, self.measured) * self.kept(name, n, pool_B, groups) / grpo
+
+    def evicted(self, shares: tuple[float, float], k: int, n: int) -> tuple[float, ...]:
+        """Of prompts with k right pilots of k: mean rate, share below 0.9 and below 0.5; share of visits; worth without.
+
+        The last is Pilot-Commit's worth on a pool that was visited once and lost them, over that on the whole pool.
+        """
+        pool_B = pool_of(self.rate_N, *shares)
+        each_N = self.some_N**k
+        gone_B = pool_B * by_bin(self.some_N, each_N)
+        below = [pool_B @ by_bin(self.some_N, each_N * (self.some_N < at)) / gone_B.sum() for at in (0.9, 0.5)]
+        mean = pool_B @ by_bin(self.some_N, each_N * self.some_N) / gone_B.sum()
+        commits = self.groups(k, n)
+        left_B = (pool_B - gone_B) / (1 - gone_B.sum())
+        return float(mean), *map(float, below), float(gone_B.sum()), worth_on(commits, left_B, pool_B, self.measured)
+
+    def ratio(
+        self, shares: tuple[float, float], of: Callable[[Floats], Method], to: Callable[[Floats], Method]
+    ) -> Floats:
+        """worth(of) / worth(to) and its 95% interval."""
+        pool_B = pool_of(self.rate_N, *shares)
+        one, two = of(pool_B), to(pool_B)
+
+        def at(measured: Worths) -> float:
+            return worth(one, pool_B, measured) / worth(two, pool_B, measured)
+
+        drawn = [at(each) for each in self.drawn]
+        return np.array([at(self.measured), *np.quantile(drawn, [0.025, 0.975])])
+
+
+def worth_on(method: Method, left_B: Floats, pool_B: Floats, measured: Worths) -> float:
+    """Worth on what is left of a pool over worth on the whole pool, both for the whole pool's mean success rate."""
+    d_B = measured.overlap_BB @ pool_B
+
+    def at(of_B: Floats) -> float:
+        signal = of_B @ (method.signal_B * d_B)
+        noise = of_B @ (method.right_B * measured.right_B + method.wrong_B * measured.wrong_B)
+        return float(signal * abs(signal) / (noise * (of_B @ method.cost_B)))
+
+    return at(left_B) / at(pool_B)
+
+
+def draw_map(of: Map, to: Path) -> None:
+    """How many times fewer rollouts Pilot-Commit needs, by shares of hopeless and solved prompts and n."""
+    rows: list[tuple[str, Callable[[Floats, int], Method]]] = [
+        ("GRPO, same n\n(and DAPO, carried)", lambda _, n: of.groups(0, n)),
+        ("GRPO, n = 4", lambda _, n: of.groups(0, 4)),
+        ("REINFORCE, n = 1", lambda pool_B, _: of.plain(pool_B)),
+    ]
+    figure, panels = plt.subplots(3, len(SIZES), figsize=(9.6, 6.2), sharex=True, sharey=True, layout="constrained")
+    norm = TwoSlopeNorm(0, np.log(0.25), np.log(4))
+    for line, (name, other) in zip(panels, rows, strict=True):
+        for axes, n in zip(line, SIZES, strict=True):
+            grid = np.full((len(STEPS), len(STEPS)), np.nan)
+            for y, solved in enumerate(STEPS):
+                for x, hopeless in enumerate(STEPS):
+                    if hopeless + solved < 0.95:
+                        pool_B = pool_of(of.rate_N, hopeless, solved)
+                        one, two = of.groups(quarter(n), n), other(pool_B, n)
+                        grid[y, x] = worth(one, pool_B, of.measured) / worth(two, pool_B, of.measured)
+            shown = axes.imshow(np.log(grid), origin="lower", cmap="RdBu", norm=norm, extent=(-5, 95, -5, 95))
+            for x, y in ((0, 0), (40, 40), (80, 0), (0, 80), (10, 10)):
+                axes.text(x, y, f"{grid[y // 10, x // 10]:.1f}", ha="center", va="center", fontsize=7)
+            axes.set_xticks((0, 40, 80))
+            axes.set_yticks((0, 40, 80))
+            if line is panels[0]:
+                axes.set_title(f"n = {n}: {quarter(n)} + {n - quarter(n)}", fontsize=9)
+        line[0].set_ylabel(f"over {name}\n\nsolved, %", fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("hopeless, %", fontsize=8)
+    bar = figure.colorbar(shown, ax=panels, shrink=0.6, ticks=np.log([0.25, 0.5, 1, 2, 4]))
+    bar.ax.set_yticklabels(["1/4", "1/2", "1", "2", "4"])
+    bar.set_label("times fewer rollouts (blue: Pilot-Commit is cheaper)", fontsize=8)
+    figure.savefig(to, dpi=110)
+    plt.close(figure)
+
+
+def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
+    """What a share of pilots is worth, and how long what they said stays true."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9.6, 3.1), layout="constrained")
+    pool_B = pool_of(of.rate_N, *LATE)
+    for n, shade in zip((16, 32, 64, 128), ("#9ecae1", "#6baed6", "#2a6fb0", "#08306b"), strict=True):
+        counts = [n // part for part in (16, 8, 4, 2)]
+        base = worth(of.groups(0, n), pool_B, of.measured)
+        gained = [worth(of.groups(k, n), pool_B, of.measured) / base if k > 1 else np.nan for k in counts]
+        left.plot(range(4), gained, "o-", color=shade, label=f"n = {n}", markersize=4)
+    left.axhline(1, color=GREY, linewidth=0.8)
+    left.set_xticks(range(4), ("1/16", "1/8", "1/4", "1/2"))
+    left.set_xlabel("share of pilots")
+    left.set_ylabel("worth of a rollout over GRPO's, same n")
+    left.legend(fontsize=7, frameon=False)
+    for (name, p_TSN), color in zip(rates.items(), (BLUE, RED), strict=True):
+        for axes, what in ((middle, "accepted"), (right, "variance")):
+            for (k, m), style in (((4, 4), "o-"), ((16, 48), "s--")):
+                found = np.array([getattr(decay(p_TSN, lag, k, m, WINDOW), what) for lag in range(len(LAGS))])
+                spread = np.abs(found[:, 1:].T - found[:, 0])
+                axes.errorbar(
+                    LAGS,
+                    found[:, 0],
+                    spread,
+                    fmt=style,
+                    color=color,
+                    label=f"{k} + {m}, {name}",
+                    markersize=3,
+                    capsize=2,
+                )
+    for axes, what in (
+        (middle, "correlation of pilots and commits,\naccepted prompts"),
+        (right, "p (1 − p) that is left"),
+    ):
+        axes.set_xlabel("updates in between")
+        axes.set_ylabel(what)
+        axes.set_xticks(LAGS)
+    right.set_ylim(0.8, 1.03)
+    middle.set_ylim(0.4, 1)
+    right.legend(fontsize=6, frameon=False, loc="lower left")
+    figure.savefig(to, dpi=110)
+    plt.close(figure)
+
+
+def draw_runs(
+    predicted: Mapping[str, tuple[float, Sequence[float]]], matched: Mapping[str, Interval], to: Path
+) -> None:
+    """What the map says beside what real training did; and what changing one thing did."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", width_ratios=(1, 1.25))
+    for name, (said, found) in predicted.items():
+        left.plot([said] * len(found), found, ".", color=GREY, markersize=4)
+        left.plot([said], [np.median(found)], "o", color=BLUE, markersize=5)
+        left.annotate(name, (said, float(np.median(found))), fontsize=6, xytext=(4, 2), textcoords="offset points")
+    left.plot([0.4, 6], [0.4, 6], color=GREY, linewidth=0.8)
+    for axis in (left.set_xscale, left.set_yscale):
+        axis("log")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(plt.FixedLocator([0.5, 1, 2, 4]))
+        axis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_minor_locator(plt.NullLocator())
+    left.set_xlabel("the map: times GRPO's worth, same n")
+    left.set_ylabel("real training")
+    for at, one in enumerate(reversed(matched.values())):
+        right.plot(one.values, [at] * len(one.values), ".", color=GREY)
+        right.plot([one.point], [at], "o", color=BLUE)
+        if one.low is not None:
+            right.plot([one.low, one.high], [at, at], color=BLUE)
+    right.axvline(1, color=GREY, linewidth=0.8)
+    right.set_yticks(range(len(matched)), list(reversed(matched)), fontsize=7)
+    right.set_xlabel("times fewer rollouts than the first of its question")
+    figure.savefig(to, dpi=110)
+    plt.close(figure)
+
+
+def lines(found: Mapping[str, Sequence[Ended]]) -> list[str]:
+    """A table of a question's runs: gain in accuracy, and rollouts against the first."""
+    base = next(iter(found.values()))
+    table = ["| | gain in accuracy, by seed | mean | times fewer rollouts, by seed | |", "|---|---|---|---|---|"]
+    for name, runs in found.items():
+        gained, cheaper = gains(runs), times_cheaper(base, runs)
+        table.append(
+            f"| {name} | {' '.join(f'{100 * each:+.1f}' for each in gained.values)} | {said(gained, 100, '+.1f')} "
+            f"| {' '.join(f'{each:.2f}' for each in cheaper.values)} | {said(cheaper)} |"
+        )
+    return table
+
+
+def said(one: Interval, times: float = 1, form: str = ".2f") -> str:
+    """An interquartile mean, with its interval where there is one."""
+    point = f"{times * one.point:{form}}"
+    return (
+        point
+        if one.low is None or one.high is None
+        else f"{point} [{times * one.low:{form}}, {times * one.high:{form}}]"
+    )
