@@ -23,7 +23,7 @@ from findings_map import (
     worth,
     worths,
 )
-from findings_runs import gains, times_cheaper
+from findings_runs import gains, more_than
 from matplotlib.colors import TwoSlopeNorm
 
 from rollalloc.bench.summary import Ended, Interval
@@ -78,11 +78,10 @@ class Map:
         """What is left of a method's worth where it throws groups away."""
         return self.keeps(pool_B, n, groups) if name == "DAPO" else 1.0
 
-    def over_grpo(self, name: str, n: int, shares: tuple[float, float], groups: int) -> float:
-        """A method's worth over that of GRPO with the same n."""
-        pool_B = pool_of(self.rate_N, *shares)
-        grpo = worth(self.groups(0, n), pool_B, self.measured)
-        return worth(self.method(name, n, pool_B), pool_B, self.measured) * self.kept(name, n, pool_B, groups) / grpo
+    def over_grpo(self, name: str, n: int, shares: tuple[float, float], groups: int) -> Floats:
+        """A method's worth over that of GRPO with the same n, and its interval."""
+        kept = self.kept(name, n, pool_of(self.rate_N, *shares), groups)
+        return kept * self.ratio(shares, lambda pool_B: self.method(name, n, pool_B), lambda _: self.groups(0, n))
 
     def evicted(self, shares: tuple[float, float], k: int, n: int) -> tuple[float, ...]:
         """Of prompts with k right pilots of k: mean rate, share below 0.9 and below 0.5; share of visits; worth without.
@@ -131,8 +130,10 @@ def draw_map(of: Map, to: Path) -> None:
         ("GRPO, n = 4", lambda _, n: of.groups(0, 4)),
         ("REINFORCE, n = 1", lambda pool_B, _: of.plain(pool_B)),
     ]
-    figure, panels = plt.subplots(3, len(SIZES), figsize=(9.6, 6.2), sharex=True, sharey=True, layout="constrained")
+    figure, panels = plt.subplots(3, len(SIZES), figsize=(9.6, 5.8), sharex=True, sharey=True, layout="constrained")
     norm = TwoSlopeNorm(0, np.log(0.25), np.log(4))
+    for axes, n in zip(panels[0], SIZES, strict=True):
+        axes.set_title(f"n = {n}: {quarter(n)} + {n - quarter(n)}", fontsize=9)
     for line, (name, other) in zip(panels, rows, strict=True):
         for axes, n in zip(line, SIZES, strict=True):
             grid = np.full((len(STEPS), len(STEPS)), np.nan)
@@ -142,13 +143,15 @@ def draw_map(of: Map, to: Path) -> None:
                         pool_B = pool_of(of.rate_N, hopeless, solved)
                         one, two = of.groups(quarter(n), n), other(pool_B, n)
                         grid[y, x] = worth(one, pool_B, of.measured) / worth(two, pool_B, of.measured)
-            shown = axes.imshow(np.log(grid), origin="lower", cmap="RdBu", norm=norm, extent=(-5, 95, -5, 95))
+            shown = axes.imshow(
+                np.log(grid), origin="lower", cmap="RdBu", norm=norm, extent=(-5, 95, -5, 95), aspect="auto"
+            )
             for x, y in ((0, 0), (40, 40), (80, 0), (0, 80), (10, 10)):
-                axes.text(x, y, f"{grid[y // 10, x // 10]:.1f}", ha="center", va="center", fontsize=7)
+                value = grid[y // 10, x // 10]
+                color = INK if 0.45 < value < 2.2 else "white"
+                axes.text(max(x, 3), y, f"{value:.1f}", ha="center", va="center", fontsize=6, color=color)
             axes.set_xticks((0, 40, 80))
             axes.set_yticks((0, 40, 80))
-            if line is panels[0]:
-                axes.set_title(f"n = {n}: {quarter(n)} + {n - quarter(n)}", fontsize=9)
         line[0].set_ylabel(f"over {name}\n\nsolved, %", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("hopeless, %", fontsize=8)
@@ -202,54 +205,42 @@ def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
     plt.close(figure)
 
 
-def draw_runs(
-    predicted: Mapping[str, tuple[float, Sequence[float]]], matched: Mapping[str, Interval], to: Path
-) -> None:
-    """What the map says beside what real training did; and what changing one thing did."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", width_ratios=(1, 1.25))
-    for name, (said, found) in predicted.items():
-        left.plot([said] * len(found), found, ".", color=GREY, markersize=4)
-        left.plot([said], [np.median(found)], "o", color=BLUE, markersize=5)
-        left.annotate(name, (said, float(np.median(found))), fontsize=6, xytext=(4, 2), textcoords="offset points")
-    left.plot([0.4, 6], [0.4, 6], color=GREY, linewidth=0.8)
-    for axis in (left.set_xscale, left.set_yscale):
-        axis("log")
-    for axis in (left.xaxis, left.yaxis):
-        axis.set_major_locator(plt.FixedLocator([0.5, 1, 2, 4]))
-        axis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
-        axis.set_minor_locator(plt.NullLocator())
-    left.set_xlabel("the map: times GRPO's worth, same n")
-    left.set_ylabel("real training")
-    for at, one in enumerate(reversed(matched.values())):
-        right.plot(one.values, [at] * len(one.values), ".", color=GREY)
-        right.plot([one.point], [at], "o", color=BLUE)
-        if one.low is not None:
-            right.plot([one.low, one.high], [at, at], color=BLUE)
-    right.axvline(1, color=GREY, linewidth=0.8)
-    right.set_yticks(range(len(matched)), list(reversed(matched)), fontsize=7)
-    right.set_xlabel("times fewer rollouts than the first of its question")
+def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[str, Interval], to: Path) -> None:
+    """What the map says beside what real training paid; and what changing one thing did to the gain."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained", width_ratios=(1, 1.1))
+    for at, (name, (said_of, found)) in enumerate(reversed(predicted.items())):
+        left.plot(said_of[1:], [at, at], color=BLUE, linewidth=1)
+        left.plot(said_of[0], at, "o", color=BLUE, markersize=5, label="the map" if not at else None)
+        left.plot(found, at, "D", color=RED, markersize=5, label="trained" if not at else None)
+    left.set_yticks(range(len(predicted)), list(reversed(predicted)), fontsize=7)
+    left.set_xscale("log")
+    left.set_xticks((0.5, 0.7, 1, 1.5, 2, 3), ("0.5", "0.7", "1", "1.5", "2", "3"))
+    left.xaxis.set_minor_locator(plt.NullLocator())
+    left.axvline(1, color=GREY, linewidth=0.8)
+    left.set_xlabel("times fewer rollouts than GRPO with the same n")
+    left.legend(fontsize=7, frameon=False)
+    for at, one in enumerate(reversed(trained.values())):
+        right.plot(100 * np.array(one.values), [at] * len(one.values), ".", color=GREY)
+        right.plot(100 * one.point, at, "o", color=BLUE)
+    right.axvline(0, color=GREY, linewidth=0.8)
+    right.set_yticks(range(len(trained)), list(reversed(trained)), fontsize=7)
+    right.set_xlabel("points of accuracy more than the first of its question")
     figure.savefig(to, dpi=110)
     plt.close(figure)
 
 
 def lines(found: Mapping[str, Sequence[Ended]]) -> list[str]:
-    """A table of a question's runs: gain in accuracy, and rollouts against the first."""
+    """A table of a question's runs: points of accuracy gained, and how many more than the first gained."""
     base = next(iter(found.values()))
-    table = ["| | gain in accuracy, by seed | mean | times fewer rollouts, by seed | |", "|---|---|---|---|---|"]
+    table = ["| | gain by seed, points | mean | more than the first, by seed | mean |", "|---|---|---|---|---|"]
     for name, runs in found.items():
-        gained, cheaper = gains(runs), times_cheaper(base, runs)
-        table.append(
-            f"| {name} | {' '.join(f'{100 * each:+.1f}' for each in gained.values)} | {said(gained, 100, '+.1f')} "
-            f"| {' '.join(f'{each:.2f}' for each in cheaper.values)} | {said(cheaper)} |"
-        )
+        gained, more = gains(runs), more_than(base, runs)
+        row = [f"{' '.join(f'{100 * each:+.1f}' for each in one.values)} | {said(one)}" for one in (gained, more)]
+        table.append(f"| {name} | {' | '.join(row)} |")
     return table
 
 
-def said(one: Interval, times: float = 1, form: str = ".2f") -> str:
-    """An interquartile mean, with its interval where there is one."""
-    point = f"{times * one.point:{form}}"
-    return (
-        point
-        if one.low is None or one.high is None
-        else f"{point} [{times * one.low:{form}}, {times * one.high:{form}}]"
-    )
+def said(one: Interval) -> str:
+    """An interquartile mean in points, with its interval where there is one."""
+    point = f"{100 * one.point:+.1f}"
+    return point if one.low is None or one.high is None else f"{point} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"

@@ -15,7 +15,6 @@ from foresight import with_answers
 from numpy.typing import NDArray
 
 from rollalloc.bench.compare import is_finished
-from rollalloc.bench.cost import cost_to_target
 from rollalloc.bench.execution import execute
 from rollalloc.bench.presets import Tuned, task_run, task_source
 from rollalloc.bench.runs import Run, Source, folder_of
@@ -198,20 +197,9 @@ def gains(found: Sequence[Ended]) -> Interval:
     return interval([each.curve.accuracy[-1] - each.curve.accuracy[0] for each in found])
 
 
-def times_cheaper(base: Sequence[Ended], other: Sequence[Ended]) -> Interval:
-    """How many times fewer rollouts the other needed, by seed, for the highest accuracy that both of them held.
-
-    That is the lower one of what each had in its last two evaluations, so that no run is censored.
-    """
-    ratios: list[float] = []
-    bounded = False
-    for one, two in zip(base, other, strict=True):
-        common = min(*one.curve.accuracy[-2:], *two.curve.accuracy[-2:])
-        costs = [cost_to_target(each.curve, common) for each in (one, two)]
-        paid = [cost.paid["rollouts"] for cost in costs if cost is not None]
-        bounded |= any(cost is None or cost.censored for cost in costs)
-        ratios.append(paid[0] / max(1.0, paid[1]))
-    return interval(ratios, ">" if bounded else "")
+def more_than(base: Sequence[Ended], other: Sequence[Ended]) -> Interval:
+    """By how much the other gained more on the same seed."""
+    return interval([two - one for one, two in zip(gains(base).values, gains(other).values, strict=True)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- pools
@@ -224,7 +212,7 @@ class PoolSettings:
     hopeless: int
     solved: int
     train: int
-    heldout: int = 512
+    heldout: int
     seed: int = 17
 
 
@@ -236,7 +224,7 @@ class _Of:
 def pool_source(tasks: Path, name: str) -> Source:
     """A pool `pool/HOPELESS-SOLVED-TRAIN` of skills prompts, by their exact success rates under the initial model."""
     hopeless, solved, train = map(int, name.removeprefix("pool/").split("-"))
-    settings = PoolSettings(hopeless, solved, train)
+    settings = PoolSettings(hopeless, solved, train, heldout=train // 4)
     source, _ = task_source("skills/late", tasks)
     made = make_once(tasks / "pools" / name.removeprefix("pool/"), settings, lambda to: _make_pool(to, tasks, settings))
     return replace(source, prompts=(str(made / "train.parquet"),), heldout=str(made / "heldout.parquet"))
@@ -249,6 +237,12 @@ def _make_pool(to: Path, tasks: Path, settings: PoolSettings) -> None:
     bands = np.digitize(rate_N, (HOPELESS_BELOW, SOLVED_FROM))
     shares = {0: settings.hopeless, 1: 100 - settings.hopeless - settings.solved, 2: settings.solved}
     free = {band: rng.permutation(np.flatnonzero(bands == band)).tolist() for band in shares}
+    for band, share in shares.items():
+        wanted = sum(round(size * share / 100) for size in (settings.train, settings.heldout))
+        if len(free[band]) < wanted:
+            raise ValueError(
+                f"{settings} wants {wanted} prompts of band {band}, there are {len(free[band])}; take fewer"
+            )
     for split, size in (("train", settings.train), ("heldout", settings.heldout)):
         chosen = [free[band].pop() for band, share in shares.items() for _ in range(round(size * share / 100))]
         write_prompts(to / f"{split}.parquet", [_row(prompts, at, {"split": split}) for at in rng.permutation(chosen)])
