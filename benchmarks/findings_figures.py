@@ -208,7 +208,7 @@ def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
 def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[str, Interval], to: Path) -> None:
     """What the map says beside what real training paid; and what changing one thing did to the gain."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained", width_ratios=(1, 1.1))
-    for at, (name, (said_of, found)) in enumerate(reversed(predicted.items())):
+    for at, (said_of, found) in enumerate(reversed(predicted.values())):
         left.plot(said_of[1:], [at, at], color=BLUE, linewidth=1)
         left.plot(said_of[0], at, "o", color=BLUE, markersize=5, label="the map" if not at else None)
         left.plot(found, at, "D", color=RED, markersize=5, label="trained" if not at else None)
