@@ -12,8 +12,21 @@ from pathlib import Path
 
 import numpy as np
 from findings_decay import LAGS, Decay, decay, rates
-from findings_figures import LATE, POOLS, SIZES, WINDOW, Map, draw_map, draw_pilots, draw_runs, lines, quarter
-from findings_map import measure, plain_rates, pool_of, sampled_pool, simulated, worth
+from findings_figures import draw_map, draw_pilots, draw_runs, lines
+from findings_map import (
+    LATE_SHARES,
+    POOLS,
+    SIZES,
+    WINDOW,
+    Map,
+    measure,
+    plain_rates,
+    pool_of,
+    quarter,
+    sampled_pool,
+    simulated,
+    worth,
+)
 from findings_runs import (
     BUDGET,
     CELL_SEEDS,
@@ -83,12 +96,12 @@ def show_map(of: Map, out: Path) -> None:
         for n in (4, 16, 64):
             found = [of.ratio(shares, lambda _, n=n: of.groups(quarter(n), n), one(of, n)) for one in _OTHERS.values()]
             print(f"| {name} | {n} | {' | '.join('{:.2f} [{:.2f}–{:.2f}]'.format(*each) for each in found)} |")
-    late_B = pool_of(of.rate_N, *LATE)
+    late_B = pool_of(of.rate_N, *LATE_SHARES)
     print("\nwhat discarding leaves of DAPO, 16 groups:", {n: round(of.keeps(late_B, n, 16), 2) for n in SIZES})
     print("\n| window of the pilots' mean | 4 + 4 | 16 + 48 |\n|---|---|---|")
     for window in ((0.125, 0.75), (0.0, 0.75), (0.125, 1.0), (0.5, 0.5), (0.0, 1.0), (1 / 6, 1.0), (0.25, 1.0)):
         found = [
-            of.ratio(LATE, lambda _, k=k, n=n, at=window: of.groups(k, n, at), lambda _, n=n: of.groups(0, n))
+            of.ratio(LATE_SHARES, lambda _, k=k, n=n, at=window: of.groups(k, n, at), lambda _, n=n: of.groups(0, n))
             for k, n in ((4, 8), (16, 64))
         ]
         print(
@@ -98,7 +111,7 @@ def show_map(of: Map, out: Path) -> None:
         "\n| pilots all right | mean rate | below 0.9 | below 0.5 | of visits | worth without |\n|---|---|---|---|---|---|"
     )
     for k, n in ((4, 8), (8, 32), (16, 64)):
-        print(f"| {k} of {k} | {' | '.join(f'{each:.3f}' for each in of.evicted(LATE, k, n))} |")
+        print(f"| {k} of {k} | {' | '.join(f'{each:.3f}' for each in of.evicted(LATE_SHARES, k, n))} |")
 
 
 _OTHERS = {
@@ -134,11 +147,11 @@ def show_allocator(of: Map, out: Path) -> None:
 def show_runs(of: Map, tasks: Path, out: Path, seeds: int) -> None:
     """What the map says beside the sweep of skills/late; every question that was trained."""
     predicted = {
-        f"{name}, n = {n}": (of.over_grpo(name, n, LATE, 4 if n > 8 else 8), found)
+        f"{name}, n = {n}": (of.over_grpo(name, n, LATE_SHARES, 4 if n > 8 else 8), found)
         for name, each in SWEPT.items()
         for n, found in zip((4, 8, 16), each, strict=True)
     }
-    predicted["REINFORCE, n = 4"] = (of.over_grpo("REINFORCE", 4, LATE, 64), PLAIN)
+    predicted["REINFORCE, n = 4"] = (of.over_grpo("REINFORCE", 4, LATE_SHARES, 64), PLAIN)
     for name, (said, found) in predicted.items():
         print("{}: map {:.2f} [{:.2f}–{:.2f}], trained {:.2f}".format(name, *said, found))
     trained = {}
@@ -162,11 +175,11 @@ def main() -> None:
     parser.add_argument("question", choices=[*QUESTIONS, "cells", "decay", "map", "allocator", "pilots", "runs"])
     parser.add_argument("--tasks", type=Path, required=True, help="folder of tasks; made where they are not there")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3, help="how many of the seeds that were fixed before")
+    parser.add_argument("--seeds", type=int, default=3, help=f"of {SEEDS}, the first so many; cells have {CELL_SEEDS}")
     given = parser.parse_args()
     tasks, out, seeds = given.tasks, given.out, given.seeds
-    if seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {seeds}")
+    if not 1 <= seeds <= len(SEEDS):
+        parser.error(f"--seeds must be from 1 to {len(SEEDS)}, got {seeds}")
     out.mkdir(parents=True, exist_ok=True)
     one_thread()
     match given.question:

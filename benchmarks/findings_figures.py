@@ -4,123 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from findings_decay import LAGS, decay
-from findings_map import (
-    Floats,
-    Gradients,
-    Method,
-    Worths,
-    by_bin,
-    discarded,
-    piloted,
-    plain,
-    pool_of,
-    some_of,
-    worth,
-    worths,
-)
+from findings_map import LATE_SHARES, SIZES, WINDOW, Floats, Map, Method, pool_of, quarter, worth
 from findings_runs import gains, more_than
 from matplotlib.colors import TwoSlopeNorm
 
 from rollalloc.bench.summary import Ended, Interval
 
-SIZES = (4, 8, 16, 32, 64)  # rollouts a group
 STEPS = np.arange(10) / 10  # shares of hopeless and of solved prompts
-RESAMPLES = 200
-WINDOW = (0.125, 0.75)
-LATE = (0.3, 0.5)  # hopeless, solved
-POOLS = {"10 / 10": (0.1, 0.1), "30 / 50": LATE, "40 / 40": (0.4, 0.4), "80 / 0": (0.8, 0.0), "0 / 80": (0.0, 0.8)}
 INK, BLUE, RED, GREY = "#222222", "#2a6fb0", "#c0392b", "#888888"
-
-
-def quarter(n: int) -> int:
-    """Pilots of a group of n, as in the paper: a quarter; but one pilot is never inside the window."""
-    return max(2, n // 4)
-
-
-class Map:
-    """Worths on pools of any shares, with intervals from prompts drawn anew."""
-
-    def __init__(self, rate_N: Floats, rows: Gradients) -> None:
-        self.rate_N, self.some_N, self.rows = rate_N, some_of(rate_N), rows
-        self.measured = worths(rows)
-        self.drawn = [worths(rows, seed) for seed in range(RESAMPLES)]
-        self._groups: dict[Any, Method] = {}
-
-    def groups(self, pilots: int, n: int, window: tuple[float, float] = WINDOW) -> Method:
-        """Pilot-Commit, or GRPO where there are no pilots."""
-        key = (pilots, n, window)
-        if key not in self._groups:
-            self._groups[key] = piloted(self.some_N, pilots, n, window)
-        return self._groups[key]
-
-    def plain(self, pool_B: Floats, neg: float = 0.1, baseline: bool = True) -> Method:
-        """REINFORCE with one rollout a prompt, or RAFT."""
-        return plain(self.some_N, pool_B, neg, baseline)
-
-    def keeps(self, pool_B: Floats, n: int, groups: int) -> float:
-        """What discarding its surplus leaves DAPO of GRPO's worth, generating three batches at a time."""
-        mixed_N = 1 - self.some_N**n - (1 - self.some_N) ** n
-        mixed = float(pool_B @ by_bin(self.some_N, mixed_N))
-        return discarded(groups, 3 * groups, mixed)
-
-    def method(self, name: str, n: int, pool_B: Floats) -> Method:
-        """One of those that are trained, by its name."""
-        if name in ("REINFORCE", "RAFT"):
-            return self.plain(pool_B) if name == "REINFORCE" else self.plain(pool_B, 0.0, False)
-        return self.groups(quarter(n) if name == "Pilot-Commit" else 0, n)
-
-    def kept(self, name: str, n: int, pool_B: Floats, groups: int = 16) -> float:
-        """What is left of a method's worth where it throws groups away."""
-        return self.keeps(pool_B, n, groups) if name == "DAPO" else 1.0
-
-    def over_grpo(self, name: str, n: int, shares: tuple[float, float], groups: int) -> Floats:
-        """A method's worth over that of GRPO with the same n, and its interval."""
-        kept = self.kept(name, n, pool_of(self.rate_N, *shares), groups)
-        return kept * self.ratio(shares, lambda pool_B: self.method(name, n, pool_B), lambda _: self.groups(0, n))
-
-    def evicted(self, shares: tuple[float, float], k: int, n: int) -> tuple[float, ...]:
-        """Of prompts with k right pilots of k: mean rate, share below 0.9 and below 0.5; share of visits; worth without.
-
-        The last is Pilot-Commit's worth on a pool that was visited once and lost them, over that on the whole pool.
-        """
-        pool_B = pool_of(self.rate_N, *shares)
-        each_N = self.some_N**k
-        gone_B = pool_B * by_bin(self.some_N, each_N)
-        below = [pool_B @ by_bin(self.some_N, each_N * (self.some_N < at)) / gone_B.sum() for at in (0.9, 0.5)]
-        mean = pool_B @ by_bin(self.some_N, each_N * self.some_N) / gone_B.sum()
-        commits = self.groups(k, n)
-        left_B = (pool_B - gone_B) / (1 - gone_B.sum())
-        return float(mean), *map(float, below), float(gone_B.sum()), worth_on(commits, left_B, pool_B, self.measured)
-
-    def ratio(
-        self, shares: tuple[float, float], of: Callable[[Floats], Method], to: Callable[[Floats], Method]
-    ) -> Floats:
-        """worth(of) / worth(to) and its 95% interval."""
-        pool_B = pool_of(self.rate_N, *shares)
-        one, two = of(pool_B), to(pool_B)
-
-        def at(measured: Worths) -> float:
-            return worth(one, pool_B, measured) / worth(two, pool_B, measured)
-
-        drawn = [at(each) for each in self.drawn]
-        return np.array([at(self.measured), *np.quantile(drawn, [0.025, 0.975])])
-
-
-def worth_on(method: Method, left_B: Floats, pool_B: Floats, measured: Worths) -> float:
-    """Worth on what is left of a pool over worth on the whole pool, both for the whole pool's mean success rate."""
-    d_B = measured.overlap_BB @ pool_B
-
-    def at(of_B: Floats) -> float:
-        signal = of_B @ (method.signal_B * d_B)
-        noise = of_B @ (method.right_B * measured.right_B + method.wrong_B * measured.wrong_B)
-        return float(signal * abs(signal) / (noise * (of_B @ method.cost_B)))
-
-    return at(left_B) / at(pool_B)
 
 
 def draw_map(of: Map, to: Path) -> None:
@@ -165,7 +60,7 @@ def draw_map(of: Map, to: Path) -> None:
 def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
     """What a share of pilots is worth, and how long what they said stays true."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9.6, 3.1), layout="constrained")
-    pool_B = pool_of(of.rate_N, *LATE)
+    pool_B = pool_of(of.rate_N, *LATE_SHARES)
     for n, shade in zip((16, 32, 64, 128), ("#9ecae1", "#6baed6", "#2a6fb0", "#08306b"), strict=True):
         counts = [n // part for part in (16, 8, 4, 2)]
         base = worth(of.groups(0, n), pool_B, of.measured)

@@ -18,7 +18,7 @@ would mislead: right rows of solved prompts have hardly a gradient, and right ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ EDGES = (0.001, HOPELESS_BELOW, 0.05, 0.15, 0.35, 0.65, 0.85, SOLVED_FROM, 0.98)
 EACH, ATTEMPTS = 60, 64  # prompts of a bin; rollouts of each in search of a wrong one
 BINS = len(EDGES) + 1
 Floats = NDArray[np.float64]
+SIZES = (4, 8, 16, 32, 64)  # rollouts a group
+RESAMPLES = 200
+WINDOW = (0.125, 0.75)
+LATE_SHARES = (0.3, 0.5)  # hopeless, solved: those of skills/late
+POOLS = {
+    "10 / 10": (0.1, 0.1),
+    "30 / 50": LATE_SHARES,
+    "40 / 40": (0.4, 0.4),
+    "80 / 0": (0.8, 0.0),
+    "0 / 80": (0.0, 0.8),
+}
 
 # -------------------------------------------------------------------------------------------------- what was measured
 
@@ -171,11 +182,12 @@ def some_of(rate_N: Floats, each: int = 150) -> Floats:
     return np.concatenate([np.random.default_rng(b).permutation(rate_N[bin_N == b])[:each] for b in range(BINS)])
 
 
-def worth(method: Method, pool_B: Floats, measured: Worths) -> float:
-    """Of a rollout, on a pool."""
-    signal = pool_B @ (method.signal_B * (measured.overlap_BB @ pool_B))
-    noise = pool_B @ (method.right_B * measured.right_B + method.wrong_B * measured.wrong_B)
-    return float(signal * abs(signal) / (noise * (pool_B @ method.cost_B)))
+def worth(method: Method, pool_B: Floats, measured: Worths, visited_B: Floats | None = None) -> float:
+    """Of a rollout, on a pool; or on the part of it that is visited, for the whole pool's sake."""
+    of_B = pool_B if visited_B is None else visited_B
+    signal = of_B @ (method.signal_B * (measured.overlap_BB @ pool_B))
+    noise = of_B @ (method.right_B * measured.right_B + method.wrong_B * measured.wrong_B)
+    return float(signal * abs(signal) / (noise * (of_B @ method.cost_B)))
 
 
 def piloted(rate_N: Floats, pilots: int, n: int, window: tuple[float, float] = (0.125, 0.75)) -> Method:
@@ -224,6 +236,81 @@ def by_bin(rate_N: Floats, column_N: Floats) -> Floats:
     """Mean of a column over the prompts of each bin; 0 where there are none."""
     bin_N = np.digitize(rate_N, EDGES)
     return np.bincount(bin_N, column_N, minlength=BINS) / np.maximum(1, np.bincount(bin_N, minlength=BINS))
+
+
+def quarter(n: int) -> int:
+    """Pilots of a group of n, as in the paper: a quarter; but one pilot is never inside the window."""
+    return max(2, n // 4)
+
+
+class Map:
+    """Worths on pools of any shares, with intervals from prompts drawn anew."""
+
+    def __init__(self, rate_N: Floats, rows: Gradients) -> None:
+        self.rate_N, self.some_N, self.rows = rate_N, some_of(rate_N), rows
+        self.measured = worths(rows)
+        self.drawn = [worths(rows, seed) for seed in range(RESAMPLES)]
+        self._groups: dict[Any, Method] = {}
+
+    def groups(self, pilots: int, n: int, window: tuple[float, float] = WINDOW) -> Method:
+        """Pilot-Commit, or GRPO where there are no pilots."""
+        key = (pilots, n, window)
+        if key not in self._groups:
+            self._groups[key] = piloted(self.some_N, pilots, n, window)
+        return self._groups[key]
+
+    def plain(self, pool_B: Floats, neg: float = 0.1, baseline: bool = True) -> Method:
+        """REINFORCE with one rollout a prompt, or RAFT."""
+        return plain(self.some_N, pool_B, neg, baseline)
+
+    def keeps(self, pool_B: Floats, n: int, groups: int) -> float:
+        """What discarding its surplus leaves DAPO of GRPO's worth, generating three batches at a time."""
+        mixed_N = 1 - self.some_N**n - (1 - self.some_N) ** n
+        mixed = float(pool_B @ by_bin(self.some_N, mixed_N))
+        return discarded(groups, 3 * groups, mixed)
+
+    def method(self, name: str, n: int, pool_B: Floats) -> Method:
+        """One of those that are trained, by its name."""
+        if name in ("REINFORCE", "RAFT"):
+            return self.plain(pool_B) if name == "REINFORCE" else self.plain(pool_B, 0.0, False)
+        return self.groups(quarter(n) if name == "Pilot-Commit" else 0, n)
+
+    def kept(self, name: str, n: int, pool_B: Floats, groups: int = 16) -> float:
+        """What is left of a method's worth where it throws groups away."""
+        return self.keeps(pool_B, n, groups) if name == "DAPO" else 1.0
+
+    def over_grpo(self, name: str, n: int, shares: tuple[float, float], groups: int) -> Floats:
+        """A method's worth over that of GRPO with the same n, and its interval."""
+        kept = self.kept(name, n, pool_of(self.rate_N, *shares), groups)
+        return kept * self.ratio(shares, lambda pool_B: self.method(name, n, pool_B), lambda _: self.groups(0, n))
+
+    def evicted(self, shares: tuple[float, float], k: int, n: int) -> tuple[float, ...]:
+        """Of prompts with k right pilots of k: mean rate, share below 0.9 and below 0.5; share of visits; worth without.
+
+        The last is Pilot-Commit's worth on a pool that was visited once and lost them, over that on the whole pool.
+        """
+        pool_B = pool_of(self.rate_N, *shares)
+        each_N = self.some_N**k
+        gone_B = pool_B * by_bin(self.some_N, each_N)
+        below = [pool_B @ by_bin(self.some_N, each_N * (self.some_N < at)) / gone_B.sum() for at in (0.9, 0.5)]
+        mean = pool_B @ by_bin(self.some_N, each_N * self.some_N) / gone_B.sum()
+        commits = self.groups(k, n)
+        left_B = (pool_B - gone_B) / (1 - gone_B.sum())
+        gained = worth(commits, pool_B, self.measured, left_B) / worth(commits, pool_B, self.measured)
+        return float(mean), *map(float, below), float(gone_B.sum()), gained
+
+    def ratio(
+        self, shares: tuple[float, float], of: Callable[[Floats], Method], to: Callable[[Floats], Method]
+    ) -> Floats:
+        """worth(of) / worth(to) and its 95% interval."""
+        pool_B = pool_of(self.rate_N, *shares)
+        one, two = of(pool_B), to(pool_B)
+
+        def at(measured: Worths) -> float:
+            return worth(one, pool_B, measured) / worth(two, pool_B, measured)
+
+        drawn = [at(each) for each in self.drawn]
+        return np.array([at(self.measured), *np.quantile(drawn, [0.025, 0.975])])
 
 
 # ---------------------------------------------------------------------------------- the same with the real allocator

@@ -70,14 +70,6 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
         "old, corrected": Variant("pilot_commit", _OLD),
         "old, not corrected": Variant("pilot_commit", _OLD, corrected=False),
     },
-    "window": {
-        "4 + 4": _pilot_commit(),
-        "2 + 6": _pilot_commit(2, 6),
-        "4 + 12": _pilot_commit(4, 12),
-        "8 + 8": _pilot_commit(8, 8),
-        "all wrong too": _pilot_commit(p_lower=0.0),
-        "all right too": _pilot_commit(p_upper=0.0, p_solve=2.0),
-    },
     "steps": {
         "GRPO, 4 steps": Variant("grpo", {"groups": 16, "n": 8}, changes=_FOUR),
         "Pilot-Commit, 4 steps": replace(_pilot_commit(groups=16), changes=_FOUR),
@@ -86,7 +78,7 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
 }
 # The check of the map: pool, rollouts a group. A batch has 64 rows for all.
 CHECKED = ("GRPO", "DAPO, carried", "Pilot-Commit", "REINFORCE")  # with real training, for want of time for more
-CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16), ("pool/40-40-2048", 4))
+CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16))
 
 
 def methods(n: int, rows: int = 64) -> dict[str, Variant]:
