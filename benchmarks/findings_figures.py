@@ -112,14 +112,16 @@ def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[st
     left.set_xticks((0.5, 0.7, 1, 1.5, 2, 3), ("0.5", "0.7", "1", "1.5", "2", "3"))
     left.xaxis.set_minor_locator(plt.NullLocator())
     left.axvline(1, color=GREY, linewidth=0.8)
-    left.set_xlabel("times fewer rollouts than GRPO with the same n")
+    left.set_xlabel("times fewer rollouts than GRPO with the same n", fontsize=9)
     left.legend(fontsize=7, frameon=False)
     for at, one in enumerate(reversed(trained.values())):
         right.plot(100 * np.array(one.values), [at] * len(one.values), ".", color=GREY)
         right.plot(100 * one.point, at, "o", color=BLUE)
     right.axvline(0, color=GREY, linewidth=0.8)
     right.set_yticks(range(len(trained)), list(reversed(trained)), fontsize=7)
-    right.set_xlabel("points of accuracy more than the first of its question")
+    right.set_xscale("symlog", linthresh=1)
+    right.set_xticks((-2, -1, 0, 1, 5, 20), ("-2", "-1", "0", "1", "5", "20"))
+    right.set_xlabel("points of accuracy more (beyond ±1 logarithmic)", fontsize=9)
     figure.savefig(to, dpi=110)
     plt.close(figure)
 

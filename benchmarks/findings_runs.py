@@ -185,8 +185,8 @@ def _unchanged() -> Iterator[None]:
 
 
 def gains(found: Sequence[Ended]) -> Interval:
-    """Held-out accuracy at the end of each run less that of the initial model."""
-    return interval([each.curve.accuracy[-1] - each.curve.accuracy[0] for each in found])
+    """Held-out accuracy of each run's last weights, its budget spent, less that of the initial model."""
+    return interval([each.last["accuracy"] - each.curve.accuracy[0] for each in found])
 
 
 def more_than(base: Sequence[Ended], other: Sequence[Ended]) -> Interval:

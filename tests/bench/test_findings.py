@@ -103,12 +103,13 @@ def run_with(*accuracy):
     count = len(accuracy)
     grid = tuple(100.0 * at for at in range(count))
     curve = Curve(grid, grid, grid, grid, tuple(range(count)), accuracy, (0.0,) * count)
-    return Ended(None, Path(), curve, (), {"accuracy": accuracy[-1]}, {}, None)
+    last = {"accuracy": accuracy[-1] + 0.01}  # weights that no point of the grid has
+    return Ended(None, Path(), curve, (), last, {}, None)
 
 
 def test_gains_are_compared_on_the_same_seed():
     slow, fast = [run_with(0.1, 0.2), run_with(0.2, 0.1)], [run_with(0.1, 0.5), run_with(0.2, 0.3)]
-    assert findings_runs.gains(slow).values == pytest.approx([0.1, -0.1])
+    assert findings_runs.gains(slow).values == pytest.approx([0.11, -0.09])
     assert findings_runs.more_than(slow, fast).values == pytest.approx([0.3, 0.2])
 
 
