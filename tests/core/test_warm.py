@@ -1,4 +1,4 @@
-"""Batches of another shape as the run begins: when the shape changes, who sees it, and what a save and a load leave of it."""
+"""Batches of another shape as the run begins: when it changes, who sees it, and what a save and a load leave of it."""
 
 import json
 from dataclasses import replace
@@ -206,7 +206,7 @@ def test_more_groups_than_prompts_are_refused_whichever_batch_has_them():
 def test_rollouts_of_a_warm_up_are_refused_where_several_stages_say_them():
     warm = Warm(groups=9, n=4, until=100)
     with pytest.raises(
-        ValueError, match="warm: n=4 rollouts a group, but .* several stages, pilot, commit; leave n out"
+        ValueError, match=r"warm: n=4 rollouts a group, but .* several stages, pilot, commit; leave n out"
     ):
         recipes.pilot_commit(4, 4, 4, 12, warm=warm)
     with pytest.raises(ValueError, match="several stages, pilot, commit"):
@@ -226,7 +226,7 @@ def test_a_mixture_takes_the_warm_up_of_the_one_that_has_one_and_refuses_two():
     assert recipes.mix(pilots, recipes.foresight(4, warm=few)).warm == few
     assert recipes.mix(replace(pilots, warm=few), recipes.foresight(4, warm=few)).warm == few
     two = replace(pilots, warm=few), recipes.foresight(4, warm=many)
-    with pytest.raises(ValueError, match="both recipes change warm: .*groups=8.*groups=9"):
+    with pytest.raises(ValueError, match=r"both recipes change warm: .*groups=8.*groups=9"):
         recipes.mix(*two)
     assert recipes.mix(*two, take={"warm": "second"}).warm == many
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core.events import Row
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.packing import describe
@@ -323,6 +324,16 @@ class Replay:
         if isnan(self.above):
             raise ValueError("above must be a number, got nan")
 
+    def takes(self, row: Row, version: int) -> bool:
+        """Whether a row that was trained may be trained on again under weights of that version.
+
+        Args:
+            row: as it was trained last.
+            version: of the weights of the batch that it would be in.
+        """
+        young = version - row.version <= self.max_staleness
+        return young and (self.times is None or row.replays < self.times) and row.advantage > self.above
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warm:
@@ -495,6 +506,11 @@ class Recipe:
             raise ValueError(f"warm: n={n} rollouts a group, but the recipe has several stages, {names}; leave n out")
         if self.group_rows is not None:
             at_least("warm: n", n, self.group_rows, f"{self.rows!r} trains on that many of a group")
+
+    @property
+    def trains_older_rows(self) -> bool:
+        """Whether a batch may have rows sampled from weights before its own: held ones, or replayed ones."""
+        return self.max_staleness > 0 or self.replay is not None
 
     @property
     def most_groups(self) -> int:
