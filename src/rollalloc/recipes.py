@@ -158,7 +158,7 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05, w
         n: rollouts a prompt, at least 1.
         half_way: how far, in nats a token, the weights move until half of a prompt's record is forgotten; above 0.
         spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
-        warm: shape of the first batches, as of SPO's own warm-up of several rollouts a prompt; None: that of all others.
+        warm: shape of the first batches, in which no prompt was visited yet; None: that of all others.
 
     Raises:
         ValueError: a number out of its range.

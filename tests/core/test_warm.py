@@ -159,7 +159,7 @@ def test_a_run_that_had_ended_has_ended_in_a_state_of_before(drive):
         del state["recipe"]["warm"]
         return state
 
-    assert copy_of(driver.allocator, change=older).ask().finished == why
+    assert copy_of(driver.allocator, change=older).outstanding().finished == why
 
 
 def test_another_warm_up_is_another_recipe_and_holds_where_it_is_accepted(drive):

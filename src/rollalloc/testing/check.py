@@ -43,8 +43,7 @@ def check_recipe(
         ConformanceError: names the law, the seed and the mode.
     """
     make = _sized(table)
-    shapes = [recipe] if recipe.warm is None else [recipe, replace(recipe, warm=None)]
-    first = max(_opens(each, make, World(0, rewards=rewards)) for each in shapes)
+    first = len(Run(recipe, make(4096 + recipe.most_groups), World(0, rewards=rewards)).ask(None).generate)
     count = prompts or 8 * max(first, recipe.most_groups)
     check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first, make)
     paid_a_batch = check.runs()
@@ -52,11 +51,6 @@ def check_recipe(
     check.back_pressure()
     check.budgets(paid_a_batch)
     check.quarantine()
-
-
-def _opens(recipe: Recipe, make: Callable[[int], PromptTable], world: World) -> int:
-    """Groups that a run's first ask opens."""
-    return len(Run(recipe, make(4096 + recipe.most_groups), world).ask(None).generate)
 
 
 def _sized(table: Callable[[int], PromptTable]) -> Callable[[int], PromptTable]:
@@ -86,7 +80,7 @@ class _Check:
     allocator: type[Allocator]
     like: Recipe
     rewards: tuple[float, float]
-    first: int  # groups that an ask opens at most, where nothing is there
+    first: int  # groups that the first ask opens
     table: Callable[[int], PromptTable]
 
     def _run(

@@ -179,11 +179,13 @@ class RollallocTrainer(PPOTrainerSync):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """As verl's, of what was generated: a row that is trained again was written down the first time."""
+        """As verl's, of what was generated: no padding, and no row that is trained again, which was written down before."""
         assert self._trained is not None
-        again = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if row.replays}
-        fresh = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key not in again]
-        keys, tags = map(list, zip(*fresh, strict=True))
+        fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
+        columns = zip(
+            *((key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key in fresh), strict=True
+        )
+        keys, tags = map(list, columns)
         written = KVBatchMeta(partition_id=batch.partition_id, keys=keys, tags=tags)
         super()._log_rollout_data(written, timing_raw, rollout_data_dir)
 
