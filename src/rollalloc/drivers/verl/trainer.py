@@ -182,10 +182,8 @@ class RollallocTrainer(PPOTrainerSync):
         """As verl's, of what was generated: no padding, and no row that is trained again, which was written down before."""
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
-        columns = zip(
-            *((key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key in fresh), strict=True
-        )
-        keys, tags = map(list, columns)
+        at = [at for at, key in enumerate(batch.keys) if key in fresh]
+        keys, tags = [batch.keys[each] for each in at], [batch.tags[each] for each in at]
         written = KVBatchMeta(partition_id=batch.partition_id, keys=keys, tags=tags)
         super()._log_rollout_data(written, timing_raw, rollout_data_dir)
 
