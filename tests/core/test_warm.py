@@ -162,6 +162,20 @@ def test_a_run_that_had_ended_has_ended_in_a_state_of_before(drive):
     assert copy_of(driver.allocator, change=older).outstanding().finished == why
 
 
+@pytest.mark.parametrize(("name", "all_in"), [("batch_paid", "paid"), ("batch_tokens", "tokens")])
+def test_a_state_in_which_a_batch_cost_more_than_the_run_is_refused(drive, name, all_in):
+    """From which a warm-up would go on for longer than it may."""
+    driver = drive(replace(GRPO, warm=Warm(groups=5, until=40)))
+    shapes(driver, 1)
+
+    def torn(state):
+        state["purse"][name] = state["purse"][all_in] + 1
+        return state
+
+    with pytest.raises(ValueError, match="purse: more was paid for a batch than in all, .*; the state is torn"):
+        copy_of(driver.allocator, change=torn)
+
+
 def test_another_warm_up_is_another_recipe_and_holds_where_it_is_accepted(drive):
     driver = drive(replace(GRPO, warm=Warm(groups=5, until=40)))
     shapes(driver, 1)

@@ -104,6 +104,8 @@ class Purse:
         """Take over saved counts."""
         exact_keys(state, self._FIELDS, "purse")
         saved = {name: natural(state[name], f"purse, {name}") for name in self._FIELDS}
+        if saved["batch_paid"] > saved["paid"] or saved["batch_tokens"] > saved["tokens"]:
+            raise ValueError(f"purse: more was paid for a batch than in all, {saved}; the state is torn")
         self.paid, self.owed, self.tokens = saved["paid"], saved["owed"], saved["tokens"]
         self.batch_opened = saved["batch_opened"]
         self.paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]
