@@ -172,7 +172,7 @@ def test_a_state_in_which_a_batch_cost_more_than_the_run_is_refused(drive, name,
         state["purse"][name] = state["purse"][all_in] + 1
         return state
 
-    with pytest.raises(ValueError, match="purse: more was paid for a batch than in all, .*; the state is torn"):
+    with pytest.raises(ValueError, match=r"purse: more was paid for a batch than in all, .*; the state is torn"):
         copy_of(driver.allocator, change=torn)
 
 
