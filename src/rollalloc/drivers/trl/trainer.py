@@ -92,7 +92,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
-            keep_logprobs=checks.trains_older_rows(recipe),
+            keep_logprobs=recipe.trains_older_rows,
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )
