@@ -68,12 +68,10 @@ bench: .venv/ready
 package: .venv/ready
 	.venv/bin/python tools/package.py $(GIVEN)
 
-# MkDocs and what it needs, and not this package, whose docstrings it reads without importing it.
+# Small and by itself: MkDocs reads docstrings without importing what they are of.
 .venv-docs/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
-		> .venv-docs/requirements.txt
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv-docs/requirements.txt
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch .venv-docs/ready
 
 site: .venv-docs/ready
