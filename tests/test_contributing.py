@@ -44,7 +44,7 @@ def test_what_the_guide_shows_works(outcome, test, passed):
         ("test_shortest.py", ("shortest.py", "np.argsort(group.tokens_G", "np.argsort(-group.tokens_G")),
         ("test_shortest.py", ("shortest.py", '("tokens_G",)', '("rewards_G",)')),
         ("test_driver.py", ("driver.py", "self.payloads = dict(", "self.payloads = {}, dict(")),
-        ("test_driver.py", ("driver.py", "for rollout in order.rollouts])", "for rollout in order.rollouts[1:]])")),
+        ("test_driver.py", ("driver.py", "in order.rollouts", "in order.rollouts[1:]")),
     ],
 )
 def test_a_mistake_in_what_the_guide_shows_is_found(outcome, test, change):

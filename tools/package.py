@@ -1,11 +1,11 @@
 """Builds the wheel and the sdist and tries them as a user would: `make package`.
 
-    python tools/package.py                        # a minute: built, checked, installed without extras, each extra resolved
-    python tools/package.py --install native,tasks # for a person: and these extras installed for real, each into an empty environment
-    python tools/package.py --tests                # for a person: and the tests run from the unpacked sdist
+    python tools/package.py                          # a minute: built, checked, installed bare, each extra resolved
+    python tools/package.py --install native,tasks   # and these extras installed, each into an empty environment
+    python tools/package.py --tests                  # and the fast tests run from the unpacked sdist
 
-Needs a clone, and an environment with the extra `dev`. Builds into dist/. uv takes its settings from the environment: with UV_TORCH_BACKEND=cpu
-an installation has PyTorch without its gigabytes of CUDA.
+Needs a clone, and an environment with the extra `dev`. Builds into dist/. uv takes its settings from the environment: with
+UV_TORCH_BACKEND=cpu an installation has PyTorch without its gigabytes of CUDA.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from email.parser import Parser
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 # What a person would miss who found it gone, whatever git says.
 NEEDED = ("rollalloc/py.typed", "rollalloc/bench/tuned/skills-late.json", "rollalloc/report/templates/report.html.j2")
-PYTHONS = ("3.11", "3.12")
 # Imports what needs no extra, every module of it.
 CORE = """
 import importlib, pkgutil, rollalloc
@@ -86,7 +86,7 @@ def main() -> None:
             python = install_bare(folder / "bare", wheel)
         with step("its commands"):
             try_commands(python)
-        with step(f"each extra resolved for Python {' and '.join(PYTHONS)}"):
+        with step("each extra resolved"):
             resolve_all(wheel, extras)
         for extra in chosen:
             with step(f"[{extra}] installed"):
@@ -110,7 +110,7 @@ class step:
 
 
 def run(command: Sequence[str | Path], *, fails: bool = False, cwd: Path | None = None) -> str:
-    """Runs a command, away from this clone by default; ends with what it said where it fails, or, with `fails`, where it does not."""
+    """What a command says, run away from this clone; where it fails, or, with `fails`, does not, this ends with that."""
     where = cwd or Path(tempfile.gettempdir())
     done = subprocess.run([str(part) for part in command], cwd=where, capture_output=True, text=True, check=False)
     if (done.returncode != 0) != fails:
@@ -153,8 +153,8 @@ def check_contents(wheel: Path, sdist: Path, tracked: set[str]) -> None:
 def same(name: str, inside: set[str], expected: set[str]) -> None:
     if inside != expected:
         sys.exit(
-            f"{name} must hold what git tracks; too much: {listed(inside - expected)}; missing: {listed(expected - inside)}. "
-            "Commit or remove the file, or see [tool.hatch.build] in pyproject.toml"
+            f"{name} must hold what git tracks; too much: {listed(inside - expected)}; missing: "
+            f"{listed(expected - inside)}. Commit or remove the file, or see [tool.hatch.build] in pyproject.toml"
         )
 
 
@@ -162,14 +162,24 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
+def metadata_of(wheel: Path) -> Message:
+    with ZipFile(wheel) as packed:
+        (name,) = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(packed.read(name).decode("utf-8"))
+
+
 def extras_of(wheel: Path) -> list[str]:
     """The extras that the wheel's metadata names; each must have its line in `TRIES`."""
-    with ZipFile(wheel) as packed:
-        (metadata,) = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
-        extras = Parser().parsestr(packed.read(metadata).decode("utf-8")).get_all("Provides-Extra", [])
+    extras = metadata_of(wheel).get_all("Provides-Extra", [])
     if set(extras) != set(TRIES):
-        sys.exit(f"tools/package.py tries {listed(TRIES)}; the wheel has the extras {listed(extras)}: add or remove a line of TRIES")
+        sys.exit(f"the wheel has the extras {listed(extras)}; give each its line in TRIES, which has {listed(TRIES)}")
     return extras
+
+
+def pythons_of(wheel: Path) -> list[str]:
+    """The versions of Python that the wheel's metadata names."""
+    named = re.findall(r":: Python :: (3\.\d+)$", "\n".join(metadata_of(wheel).get_all("Classifier", [])), re.MULTILINE)
+    return named or sys.exit("the classifiers in pyproject.toml name no version of Python")
 
 
 def install_bare(folder: Path, wheel: Path) -> Path:
@@ -200,7 +210,7 @@ def try_commands(python: Path) -> None:
 
 def resolve_all(wheel: Path, extras: Sequence[str]) -> None:
     """The requirements of each extra can be met together, on every Python; nothing is installed."""
-    asked = list(product(extras, PYTHONS))
+    asked = list(product(extras, pythons_of(wheel)))
     with ThreadPoolExecutor(4) as pool:  # each waits for the package index most of its time
         found = list(pool.map(lambda each: resolve(wheel, *each), asked))
     wrong = [says for _, says in found if says]

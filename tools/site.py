@@ -1,8 +1,8 @@
 """Which pages the site has: a hook of MkDocs.
 
-The site keeps the repository's folders, so that a link between two pages leads to the same place there as in a clone: README.md is
-its front page, docs/ the guides, and api/ has a page for each public module, made of its docstrings. What is in docs/ is in the
-site, in the order in which the README names it.
+The site keeps the repository's folders, so that a link between two pages leads to the same place there as in a clone:
+README.md is its front page, docs/ the guides, and api/ has a page for each public module, made of its docstrings. What is
+in docs/ is in the site, in the order in which the README names it.
 """
 
 from __future__ import annotations
