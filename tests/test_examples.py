@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rollalloc.core.events import Batch, Order
 
@@ -39,6 +42,33 @@ def test_the_asynchronous_loop_stops_rollouts_and_loses_none() -> None:
     assert "'cancelled'" in output
     assert "'open'" not in output
     assert "budget" in output
+
+
+@pytest.mark.parametrize(("reached", "code"), [(0.95, 0), (0.4, 1)])
+def test_what_a_run_with_verl_paid_is_shown(tmp_path: Path, reached: float, code: int) -> None:
+    figures = {"rollalloc/driver_seconds": 0.1, "timing_s/step": 10.0, "rollalloc/rollouts/trained": 64}
+    steps = [{"step": 0, "data": {"val/score": 0.1}}]
+    for step, score in enumerate([0.2, reached], start=1):
+        steps.append({"step": step, "data": figures | {"critic/score/mean": score, "rollalloc/rollouts/stale": 0}})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    show = [sys.executable, ROOT / "examples" / "verl" / "show.py", tmp_path]
+    done = subprocess.run(show, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    head, first, last, work = done.stdout.splitlines()
+    assert head.split() == ["step", "reward", "trained"]
+    assert first.split() == ["1", "0.200", "64"]
+    assert last.split() == ["2", f"{reached:.3f}", "64"]
+    assert "1.0% of the steps' time" in work
+    assert (f"the mean reward is {reached:.3f} at the end" in done.stderr) == bool(code)
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    """Named where a test starts it or imports it; those of verl are run where verl is, `make verl-test`."""
+    tests = "\n".join(test.read_text("utf-8") for test in sorted((ROOT / "tests").rglob("*.py")))
+    for example in sorted((ROOT / "examples").rglob("*.*")):
+        if example.suffix in (".py", ".sh"):
+            named = (f'"{example.name}"', f'"{example.stem}:', f"from {example.stem} import")
+            assert any(name in tests for name in named), f"no test runs {example.relative_to(ROOT)}"
 
 
 def test_the_new_judge_keeps_the_laws() -> None:
