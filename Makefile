@@ -74,8 +74,9 @@ package: .venv/ready
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch .venv-docs/ready
 
+# Not with --quiet: then warnings are not counted, and --strict ends no build.
 site: .venv-docs/ready
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl

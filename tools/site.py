@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The theme's own files, and ours under the paths that they have in the repository."""
     theme = [each for each in files if each.src_dir != config.docs_dir]
     images = [f"docs/{image.name}" for image in (ROOT / "docs").glob("*.png")]
-    paths = ["README.md", *guides(), *images, "recipes/verl/README.md", *PROJECT]
+    paths = ["README.md", *guides(), *images, "recipes/verl/README.md", *PROJECT, "CITATION.cff"]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     api = [File.generated(config, f"api/{name}.md", content=f"::: rollalloc.{name}\n") for name in API]
     return Files([*theme, *ours, *api])
