@@ -67,6 +67,9 @@ def main() -> None:
     parser.add_argument("--install", default="", metavar="EXTRA,…", help="extras to install for real, or all")
     parser.add_argument("--tests", action="store_true", help="run the fast tests from the unpacked sdist")
     given = parser.parse_args()
+    chosen = list(TRIES) if given.install == "all" else [each for each in given.install.split(",") if each]
+    if unknown := set(chosen) - set(TRIES):
+        parser.error(f"expected extras of {listed(TRIES)}, or all, got {listed(unknown)}")
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME"):  # the wheel is tried, not this clone
         os.environ.pop(name, None)
     tracked = files_in_git()
@@ -77,9 +80,6 @@ def main() -> None:
     with step("contents"):
         check_contents(wheel, sdist, tracked)
     extras = extras_of(wheel)
-    chosen = extras if given.install == "all" else [each for each in given.install.split(",") if each]
-    if unknown := set(chosen) - set(extras):
-        sys.exit(f"expected extras of {', '.join(extras)}, got {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="rollalloc-package-") as scratch:
         folder = Path(scratch)
         with step("installed without extras"):
