@@ -1,4 +1,4 @@
-"""A Tinker service in this process, by hand: its policy is a table of logits. Speaks in the SDK's types where it is installed.
+"""A Tinker service in this process, by hand; its policy is a table of logits. Speaks in the SDK's types where there are any.
 
 The gradient is that of the service's documented loss, −Σ exp(logprob − sampled) · advantage; the optimizer is plain descent.
 Samples are keyed by the number of requests so far, which a checkpoint keeps: so a resumed run can be held against another.
