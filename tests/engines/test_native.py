@@ -424,7 +424,7 @@ def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rollalloc.engines.loop.time.perf_counter", lambda: now[0])
     lines = []
     heldout = HeldOut(prompts_of(4))
     trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)

@@ -93,18 +93,17 @@ class Training:
             tokens = list(datum.model_input.to_ints())
             given = {name: np.asarray(listed(column)) for name, column in datum.loss_fn_inputs.items()}
             assert all(len(column) == len(tokens) for column in given.values())
-            first = next((at for at, taken in enumerate(given["advantages"]) if taken), len(tokens))
-            logprobs = np.zeros(len(tokens))
-            for at in range(first, len(tokens)):
-                row = self.weights[tokens[first]][at - first]
-                p_V = softmax(row)
+            logprobs, start = np.zeros(len(tokens)), 0
+            for at, advantage in enumerate(given["advantages"]):
+                if not advantage:  # read; what is sampled next begins behind it
+                    start = at + 1
+                    continue
+                p_V = softmax(self.weights[tokens[start]][at - start])
                 token = int(given["target_tokens"][at])
                 logprobs[at] = np.log(p_V[token])
                 ratio = np.exp(logprobs[at] - given["logprobs"][at])
-                total -= ratio * given["advantages"][at]
-                self.gradient[tokens[first]][at - first] -= (
-                    ratio * given["advantages"][at] * (np.eye(SYMBOLS)[token] - p_V)
-                )
+                total -= ratio * advantage
+                self.gradient[tokens[start]][at - start] -= ratio * advantage * (np.eye(SYMBOLS)[token] - p_V)
             outputs.append({"logprobs": SimpleNamespace(tolist=logprobs.tolist)})
         return done(SimpleNamespace(metrics={"loss:sum": total}, loss_fn_outputs=outputs))
 

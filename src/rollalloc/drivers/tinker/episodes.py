@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollalloc.core.events import Order
 from rollalloc.core.table import Priors, PromptTable
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service
+from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.state import digest, sha
@@ -86,7 +86,7 @@ class Episodes(Protocol):
 
 
 @dataclass(frozen=True)
-class Rewarded(Episodes):
+class Rewarded:
     """A prompt, a completion, and a score of rollalloc's kind of reward function.
 
     All rollouts of an order are one request: then the service reads the prompt once.
@@ -196,7 +196,7 @@ class _Transition(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Environments(Episodes):
+class Environments:
     """Environments as tinker-cookbook has them: `EnvGroupBuilder.make_envs`, `Env.initial_observation` and `Env.step`.
 
     A prompt is a builder. An order makes as many environments as it has rollouts, calling `make_envs` again where one
@@ -291,9 +291,9 @@ class Environments(Episodes):
             outcome, answered = Unscored(str(error)), False
         except _Unusable as error:
             outcome = Unscored(str(error))
+        except ServiceFailed:
+            raise
         except Exception as error:
-            if type(error).__name__ == "ServiceFailed":
-                raise
             outcome = Unscored(f"the environment failed, {_named(error)}")
         kept = tuple(piece for piece in pieces if piece.tokens)
         text = self._text(turns)

@@ -112,11 +112,20 @@ class Service:
             self.client = client if client is not None else tinker.ServiceClient()
         except Exception as error:
             self._refuse("no client could be made", error)
-        self._training = self._wait(
-            "creating the model",
-            lambda: self.client.create_lora_training_client(base_model=model, rank=remote.rank, seed=seed),
-        )
+        self._seed = seed
+        self._made: Any = None  # one that is resumed need not be made first
         self._sampling: Any = None
+
+    @property
+    def _training(self) -> Any:
+        if self._made is None:
+            self._made = self._wait(
+                "creating the model",
+                lambda: self.client.create_lora_training_client(
+                    base_model=self.model, rank=self.remote.rank, seed=self._seed
+                ),
+            )
+        return self._made
 
     def tokenizer(self) -> Any:
         """The model's, which the SDK fetches by its name."""
@@ -245,7 +254,7 @@ class Service:
         Raises:
             ServiceFailed: the service has them no more, or failed.
         """
-        self._training = self._wait(
+        self._made = self._wait(
             f"loading {path}, which the service keeps for keep_days only,",
             lambda: self.client.create_training_client_from_state_with_optimizer(path),
         )
