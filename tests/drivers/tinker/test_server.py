@@ -37,8 +37,8 @@ def test_a_model_learns_and_goes_on_after_ctrl_c(tmp_path):
         episodes = Rewarded(
             prompts_of(8), InlineScorer(lambda *, solution_str, **_: float(int(solution_str.split()[0]) % 2 == 0)), ids
         )
-        settings = Settings(sampling=Sampling(max_new_tokens=4), learning_rate=5e-2, checkpoint_every=4)
-        recipe = within(recipes.dapo(groups=4, n=4, gen_groups=4), 30 * 16)
+        settings = Settings(sampling=Sampling(max_new_tokens=4), learning_rate=5e-3, checkpoint_every=4)
+        recipe = within(recipes.dapo(groups=4, n=4, gen_groups=4), 40 * 16)
         prices = Prices(prefill=1, sampled=1, trained=1)
         return TinkerTrainer(service, recipe, episodes, settings, folder=tmp_path, listener=listener, prices=prices)
 
@@ -56,6 +56,6 @@ def test_a_model_learns_and_goes_on_after_ctrl_c(tmp_path):
     trainer.run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["reward_mean"] for line in lines if line["kind"] == "batch"]
-    assert rewards[-1] > 0.8 > rewards[0], rewards
+    assert sum(rewards[-8:]) / 8 > 0.65, rewards  # 0.5 ± 0.044 where nothing is learned
     assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) < 1e-3
     assert lines[-1]["accounts"]["failed"] == lines[-1]["accounts"]["open"] == 0

@@ -109,7 +109,7 @@ class Service:
         self.model, self.remote, self.usage = model, remote, Usage()
         self._counting = Lock()  # samples end in a thread of their own
         try:
-            self.client = client if client is not None else tinker.ServiceClient()
+            self.client = client if client is not None else self._sdk.ServiceClient()
         except Exception as error:
             self._refuse("no client could be made", error)
         self._seed = seed

@@ -130,7 +130,7 @@ class TinkerTrainer(Loop):
     def _describe(self) -> None:
         assert self.folder is not None
         described = {
-            "label": self.allocator.recipe.name if hasattr(self.allocator.recipe, "name") else "tinker",
+            "label": "tinker",
             "settings": {"seed": self.settings.seed, "target": self.settings.target},
             "source": {"model": self.service.model},
             "tinker": describe(self.service.remote),
