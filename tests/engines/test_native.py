@@ -437,12 +437,12 @@ def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.engines.native.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rollalloc.engines.loop.time.perf_counter", lambda: now[0])
     lines = []
     heldout = HeldOut(prompts_of(4))
     trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)
 
-    def slow(_):
+    def slow():
         now[0] += 5
         return Evaluation(0.5, 0.0)
 
@@ -690,7 +690,7 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer.grid.measure = lambda _: Evaluation(next(left), 0.0)
+    trainer.grid.measure = lambda: Evaluation(next(left), 0.0)
     return trainer
 
 

@@ -96,7 +96,7 @@ class Updater:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations)
-        figures = [self._step(part) for part in self._mini_batches(examples, batch.version)]
+        figures = [self._step(part) for part in self._parts(examples, batch.version)]
         moved = {"moved": self._moved(examples)} if measure_moved else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
@@ -146,18 +146,10 @@ class Updater:
                 example.reference_T = logprobs_T
         return examples
 
-    def _mini_batches(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
-        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
+    def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
         parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Example]] = {}
-        for example in examples:
-            by_group.setdefault(example.row.group, []).append(example)
-        units = list(by_group.values()) if len(by_group) >= parts else [[example] for example in examples]
-        if len(units) < parts:
-            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", version).permutation(len(units))
-        for part in np.array_split(order, min(parts, len(units))):
-            yield [example for unit in part.tolist() for example in units[unit]]
+        for part in mini_batches([example.row for example in examples], parts, self.settings.seed, version):
+            yield [examples[index] for index in part]
 
     def _step(self, examples: Sequence[Example]) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
@@ -234,6 +226,29 @@ class Updater:
                 pad_id=self.policy.pad_id,
                 temperature=self.settings.sampling.temperature,
             )
+
+
+def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
+    """A batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few.
+
+    Args:
+        rows: of the batch.
+        parts: optimizer steps, at least 1.
+        seed: of the run.
+        version: of the weights; each batch is shuffled otherwise.
+
+    Returns:
+        Of each part the indices of its rows.
+    """
+    by_group: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_group.setdefault(row.group, []).append(index)
+    units = list(by_group.values()) if len(by_group) >= parts else [[index] for index in range(len(rows))]
+    if len(units) < parts:
+        log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+    order = rng(seed, "mini-batches", version).permutation(len(units))
+    for part in np.array_split(order, min(parts, len(units))):
+        yield [index for unit in part.tolist() for index in units[unit]]
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
