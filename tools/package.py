@@ -56,6 +56,7 @@ TRIES = {
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),
     "trl": ("import rollalloc.drivers.trl",),
+    "tinker": ("import rollalloc.drivers.tinker.trainer, tinker",),
     "verl": ("import rollalloc.drivers.verl.trainer",),
     "docs": ("import mkdocs, material, mkdocstrings_handlers.python",),
     "dev": ("import rollalloc.drivers.trl, rollalloc.rewards.math, pytest, hypothesis, build, twine",),
