@@ -79,7 +79,7 @@ def test_the_readme_leads_to_every_guide(name):
     assert f"({name})" in (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("extra", set(PROJECT["optional-dependencies"]) - {"dev", "docs"})
+@pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
 def test_the_readme_names_every_extra(extra):
     readme = (ROOT / "README.md").read_text("utf-8")
     (install,) = re.findall(r"^## Install it\n(.*?)^## ", readme, re.DOTALL | re.MULTILINE)
