@@ -101,6 +101,9 @@ def execute(
             policy = Policy.load(source.model, device=source.device)
             train = _encoded(source, policy, run.settings, prompts)
             heldout = None if held is None else _held_out(source, policy, run.settings, held)
+            features = _features(source, recipe, policy, train, folder if goes_on else None)
+            if source.lora is not None:  # after the features, which are the base model's
+                policy = policy.with_lora(source.lora, seed=run.settings.seed)
             trainer = Trainer(
                 policy,
                 recipe,
@@ -108,7 +111,7 @@ def execute(
                 scorer,
                 run.settings,
                 heldout=heldout,
-                features=_features(source, recipe, policy, train, folder if goes_on else None),
+                features=features,
                 priors=_priors(source, policy, train, folder if goes_on else None),
                 folder=place,
                 listener=listen,

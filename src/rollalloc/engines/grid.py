@@ -12,9 +12,9 @@ from typing import Any
 
 from rollalloc.core.allocator import MetricError
 from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.narrowing import narrowed
-from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import Counters
@@ -35,7 +35,7 @@ class Grid:
     """Evaluates a policy at the points of the grid.
 
     Args:
-        policy: as it is when it is evaluated.
+        behaviour: gives the policy as it is when it is evaluated.
         heldout: prompts to evaluate on; None: nothing is evaluated.
         settings: of the trainer.
         counters: of the run; holds the next point and the accuracies so far.
@@ -45,14 +45,14 @@ class Grid:
 
     def __init__(
         self,
-        policy: Policy,
+        behaviour: Behaviour,
         heldout: HeldOut | None,
         settings: Settings,
         counters: Counters,
         submit: Submit,
         give_up: Callable[[], bool],
     ) -> None:
-        self.policy, self.heldout, self.settings, self.counters = policy, heldout, settings, counters
+        self.behaviour, self.heldout, self.settings, self.counters = behaviour, heldout, settings, counters
         self._submit, self._give_up = submit, give_up
         # Version of the weights, what was found, and whether the policy has become narrower.
         self._latest: tuple[int, Evaluation, str | None] | None = None
@@ -115,7 +115,7 @@ class Grid:
         """Evaluate the weights as they are."""
         settings = self.settings
         found = evaluate(
-            self.policy,
+            self.behaviour.policy(),
             heldout,
             self._score,
             sampling=settings.sampling,

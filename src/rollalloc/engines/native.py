@@ -23,6 +23,7 @@ from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
@@ -53,7 +54,7 @@ class Trainer:
     """Trains a policy under a recipe.
 
     Args:
-        policy: the model; trained in place.
+        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
         recipe: which prompts get how many rollouts; its budget ends the run.
         train: prompts to train on.
         scorer: rewards.
@@ -89,13 +90,14 @@ class Trainer:
         blocks = None if features is None else features.blocks
         self.allocator = Allocator(recipe, train.prompt_set.table(blocks, priors), settings.seed)
         logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
-        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
+        behaviour = Behaviour(policy, settings.sampling_dtype)
+        self.roller = Roller(behaviour, train, scorer, settings.sampling, settings.seed, logged)
         self.updater = Updater(policy, train.tokens, settings)
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
         self.counters = self.state.counters
         self.counters.made = self._spent()
         self._stop = stop = StopRequest()
-        self.grid = Grid(policy, heldout, settings, self.counters, self.roller.submit, lambda: stop.by is not None)
+        self.grid = Grid(behaviour, heldout, settings, self.counters, self.roller.submit, lambda: stop.by is not None)
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
         self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
 

@@ -16,7 +16,7 @@ from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.policy import Policy
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.sampler import Generation, Request, stream
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -35,7 +35,7 @@ class Roller:
     """Generates and scores what an allocator orders.
 
     Args:
-        policy: generates.
+        behaviour: gives the policy that generates.
         prompts: what the orders' prompts are.
         scorer: rewards.
         sampling: how.
@@ -49,14 +49,15 @@ class Roller:
 
     def __init__(
         self,
-        policy: Policy,
+        behaviour: Behaviour,
         prompts: EncodedPrompts,
         scorer: Scorer,
         sampling: Sampling,
         seed: int,
         log: Path | None = None,
     ) -> None:
-        self.policy, self.prompts, self.scorer, self.sampling, self.seed = policy, prompts, scorer, sampling, seed
+        self.behaviour, self.policy = behaviour, behaviour.trained
+        self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
         self.log = log
         self.generations: dict[int, Generation] = {}
         self.unscored: dict[str, int] = {}
@@ -100,7 +101,7 @@ class Roller:
             for order in _joined(actions.generate)
         ]
         stream(
-            self.policy.model,
+            self.behaviour.policy().model,
             requests,
             self.sampling,
             on_finished,
