@@ -40,7 +40,7 @@ class Adapter:
     """
 
     def __init__(self, model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
-        peft = _peft()
+        peft = peft_module()
         targets = _targets(model, lora)
         self.base = digest_of(model)
         config = peft.LoraConfig(
@@ -128,7 +128,12 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     return sorted(set(lora.targets)) or known
 
 
-def _peft() -> Any:
+def peft_module() -> Any:
+    """The library.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
         return importlib.import_module("peft")
     except ImportError as error:
