@@ -312,6 +312,7 @@ def test_a_copy_in_half_precision_follows_the_weights(policy_of, dtype, adapters
     for _ in range(2):
         copy = behaviour.policy()
         assert copy.model is not policy.model
+        assert copy.adapter is None  # they are in its weights
         assert {parameter.dtype for parameter in copy.model.parameters()} == {getattr(torch, dtype)}
         assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
         assert {buffer.dtype for buffer in copy.model.buffers()} == {torch.float32}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from hashlib import sha256
@@ -50,7 +51,8 @@ class Adapter:
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng(devices=[]):  # PEFT draws on the CPU, then moves
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws on the CPU, then moves
+            warnings.simplefilter("ignore", FutureWarning)  # it asks transformers for something by an older name
             torch.manual_seed(seed)
             self._peft = peft.get_peft_model(model, config, adapter_name=_NAME)
         self._peft.eval()
