@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import warnings
 from dataclasses import replace
@@ -15,6 +16,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollalloc import recipes
+from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.engines import evaluation, rollouts
 from rollalloc.engines.adapter import Adapter, digest_of, plain_weights
@@ -197,9 +199,19 @@ def test_the_saved_model_is_plain_and_the_adapters_beside_it_are_pefts(policy_of
     assert torch.equal(by_peft(IDS).logits, expected)
     said = json.loads((tmp_path / "made" / "adapter" / "base.json").read_text())
     assert said == {"model": str(tmp_path / "base"), "sha256": digest}
-    with pytest.raises(ValueError, match="holds adapters of PEFT, not a model"):
-        Policy.load(tmp_path / "made" / "adapter", device="cpu")
     assert not [path for path in (tmp_path / "made").rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by its file", "by what came of it, as one of the hub"])
+def test_a_folder_of_adapters_is_no_model(policy_of, tmp_path, monkeypatch, named):
+    policy_of().save(tmp_path / "base")
+    Policy.load(tmp_path / "base", device="cpu").with_lora(SMALL, seed=0).save(tmp_path / "made")
+    if named:  # nor is the base looked for
+        shutil.rmtree(tmp_path / "base")
+    else:
+        monkeypatch.setattr("rollalloc.engines.policy._ADAPTER_CONFIG", "something else")
+    with pytest.raises(ValueError, match=r"adapter holds adapters of PEFT, not a model; give the model that they are"):
+        Policy.load(tmp_path / "made" / "adapter", device="cpu")
 
 
 def test_tied_weights_stay_tied_in_what_is_saved(policy_of, tmp_path):
@@ -299,6 +311,16 @@ def test_what_was_saved_before_these_settings_were_there_is_gone_on_with(run_of)
     assert not {"sampling_dtype", "gradient_checkpointing"} & said.keys()
     assert Settings(sampling=Sampling(3), sampling_dtype="float16").identity()["sampling_dtype"] == "float16"
     assert "frozen" not in run_of(None, None).state.identity
+    source = Source(model="m", prompts=("p",), reward="r:f")
+    run = Run(source=source, recipe="grpo", settings=Settings(sampling=Sampling(3)))
+    described = run.description()
+    assert not {"lora", "ledger"} & described["source"].keys()
+    assert not {"sampling_dtype", "gradient_checkpointing"} & described["settings"].keys()
+    changed = replace(
+        run, source=replace(source, lora=SMALL), settings=replace(run.settings, sampling_dtype="bfloat16")
+    )
+    assert changed.description()["source"]["lora"] == {"rank": 2, "alpha": None, "targets": []}
+    assert changed.description()["settings"]["sampling_dtype"] == "bfloat16"
 
 
 # Half precision
