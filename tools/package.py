@@ -52,6 +52,7 @@ TRIES = {
     "native": ("import rollalloc.cli.app, rollalloc.engines.native, rollalloc.bench.compare", FILES),
     "rewards": ("import rollalloc.rewards.math",),
     "tasks": ("from rollalloc.bench.tasks.gym import *; import reasoning_gym",),
+    "lora": ("import peft, rollalloc.engines.native",),
     "smollm2": ("import gguf, rollalloc.engines.pretrained",),
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),

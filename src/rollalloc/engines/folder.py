@@ -192,7 +192,7 @@ class RunFolder:
         model.save(partial)
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
         before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
-        names = {f"{MODEL}/{file}" for file in files}
+        names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}  # folders in it, too
         self._claims.add(names)
         self._claims.remove(before - names)
         for file in files:

@@ -13,6 +13,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, patient
@@ -33,7 +34,7 @@ class Trainer(Loop):
     """Trains a policy under a recipe.
 
     Args:
-        policy: the model; trained in place.
+        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
         recipe: which prompts get how many rollouts; its budget ends the run.
         train: prompts to train on.
         scorer: rewards.
@@ -67,7 +68,8 @@ class Trainer(Loop):
             recipe, train.prompt_set.table(None if features is None else features.blocks, priors), settings.seed
         )
         logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
-        roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
+        self.behaviour = Behaviour(policy, settings.sampling_dtype)
+        roller = Roller(self.behaviour, train, scorer, settings.sampling, settings.seed, logged)
         updater = Updater(policy, train.tokens, settings)
         state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
         super().__init__(
@@ -94,7 +96,7 @@ class Trainer(Loop):
         assert self.heldout is not None
         settings = self.settings
         return evaluate(
-            self.policy,
+            self.behaviour.policy(),
             self.heldout,
             lambda prompts, made: patient(self.roller.submit(prompts, made), lambda: self._stop.by is not None),
             sampling=settings.sampling,

@@ -13,8 +13,8 @@ from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.outcomes import HOW_TO_SET_THE_METRIC, Outcomes, RolloutLog
-from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation, Request, stream
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -25,7 +25,7 @@ class Roller:
     """Generates and scores what an allocator orders.
 
     Args:
-        policy: generates.
+        behaviour: gives the policy that generates.
         prompts: what the orders' prompts are.
         scorer: rewards.
         sampling: how.
@@ -39,14 +39,15 @@ class Roller:
 
     def __init__(
         self,
-        policy: Policy,
+        behaviour: Behaviour,
         prompts: EncodedPrompts,
         scorer: Scorer,
         sampling: Sampling,
         seed: int,
         log: Path | None = None,
     ) -> None:
-        self.policy, self.prompts, self.scorer, self.sampling, self.seed = policy, prompts, scorer, sampling, seed
+        self.behaviour, self.policy = behaviour, behaviour.trained
+        self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
         self._log = RolloutLog(log)
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
@@ -88,7 +89,7 @@ class Roller:
             for order in _joined(actions.generate)
         ]
         stream(
-            self.policy.model,
+            self.behaviour.policy().model,
             requests,
             self.sampling,
             on_finished,

@@ -233,7 +233,9 @@ class NativeState(RunState):
         """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
         return {
+            **frozen,
             "settings": self.settings.identity(),
             "prompts": digest(self.train),
             "heldout": None
