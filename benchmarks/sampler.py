@@ -2,6 +2,9 @@
 
 One process, one thread, a small model with random weights, whose rollouts end where they happen to draw the end. Each repeat
 times both, one after the other; figures are medians of the repeats' ratios, so that a busy machine weighs on both.
+
+`--model FOLDER` samples with that model instead, on the prompts of a chat task, every rollout to its last token; its times
+are of this process alone, as one thread, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -11,11 +14,17 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from rollalloc.bench.tasks import chat
+from rollalloc.bench.tasks.chat import CHAT_TASKS
+from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.engines.likelihood import padded
+from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation, Request, generate, stream
 from rollalloc.engines.sampling import Sampling
 
@@ -92,17 +101,55 @@ def flips(model: Qwen2ForCausalLM, requests: list[Request], compositions: int) -
     return flipped, compared
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def with_a_model(folder: str, prompts: int, rollouts: int, length: int, repeats: int) -> None:
+    """A pretrained model on word problems as messages, against `generate`."""
+    policy = Policy.load(folder, device="cpu")
+    with TemporaryDirectory() as place:
+        task = replace(CHAT_TASKS["stories"], train=prompts, heldout=1)
+        found = encode_prompts(
+            load_prompts(chat.prepare(Path(place) / "stories", task).train), policy.tokenizer, context=None
+        )
+    requests = [
+        Request(at, tokens, tuple(range(at * rollouts, (at + 1) * rollouts))) for at, tokens in enumerate(found.tokens)
+    ]
+    rows_BP, mask_BP = padded([each.tokens for each in requests for _ in each.rollouts], policy.pad_id, side="left")
+    config = GenerationConfig(
+        max_new_tokens=length, min_new_tokens=length, do_sample=True, top_k=0, pad_token_id=policy.pad_id
+    )
+
+    def ours() -> object:
+        return generate(policy.model, requests, Sampling(length), eos_ids=(), pad_id=policy.pad_id, seed=0)
+
+    def theirs() -> object:
+        with torch.inference_mode():
+            return policy.model.generate(rows_BP, attention_mask=mask_BP.long(), generation_config=config)
+
+    taken = [(seconds(theirs, time.process_time), seconds(ours, time.process_time)) for _ in range(repeats)]
+    ratios = [base / mine for base, mine in taken]
+    print(
+        f"{prompts} prompts of {mask_BP.sum(1).float().mean():.0f} tokens × {rollouts} × {length}: "
+        f"{statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), bar 2 at 64 × 8 × 32; "
+        f"{prompts * rollouts * length / statistics.median(mine for _, mine in taken):,.0f} tokens a second of one core"
+    )
+
+
+def seconds(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     action()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="rollouts a second, as ratios to transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--model", help="folder of a pretrained model; default: a small one with random weights")
+    parser.add_argument("--asked", type=int, nargs=3, default=(64, 8, 32), metavar=("PROMPTS", "ROLLOUTS", "TOKENS"))
+    given = parser.parse_args()
+    repeats = given.repeats
     torch.set_num_threads(1)
+    if given.model:
+        with_a_model(given.model, *given.asked, repeats)
+        return
     model = small_model()
     requests = []
     for prompt in range(ROWS // GROUP):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -42,3 +44,20 @@ def rollalloc(
         return code, *capsys.readouterr()
 
     return called
+
+
+@pytest.fixture
+def files_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Write the Python files that a page shows, blocks that begin with `# name.py`, into an empty working directory."""
+
+    def written(page: str) -> None:
+        text = (Path(__file__).parents[1] / page).read_text("utf-8")
+        blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
+        names = [name for name, _ in blocks]
+        assert names, f"{page} shows no file"
+        assert len(set(names)) == len(names), f"{page} shows a file twice: {names}"
+        monkeypatch.chdir(tmp_path)
+        for name, code in blocks:
+            Path(name).write_text(code, "utf-8")
+
+    return written

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Literal, get_type_hints
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, Warm
 from rollalloc.rules.advantages import Deviation
 
 
@@ -143,11 +143,28 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
             return tuple(value)
         raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
+    if kind == Warm | None:
+        return _warm(name, key, value)
     if kind == float | None and value is None:
         return value
     if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise ValueError(f"{name}: {key} must be a number{'' if kind is float else ', or null'}, got {value!r}")
     return value
+
+
+def _warm(name: str, key: str, value: Any) -> Warm | None:
+    """A warm-up, as a mapping of its fields says it.
+
+    Raises:
+        ValueError: anything else, or a number out of its range.
+    """
+    if value is None or isinstance(value, Warm):
+        return value
+    try:
+        return Warm(**value)
+    except TypeError:
+        says = f'{name}: {key} must say groups and until, and may say n, e.g. {key}={{"groups":64,"until":256}}'
+        raise ValueError(f"{says}; or be null, for none; got {value!r}") from None
 
 
 def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -43,6 +43,23 @@ def test_prompts_are_messages_and_the_reward_accepts_their_answers_only(name: st
                 assert score(solution_str=text, **about) == 0
 
 
+def test_scoring_needs_no_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that trains may lack it; its own verifier gives the same marks."""
+    made = load_prompts(prepare(tmp_path / "filter", small(CHAT_TASKS["filter"])).train)
+    verifier = chat.gym._verifier("number_filtering")
+    answers = [str(truth) for truth in made.ground_truths]
+    said = [f"{before}{text}{after}" for text in answers for before, after in ((" ", " "), ("", "."), ("It is ", ""))]
+    marks = {
+        (row, text): float(verifier.score_answer(text.strip(), {"answer": answers[row]}) >= 1)
+        for row in range(len(answers))
+        for text in (*said, *answers, "[]", "")
+    }
+    assert {0.0, 1.0} == set(marks.values())
+    monkeypatch.setattr(chat.gym, "_verifier", None)
+    for (row, text), expected in marks.items():
+        assert chat.compute_score(made.sources[row], text, answers[row], made.extra_infos[row]) == expected
+
+
 @pytest.mark.parametrize("name", ["letters", "gcd"])
 def test_no_answer_is_right_too_often(name: str, tmp_path: Path) -> None:
     files = prepare(tmp_path / name, replace(CHAT_TASKS[name], train=60, heldout=21))

@@ -11,12 +11,13 @@ import pytest
 
 from rollalloc.bench import presets
 from rollalloc.bench.cost import read_metrics
-from rollalloc.bench.runs import Source
+from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, run_of
 from rollalloc.data.prompts import write_prompts
+from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
@@ -49,6 +50,33 @@ def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path, file):
     assert Policy.load(out / "model", device="cpu").eos_ids == (1,)
     assert "budget: no room" in said(output)
     assert "model and metrics are in" in output
+
+
+def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own, tmp_path):
+    lora = ("--lora", 4, "--lora-alpha", 2, "--lora-target", "q_proj", "--lora-target", "up_proj")
+    less = ("--sampling-dtype", "bfloat16", "--gradient-checkpointing", "--learning-rate", 1e-2)
+    command = ("train", *OWN, *SHORT[:2], *SHORT[4:], *GRPO, *less, "--out", tmp_path / "run")
+    code, output = call(*command, *lora, "--max-rollouts", 16)
+    assert code == 0, output
+    assert Run.described_in(tmp_path / "run").source.lora == Lora(4, 2.0, ("q_proj", "up_proj"))
+    assert call(*command, "--max-rollouts", 32, "--accept-recipe", "--resume")[0] == 2
+    code, output = call(*command, *lora, "--max-rollouts", 32, "--accept-recipe", "--resume")
+    assert code == 0, output
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert (last["rollouts_paid"], last["optimizer_steps"]) == (32, 2)
+    plain = Policy.load(tmp_path / "run" / "model", device="cpu").model
+    before = dict(Policy.load(own / "model", device="cpu").model.named_parameters())
+    changed = {name for name, weight in plain.named_parameters() if not weight.equal(before[name])}
+    assert changed == {
+        f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in ("self_attn.q_proj", "mlp.up_proj")
+    }
+    assert (tmp_path / "run" / "model" / "adapter" / "adapter_model.safetensors").is_file()
+    assert "holds adapters of PEFT, not a model" in said(
+        call("train", "--model", tmp_path / "run" / "model" / "adapter", *OWN[2:], *GRPO, "--out", tmp_path / "b")[1]
+    )
+    code, output = call(*command, "--max-rollouts", 16, "--overwrite")
+    assert code == 0, output
+    assert not (tmp_path / "run" / "model" / "adapter").exists()
 
 
 def test_train_says_that_without_heldout_there_is_no_accuracy(call, tmp_path):
@@ -163,6 +191,14 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN, "--schedule", "linear"), "a constant rate has no steps and a falling one needs them"),
         ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be a whole number of at least 1, got 0"),
         ((*OWN, "--precision", "fp16"), "precision must be one of auto, fp32, bf16, got 'fp16'"),
+        ((*OWN, "--sampling-dtype", "int8"), "sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ((*OWN, "--lora", "0"), "the rank of LoRA must be a whole number of at least 1, got 0"),
+        ((*OWN, "--lora", "4", "--lora-alpha", "nan"), "the alpha of LoRA must be above 0 and finite, got nan"),
+        ((*OWN, "--lora", "4", "--lora-target", ""), "the targets of LoRA must be names of layers, got an empty one"),
+        ((*OWN, "--lora", "4", "--lora-target", "proj"), "no linear layer 'proj'; it has down_proj, gate_proj"),
+        ((*OWN, "--lora", "65"), "whose smaller side is 64; give a smaller rank, or other targets"),
+        ((*OWN, "--lora-alpha", "8"), "--lora-alpha: of adapters, which --lora RANK asks for"),
+        (("--task", "sort", "--lora", "4"), "--lora: a task has its own"),
         ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
         (("--model", "./none", *OWN[2:]), "there is no such folder; give that of a model"),
         ((*OWN, "--max-rollouts", "0"), "max_rollouts must be a whole number of at least 1, got 0"),
@@ -463,6 +499,8 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         kl=0.01,
         tokens_per_forward=500,
         precision="bf16",
+        sampling_dtype="float16",
+        gradient_checkpointing=True,
         track=["tensorboard", "wandb"],
     )
     run = run_of(given, recipe, {}, 0)
@@ -470,6 +508,7 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert settings.schedule == Schedule(warmup=3, shape="cosine", steps=50, floor=0.2)
     assert settings.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
     assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
+    assert (settings.sampling_dtype, settings.gradient_checkpointing) == ("float16", True)
     assert run.track == ("tensorboard", "wandb")
 
 
@@ -489,6 +528,7 @@ def test_the_usual_shapes_make_recipes(recipe, own):
 
 
 def test_without_what_the_command_needs_it_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None; import rollalloc.cli.app"
+    code = "import sys; sys.modules['typer'] = None; from rollalloc.cli import main; main()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'rollalloc[native]'" in ran.stderr
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "error: the command rollalloc needs typer; pip install 'rollalloc[native]'\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 
 from rollalloc.engines import grid
 from rollalloc.engines.evaluation import Breadth, Evaluation
 from rollalloc.engines.narrowing import narrowed
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import Counters
 
 
@@ -84,14 +85,13 @@ def test_what_was_given_is_left_as_it_is():
     assert watched == {"pass_at_k": 0.5, "accuracy": 0.4}
 
 
-def test_a_warning_comes_once_and_not_again_after_a_load(monkeypatch, caplog):
-    heldout, counters = SimpleNamespace(prompts=SimpleNamespace(tokens=((1,),) * 100)), Counters()
+def test_a_warning_comes_once_and_not_again_after_a_load(caplog):
+    counters = Counters()
     values = iter([found(0.5, 0.9), found(0.6, 0.8), found(0.6, 0.7), found(0.6, 0.6)])
-    monkeypatch.setattr(grid.Grid, "measure", lambda self, heldout: next(values))
 
     def narrower(counters, version):
-        made = grid.Grid(None, heldout, None, counters, None, None)  # pyright: ignore
-        return made.at(None, version, heldout)["narrower"]  # pyright: ignore
+        made = grid.Grid(lambda: next(values), 100, Settings(sampling=Sampling(8)), counters)
+        return made.at(None, version)["narrower"]
 
     with caplog.at_level(logging.WARNING):
         assert [narrower(counters, version) is None for version in range(3)] == [True, False, False]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc import MetricError, recipes
+from rollalloc import MetricError, Warm, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
@@ -128,6 +128,19 @@ def test_a_batch_of_fewer_groups_than_steps_is_split_by_rows(trainer_of):
     for batch, parts in batches:
         assert [len(rows) for rows in parts] == [2, 2, 2, 2]
         assert Counter(row for rows in parts for row in rows) == Counter(batch.rows)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_first_batches_may_be_of_another_shape_and_take_as_many_steps(trainer_of, steps):
+    lines = []
+    warm = Warm(groups=6, n=2, until=24)
+    recipe = recipes.foresight(4, warm=warm)
+    trainer = trainer_of(recipe, max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
+    trainer.run()
+    batches = [line for line in lines if line["kind"] == "batch"]
+    assert [(line["groups"], line["rows"], line["steps_in_batch"]) for line in batches] == [
+        (6, 12, steps), (6, 12, steps), (4, 4, steps), (4, 4, steps)
+    ]  # fmt: skip
 
 
 def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):
@@ -424,12 +437,12 @@ def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.engines.native.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rollalloc.engines.loop.time.perf_counter", lambda: now[0])
     lines = []
     heldout = HeldOut(prompts_of(4))
     trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)
 
-    def slow(_):
+    def slow():
         now[0] += 5
         return Evaluation(0.5, 0.0)
 
@@ -677,7 +690,7 @@ def test_the_budget_is_never_exceeded(trainer_of, name, budget):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer.grid.measure = lambda _: Evaluation(next(left), 0.0)
+    trainer.grid.measure = lambda: Evaluation(next(left), 0.0)
     return trainer
 
 

@@ -1,23 +1,17 @@
 """The documentation's examples do what it says."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollalloc.rewards.function import Sample, Scored, load_reward, score_sample
 
-PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
-
 
 @pytest.fixture(autouse=True)
-def examples(tmp_path, monkeypatch):
+def examples(files_of):
     """The page's Python files, in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        Path(name).write_text(code)
+    files_of("docs/rewards.md")
 
 
 def test_scoring_from_python():

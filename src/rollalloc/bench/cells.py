@@ -13,6 +13,7 @@ from rollalloc.bench.contestants import BASELINE, PLAIN, Contestant
 from rollalloc.bench.cost import COSTS
 from rollalloc.bench.leaderboard import diverged_in, final_folder
 from rollalloc.bench.plan import Plan, TaskPlan, frozen_in
+from rollalloc.bench.presets import is_built_in
 from rollalloc.bench.runs import Run
 from rollalloc.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
 
@@ -149,8 +150,8 @@ def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
 
 
 def _command(plan: Plan, task: TaskPlan, over: Sequence[Ended]) -> str:
-    """What repeats the runs of a cell; its folder is one that no other command has."""
-    if not over:
+    """What repeats the runs of a cell, of a built-in task; its folder is one that no other command has."""
+    if not over or not is_built_in(task.name):
         return ""
     run = over[0].run
     said = {

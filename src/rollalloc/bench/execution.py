@@ -22,6 +22,7 @@ from rollalloc.data.features import Features
 from rollalloc.data.prior_file import read_priors
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
+from rollalloc.engines.adapter import peft_module
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.features import features_of, weights_digest
 from rollalloc.engines.folder import RunFolder
@@ -90,6 +91,8 @@ def execute(
             place.check(overwrite=overwrite)
         usable_device(source.device)
         recipe = run.made_recipe()
+        if source.lora is not None:
+            peft_module()  # what is missing is said before the model is loaded
         _check_features(source, recipe)
         _check_ledger(source, recipe, folder if goes_on else None)
         with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
@@ -101,6 +104,9 @@ def execute(
             policy = Policy.load(source.model, device=source.device)
             train = _encoded(source, policy, run.settings, prompts)
             heldout = None if held is None else _held_out(source, policy, run.settings, held)
+            features = _features(source, recipe, policy, train, folder if goes_on else None)
+            if source.lora is not None:  # after the features, which are the base model's
+                policy = policy.with_lora(source.lora, seed=run.settings.seed)
             trainer = Trainer(
                 policy,
                 recipe,
@@ -108,7 +114,7 @@ def execute(
                 scorer,
                 run.settings,
                 heldout=heldout,
-                features=_features(source, recipe, policy, train, folder if goes_on else None),
+                features=features,
                 priors=_priors(source, policy, train, folder if goes_on else None),
                 folder=place,
                 listener=listen,

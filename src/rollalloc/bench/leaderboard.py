@@ -49,6 +49,7 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+BaseOf = Callable[[TaskPlan, Path], Run]
 
 
 def run_leaderboard(
@@ -58,6 +59,8 @@ def run_leaderboard(
     *,
     processes: int | None = None,
     watcher: Watcher | None = None,
+    base_of: BaseOf | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
     """Carry out a plan, or what is left of it.
 
@@ -67,6 +70,9 @@ def run_leaderboard(
         tasks: where built-in tasks are made and kept.
         processes: at a time, at least 1; one a core by default.
         watcher: called about twice a second.
+        base_of: (a task of the plan, `tasks`) → a run on it, of which recipe, seed and setting are replaced; None: that of a
+            built-in task.
+        stop: that others may make too.
 
     Raises:
         ValueError: no process; the folder has another plan.
@@ -77,10 +83,10 @@ def run_leaderboard(
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
-    stop = StopRequest()
+    stop = stop or StopRequest()
     with Lock(folder, KIND), stop.heard():
         freeze(plan, folder)
-        agenda = _Agenda(plan, folder, tasks)
+        agenda = _Agenda(plan, folder, tasks, base_of or _base)
         carry_out(agenda, processes or os.cpu_count() or 1, stop, lambda at_work: _tell(watcher, agenda, at_work))
         agenda.save_settings()
     if stop.by is not None:
@@ -126,7 +132,7 @@ class _Agenda:
         over: runs that are over.
     """
 
-    def __init__(self, plan: Plan, folder: Path, tasks: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, tasks: Path, base_of: BaseOf) -> None:
         self.plan, self.folder = plan, folder
         self.failures: list[Failure] = []
         self.over, self._rollouts, self._seconds, self._share = 0, 0, 0.0, 0.0
@@ -135,7 +141,7 @@ class _Agenda:
         self._begun: set[Path] = set()
         self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
         self._total = total_seconds(plan)
-        self._bases = {task.name: _base(task, tasks) for task in plan.tasks}
+        self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
         self._searches: dict[tuple[str, str], Search] = {}
         self._waiting: deque[Job] = deque()
         for task in plan.tasks:

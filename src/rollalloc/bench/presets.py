@@ -83,6 +83,11 @@ def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
     return name, PRESETS[name]
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a task of that name is made here."""
+    return name in PRESETS or name.startswith(gym.PREFIX)
+
+
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
     """The settings for each recipe on a task that was swept: its own, or else those of `skills/late`."""

@@ -11,11 +11,12 @@ from functools import cache
 from hashlib import file_digest
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.engines.lora import Lora
 from rollalloc.engines.names import DESCRIPTION
-from rollalloc.engines.settings import SAVING, Settings
+from rollalloc.engines.settings import NEWER, SAVING, Settings
 from rollalloc.named import make_recipe
 from rollalloc.regular import read_text
 
@@ -39,6 +40,7 @@ class Source:
         features: file of features of the prompts, for a recipe that predicts; "none": it goes without; None: made by the
             initial model where the recipe uses them.
         ledger: file of what earlier runs saw of the prompts (`rollalloc ledger`); None: nothing is believed beforehand.
+        lora: adapters that are trained instead of the model's own weights; None: those are trained.
 
     Raises:
         ValueError: a number out of its range.
@@ -57,6 +59,7 @@ class Source:
     device: str | None = None
     features: str | None = None
     ledger: str | None = None
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
@@ -120,8 +123,13 @@ class Run:
         for name in SAVING:
             del described["settings"][name]
         del described["track"]
-        if self.source.ledger is None:  # as a run of before there were ledgers says it
-            del described["source"]["ledger"]
+        # What came later is left out where it says nothing new, so that a run of before is still the same run.
+        for name in ("ledger", "lora"):
+            if described["source"][name] is None:
+                del described["source"][name]
+        for name, before in NEWER.items():
+            if described["settings"][name] == before:
+                del described["settings"][name]
         return json.loads(json.dumps(described))
 
     def is_in(self, folder: Path) -> bool:
@@ -173,8 +181,11 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     given: dict[str, Any] = {}
     for name, value in saved.items():
-        nested = is_dataclass(hints.get(name))
-        given[name] = _revived(hints[name], value) if nested else tuple(value) if isinstance(value, list) else value
+        nested = next((each for each in (hints.get(name), *get_args(hints.get(name))) if is_dataclass(each)), None)
+        if nested is not None and isinstance(value, dict):
+            given[name] = _revived(cast("type[Any]", nested), value)
+        else:
+            given[name] = tuple(value) if isinstance(value, list) else value
     return kind(**given)
 
 

@@ -62,10 +62,14 @@ class RecipeSummary:
     """What a recipe paid on a task, over its seeds.
 
     Attributes:
-        label: what it is called. recipe: its name. parameters: of the recipe. learning_rate: of its runs. seeds: of the
-        runs that have ended, in order. reached: runs that reached the target; the others are censored. costs: to the
-        target, by `COSTS`; None where nothing was evaluated or there is no target. ratios: the baseline's cost over
-        this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
+        label: what it is called.
+        recipe: its name.
+        parameters: of the recipe.
+        learning_rate: of its runs.
+        seeds: of the runs that have ended, in order.
+        reached: runs that reached the target; the others are censored.
+        costs: to the target, by `COSTS`; None where nothing was evaluated or there is no target.
+        ratios: the baseline's cost over this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
             seed has both, or bounds point both ways.
         standard_error: the largest of its evaluations'; 0 where all are exact, None where one is not known.
         last: what the last evaluation of each run found, by `LAST`; None where one of them does not know it.

@@ -1,7 +1,14 @@
 """The command line; needs the extra `native`."""
 
-try:
-    import rich as _rich  # noqa: F401
-    import typer as _typer  # noqa: F401
-except ImportError as error:
-    raise ImportError("the command rollalloc needs typer and rich; pip install 'rollalloc[native]'") from error
+import sys
+
+
+def main() -> None:
+    """Entry point of `rollalloc`; where the extra `native` is missing, one line that says so, and exit code 1."""
+    try:
+        from rollalloc.cli.app import main as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rollalloc"):
+            raise
+        sys.exit(f"error: the command rollalloc needs {error.name}; pip install 'rollalloc[native]'")
+    run()

@@ -103,6 +103,19 @@ class Given:
         int, _option("Tokens of one forward and backward pass; less needs less memory.", _HOW)
     ] = 8192
     precision: Annotated[str, _option("Of the update: fp32, bf16, or auto, bf16 on a GPU.", _HOW)] = "auto"
+    lora: Annotated[
+        int | None, _option("Train low-rank adapters of this rank instead of the model's own weights.", _HOW)
+    ] = None
+    lora_alpha: Annotated[float | None, _option("Their scale; twice the rank by default.", _HOW)] = None
+    lora_target: Annotated[
+        list[str] | None, _option("Layers that get one, e.g. q_proj; repeatable; by default all linear ones.", _HOW)
+    ] = None
+    sampling_dtype: Annotated[
+        str, _option("Of the weights that sample: float32, or a copy of the model in bfloat16 or float16.", _HOW)
+    ] = "float32"
+    gradient_checkpointing: Annotated[
+        bool, _option("Compute layers again in the backward pass; needs less memory.", _HOW)
+    ] = False
     max_rollouts: Annotated[int | None, _option("Rollouts to pay at most.", _HOW)] = None
     target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
     eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None

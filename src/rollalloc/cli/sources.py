@@ -10,6 +10,7 @@ from rollalloc.bench.methods import matched
 from rollalloc.bench.presets import POOLED, PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
+from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
@@ -24,6 +25,7 @@ _USUAL_TOKENS = 1024
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
+    *("lora", "lora_alpha", "lora_target"),
 )
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
@@ -83,6 +85,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         overlong_buffer=given.overlong_buffer,
         device=given.device,
         features=given.features,
+        lora=_lora(given),
     )
     settings = Settings(
         seed=seed,
@@ -96,6 +99,21 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     )
     parameters = {**USUAL.get(recipe, {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+
+
+def _lora(given: Given) -> Lora | None:
+    """The adapters that are asked for.
+
+    Raises:
+        ValueError: what they are to be like is said, but not their rank; or a value out of its range.
+    """
+    if given.lora is not None:
+        return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
+    said = [name for name in ("lora_alpha", "lora_target") if getattr(given, name) != getattr(Given, name)]
+    if said:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ValueError(f"{options}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
+    return None
 
 
 def model_name(text: str) -> str:
@@ -119,6 +137,8 @@ def _update(given: Given) -> dict[str, Any]:
         "loss": Loss(clip=Clip(dual=given.dual_clip), aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
         "tokens_per_forward": given.tokens_per_forward,
         "precision": given.precision,
+        "sampling_dtype": given.sampling_dtype,
+        "gradient_checkpointing": given.gradient_checkpointing,
     }
 
 

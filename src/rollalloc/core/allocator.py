@@ -51,9 +51,10 @@ class Allocator:
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
         table = PromptTable.of(prompts)
-        if recipe.groups > len(table):
+        if recipe.most_groups > len(table):
+            when = " of its warm-up" if recipe.groups <= len(table) else ""
             raise ValueError(
-                f"the recipe trains on {recipe.groups} groups a batch but there are only {len(table)} prompts; "
+                f"the recipe trains on {recipe.most_groups} groups a batch{when} but there are only {len(table)} prompts; "
                 "use fewer groups or more prompts"
             )
         if seed < 0:

@@ -88,10 +88,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     """Decide the rollouts of groups that enter a stage together; returns how many of them the budgets had room for."""
     if not groups:
         return 0
-    rule = run.recipe.stages[stage].size
-    sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
-    if len(sizes) != len(groups) or min(sizes) < 1:
-        raise RuleError(f"{rule!r} must give each of {len(groups)} groups at least 1 rollout, got {sizes}")
+    sizes = _sizes(run, groups, stage)
     room = run.purse.room()
     entered = 0
     for group, size in zip(groups, sizes, strict=True):
@@ -107,6 +104,17 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
         entered += 1
     run.changed()
     return entered
+
+
+def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
+    """How many rollouts each group gets: what the warm-up fixes, else what the stage's rule says."""
+    if (warm := run.warming) is not None and warm.n is not None:
+        return [warm.n] * len(groups)
+    rule = run.recipe.stages[stage].size
+    sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
+    if len(sizes) != len(groups) or min(sizes) < 1:
+        raise RuleError(f"{rule!r} must give each of {len(groups)} groups at least 1 rollout, got {sizes}")
+    return sizes
 
 
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:

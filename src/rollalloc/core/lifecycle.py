@@ -126,10 +126,7 @@ def _moved(event: Updated) -> float:
 def may_replay(run: Run, row: Row) -> bool:
     """Whether a row that was trained may be trained on again: law 12."""
     replay = run.recipe.replay
-    if replay is None or row.prompt == GONE or run.finished is not None:
-        return False
-    young = run.version - row.version <= replay.max_staleness
-    return young and (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
+    return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:

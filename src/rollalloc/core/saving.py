@@ -126,7 +126,8 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
-    same = state["recipe"] == run.recipe.description and source_N is None
+    # Not by ==: a recipe saved before it had a field says nothing of it, which is what None says.
+    same = not any(differences(state["recipe"], run.recipe.description)) and source_N is None
     run.finished = state["finished"] if same else None  # under others it need not end for the same reason
     if source_N is not None:
         run.barren = run.failing = 0  # counted prompts of the old data set

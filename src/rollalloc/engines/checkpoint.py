@@ -10,7 +10,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
@@ -324,10 +324,15 @@ def cut_written(folder: Path, written: Mapping[str, int]) -> None:
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers by name; those that are tied once."""
+    """Parameters that are trained, and saved buffers, by name; those that are tied once."""
     saved = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
-    return dict(model.named_parameters()) | buffers
+    return dict(trained(model)) | buffers
+
+
+def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """A model's parameters that are not frozen, by name."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -348,7 +353,7 @@ def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     """The optimizer's state as `parameter:entry` → tensor."""
     return {
         f"{name}:{entry}": tensor
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained(model)
         for entry, tensor in optimizer.state.get(parameter, {}).items()
     }
 
@@ -359,7 +364,7 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
     A parameter that has been stepped also gets a gradient of zero, as it has in a run that was never interrupted: without
     one, AdamW would leave it out of a step in which no row has an advantage.
     """
-    index_of = {name: index for index, (name, _) in enumerate(model.named_parameters())}
+    index_of = {name: index for index, (name, _) in enumerate(trained(model))}
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in saved.items():
         name, _, entry = key.rpartition(":")
@@ -369,7 +374,7 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
             )
         state.setdefault(index_of[name], {})[entry] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    for parameter in model.parameters():
+    for _, parameter in trained(model):
         parameter.grad = torch.zeros_like(parameter) if parameter in optimizer.state else None
 
 

@@ -112,7 +112,17 @@ def _sampled(
         for prompt, tokens in enumerate(prompts.tokens)
     ]
     made = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-    outcomes = score(prompts, [(generation.rollout // each, generation) for generation in made])
+    return judged(made, score(prompts, [(generation.rollout // each, generation) for generation in made]), each)
+
+
+def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -> Evaluation:
+    """What samples say: the mean over prompts of their mean metric, and how broad the policy is.
+
+    Args:
+        made: `each` of a prompt, one prompt's after the other's.
+        outcomes: of each of them.
+        each: samples a prompt.
+    """
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)
     unscored = int(np.isnan(metrics_NE).sum())

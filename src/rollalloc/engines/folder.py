@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.core.table import Priors
@@ -27,7 +27,6 @@ from rollalloc.engines.names import (
     REWARDS,
     ROLLOUTS,
 )
-from rollalloc.engines.policy import Policy
 from rollalloc.regular import opened
 
 _PARTIAL = ".unfinished-model"
@@ -38,6 +37,14 @@ _REMEDY = (
     "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
 )
 _TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
+
+
+class Saves(Protocol):
+    """Can be kept in a folder."""
+
+    def save(self, folder: Path) -> None:
+        """Write it there."""
+        ...
 
 
 class RunFolder:
@@ -173,7 +180,7 @@ class RunFolder:
         self._claims.add({PRIORS})
         write_priors(self.path / PRIORS, keys, priors)
 
-    def save_model(self, policy: Policy) -> None:
+    def save_model(self, model: Saves) -> None:
         """Write the model, whole or not at all, in place of one that was written before.
 
         Raises:
@@ -182,10 +189,10 @@ class RunFolder:
         partial, final = self.path / _PARTIAL, self.path / MODEL
         if partial.exists():  # of a run that was killed
             shutil.rmtree(partial)
-        policy.save(partial)
+        model.save(partial)
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
         before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
-        names = {f"{MODEL}/{file}" for file in files}
+        names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}  # folders in it, too
         self._claims.add(names)
         self._claims.remove(before - names)
         for file in files:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
 from rollalloc.core.allocator import MetricError
-from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
+from rollalloc.engines.evaluation import Evaluation
 from rollalloc.engines.narrowing import narrowed
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import Counters
-from rollalloc.rewards.function import Outcome
 
 log = logging.getLogger(__name__)
 
-Submit = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], Future[list[Outcome]]]
 _ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _POLITE_S = 0.1  # how often an evaluation looks whether it is to be given up, while it waits for scores
 
@@ -35,40 +30,29 @@ class Grid:
     """Evaluates a policy at the points of the grid.
 
     Args:
-        policy: as it is when it is evaluated.
-        heldout: prompts to evaluate on; None: nothing is evaluated.
+        measure: evaluates the weights as they are.
+        prompts: that it is evaluated on; 0: nothing is evaluated.
         settings: of the trainer.
         counters: of the run; holds the next point and the accuracies so far.
-        submit: begins to score samples.
-        give_up: asked while scores are waited for, which may hang by the hundred; True raises `Interrupted`.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        heldout: HeldOut | None,
-        settings: Settings,
-        counters: Counters,
-        submit: Submit,
-        give_up: Callable[[], bool],
-    ) -> None:
-        self.policy, self.heldout, self.settings, self.counters = policy, heldout, settings, counters
-        self._submit, self._give_up = submit, give_up
+    def __init__(self, measure: Callable[[], Evaluation], prompts: int, settings: Settings, counters: Counters) -> None:
+        self.measure, self.prompts, self.settings, self.counters = measure, prompts, settings, counters
         # Version of the weights, what was found, and whether the policy has become narrower.
         self._latest: tuple[int, Evaluation, str | None] | None = None
 
     def until(self, rollouts: int, version: int) -> Iterator[dict[str, Any]]:
         """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
-        while self.heldout is not None and self.counters.next_at <= rollouts:
-            yield self.at(self.counters.next_at, version, self.heldout)
+        while self.prompts and self.counters.next_at <= rollouts:
+            yield self.at(self.counters.next_at, version)
             self.counters.next_at += self.settings.eval_every
 
     def last(self, version: int) -> Iterator[dict[str, Any]]:
         """What is found at the end of the run, which is no point of the grid."""
-        if self.heldout is not None:
-            yield self.at(None, version, self.heldout)
+        if self.prompts:
+            yield self.at(None, version)
 
-    def at(self, at: int | None, version: int, heldout: HeldOut) -> dict[str, Any]:
+    def at(self, at: int | None, version: int) -> dict[str, Any]:
         """What is found at one point, as fields of a line of the metrics. The same weights are not evaluated twice.
 
         Raises:
@@ -78,8 +62,8 @@ class Grid:
         """
         started = time.perf_counter()
         if self._latest is None or self._latest[0] != version:
-            found = self.measure(heldout)
-            self._latest = version, found, self._narrowed(found, heldout)
+            found = self._checked(self.measure())
+            self._latest = version, found, self._narrowed(found)
         _, found, narrower = self._latest
         known = self.counters.accuracies
         if at is not None and found.accuracy is not None and [version] != [before for before, _ in known[-1:]]:
@@ -99,9 +83,9 @@ class Grid:
         target, latest = self.settings.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
 
-    def _narrowed(self, found: Evaluation, heldout: HeldOut) -> str | None:
+    def _narrowed(self, found: Evaluation) -> str | None:
         is_known = "narrower" in self.counters.watched
-        narrower, self.counters.watched = narrowed(self.counters.watched, found, len(heldout.prompts.tokens))
+        narrower, self.counters.watched = narrowed(self.counters.watched, found, self.prompts)
         if narrower is not None and not is_known:
             self.counters.watched["narrower"] = 1.0
             log.warning(
@@ -111,17 +95,8 @@ class Grid:
             )
         return narrower
 
-    def measure(self, heldout: HeldOut) -> Evaluation:
-        """Evaluate the weights as they are."""
+    def _checked(self, found: Evaluation) -> Evaluation:
         settings = self.settings
-        found = evaluate(
-            self.policy,
-            heldout,
-            self._score,
-            sampling=settings.sampling,
-            samples=settings.eval_samples,
-            seed=settings.seed,
-        )
         if found.accuracy is None:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
         elif not isfinite(found.accuracy):
@@ -136,11 +111,19 @@ class Grid:
             )
         return found
 
-    def _score(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> list[Outcome]:
-        future = self._submit(prompts, made)
-        while not future.done():
-            if self._give_up():
-                future.cancel()
-                raise Interrupted
-            wait([future], _POLITE_S)
-        return future.result()
+
+def patient(future: Future[Any], give_up: Callable[[], bool]) -> Any:
+    """The result of what is waited for, e.g. scores, which may hang by the hundred.
+
+    Args:
+        give_up: asked now and then; True cancels it.
+
+    Raises:
+        Interrupted: it was given up.
+    """
+    while not future.done():
+        if give_up():
+            future.cancel()
+            raise Interrupted
+        wait([future], _POLITE_S)
+    return future.result()

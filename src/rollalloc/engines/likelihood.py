@@ -26,6 +26,7 @@ def completion_logprobs(
     *,
     pad_id: int,
     temperature: float = 1.0,
+    share: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each completion token given its prompt and the completion so far; differentiable.
 
@@ -39,6 +40,7 @@ def completion_logprobs(
         completions: B completions of at least one token id each, with their EOS where they have one.
         pad_id: any id in the vocabulary; what stands there is masked.
         temperature: of the distribution the completions are judged under, above 0.
+        share: read what all prompts begin with once, where the model can; needs a cache.
 
     Returns:
         logprobs_BT in float32, 0 beyond a completion's end, and mask_BT, True on its tokens; T is the longest's length.
@@ -51,15 +53,23 @@ def completion_logprobs(
             f"expected one completion a prompt, got {len(prompts)} prompts and {len(completions)} completions; "
             "each needs at least one, and a prompt with several completions stands once for each"
         )
-    logits_BTV, completion_BT, mask_BT = _completion_logits(model, prompts, completions, pad_id, temperature)
+    shared = shared_prefix(model, prompts) if share else 0
+    logits_BTV, completion_BT, mask_BT = _completion_logits(model, prompts, completions, pad_id, temperature, shared)
     return _logprobs(logits_BTV, completion_BT, mask_BT), mask_BT
 
 
 def _completion_logits(
-    model: PreTrainedModel, prompts: Sequence[Tokens], completions: Sequence[Tokens], pad_id: int, temperature: float
+    model: PreTrainedModel,
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    pad_id: int,
+    temperature: float,
+    shared: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of the positions that predict a completion's tokens, over the temperature; the tokens, and which are real."""
-    shared = shared_prefix(model, prompts)
+    """Logits of the positions that predict a completion's tokens, over the temperature; the tokens, and which are real.
+
+    The first `shared` tokens, which all prompts begin with, are read once.
+    """
     rests = [prompt[shared:] for prompt in prompts]
     prompt_BP, prompt_mask_BP = padded(rests, pad_id, side="left", device=model.device)
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
@@ -150,8 +160,9 @@ def exact_answers(
     with evaluating(model):
         for start in range(0, len(prompts), batch_rows):
             rows_B = by_length_N[start : start + batch_rows]
+            asked, answered = [prompts[row] for row in rows_B], [answers[row] for row in rows_B]
             logits_BTV, answer_BT, mask_BT = _completion_logits(
-                model, [prompts[row] for row in rows_B], [answers[row] for row in rows_B], pad_id, temperature
+                model, asked, answered, pad_id, temperature, shared_prefix(model, asked)
             )
             logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
             p_N[rows_B] = logprobs_BT.sum(dim=1).exp().cpu().numpy()

@@ -1,59 +1,40 @@
 """The native trainer: one process, one model, any recipe.
 
-The whole of it is `Trainer.run`: ask the allocator, generate what it orders, tell it the scores, train on the batch it
+What a run does is `loop.Loop`: ask the allocator, generate what it orders, tell it the scores, train on the batch it
 returns, tell it that the weights changed. Everything a recipe decides, it decides in the core.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
-
-import numpy as np
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.engines import checkpoint
-from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.behaviour import Behaviour
+from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.folder import RunFolder
-from rollalloc.engines.grid import Grid, Interrupted
-from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS, ROLLOUTS
+from rollalloc.engines.grid import Grid, patient
+from rollalloc.engines.loop import Listener, Loop, ScoringFailed
+from rollalloc.engines.names import ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
-from rollalloc.engines.state import RunState
+from rollalloc.engines.state import NativeState
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.whole import write_text
 
 __all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
 
-log = logging.getLogger(__name__)
 
-Listener = Callable[[dict[str, Any]], None]
-_PATIENCE = 256  # groups, at least, without variance before a run is given up
-_NAMED = 20  # quarantined prompts that the last line of the metrics names
-
-
-class ScoringFailed(RuntimeError):
-    """The run learned nothing (more), since the reward function gave no scores."""
-
-
-class Trainer:
+class Trainer(Loop):
     """Trains a policy under a recipe.
 
     Args:
-        policy: the model; trained in place.
+        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
         recipe: which prompts get how many rollouts; its budget ends the run.
         train: prompts to train on.
         scorer: rewards.
@@ -81,272 +62,44 @@ class Trainer:
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.policy, self.train, self.scorer, self.settings = policy, train, scorer, settings
-        self.place = RunFolder(folder) if isinstance(folder, Path) else folder
-        self.folder = None if self.place is None else self.place.path
-        self.listener = listener
-        self.features, self.priors = features, priors
-        blocks = None if features is None else features.blocks
-        self.allocator = Allocator(recipe, train.prompt_set.table(blocks, priors), settings.seed)
-        logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
-        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
-        self.updater = Updater(policy, train.tokens, settings)
-        self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
-        self.counters = self.state.counters
-        self.counters.made = self._spent()
-        self._stop = stop = StopRequest()
-        self.grid = Grid(policy, heldout, settings, self.counters, self.roller.submit, lambda: stop.by is not None)
-        self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
-        self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
-
-    # ------------------------------------------------------------------------------------------------------- the loop
-
-    def run(self, *, overwrite: bool = False) -> str:
-        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
-
-        Args:
-            overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
-
-        Raises:
-            FileExistsError: the folder holds a run that is not to be overwritten, or files that are not ours.
-            InUse: another trainer is at work in it.
-            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
-                or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
-            KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
-            ScoringFailed: no rollout got a score, or none any more.
-            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
-            OSError: a checkpoint could not be written; the one before it is still there.
-        """
-        if self.place is None:
-            return self._run()
-        if self._saved_at is None:
-            self.place.begin(overwrite=overwrite)
-            if self.features is not None:
-                self.place.save_features(self.train.prompt_set.keys, self.features)
-            if self.priors is not None:
-                self.place.save_priors(self.train.prompt_set.keys, self.priors)
-        self._saved_s = time.monotonic()
-        with self.place, self._stop.heard():
-            try:
-                return self._run()
-            except Interrupted:
-                self._save()
-                raise self._stopped("in an evaluation after") from None
-
-    def _run(self) -> str:
-        if self.features is not None and not self.counters.batches and not self.counters.next_at:
-            self.counters.seconds += self.features.cost.seconds
-            cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
-            self._write({"kind": "features", **self._spent(), **cost})
-        self._evaluate_until(0)
-        why = self._why_stop()
-        while why is None:
-            if self.allocator.batch is None:  # one is there where the run was stopped in the evaluation before it
-                why = self._roll_out()
-            if batch := self.allocator.batch:
-                # The batch's own weights come too late for the points that its rollouts went beyond.
-                self._evaluate_until(self.allocator.paid - 1)
-                self._train_on(batch)
-                why = self._why_stop()
-                if why is None:
-                    self._save_if_due()
-        self._finish(why)
-        return why
-
-    def _roll_out(self) -> str | None:
-        """Have the allocator's orders carried out; says why the run is over, if it is."""
-        started = time.perf_counter()
-        actions = self.allocator.ask()
-        self.roller.carry_out(actions, self.allocator)
-        self.counters.seconds += time.perf_counter() - started
-        paid, accounts = self.allocator.paid, self.allocator.accounts()
-        if actions.finished is None or 2 * accounts["failed"] <= paid:
-            return actions.finished
-        why = f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.commonest_failure()}"
-        without_score = sum(accounts[cause] for cause in ("failed", "cancelled", "open"))
-        if without_score == paid or actions.finished.startswith("failed:"):
-            self._give_up(why)
-        return why
-
-    def _give_up(self, why: str) -> NoReturn:
-        """End a run whose rewards fail, without a checkpoint of it: the one before goes on once they are repaired."""
-        if self.folder is not None:
-            self._report()
-        self._write_last("failed", why)
-        raise ScoringFailed(f"{why}. No model is saved; repair the reward, then resume (--resume)")
-
-    def _train_on(self, batch: Batch) -> None:
-        """The configured number of optimizer steps on a batch; then the weights have a new version."""
-        started = time.perf_counter()
-        figures = self.updater.update(batch, self.roller.generations, measure_moved=self.allocator.recipe.reads_moved)
-        self.counters.batches += 1
-        groups = len({row.group for row in batch.rows if not row.replays})
-        has_signal = any(row.advantage for row in batch.rows)
-        self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
-        self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
-        seconds = time.perf_counter() - started
-        self.counters.seconds += seconds
-        self.counters.made = self._spent()
-        ages = [batch.version - row.version for row in batch.rows]
-        self._write(
-            {
-                "kind": "batch",
-                "batch": self.counters.batches,
-                **self.counters.made,
-                **self.roller.figures(),
-                "rows": len(batch.rows),
-                "replayed": sum(row.replays > 0 for row in batch.rows),
-                "groups": groups,
-                "short_because": batch.short_because,
-                "staleness_mean": float(np.mean(ages)),
-                "staleness_max": max(ages),
-                "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
-                **self.allocator.away(),
-                "prediction": self.allocator.prompt_figures(),
-                **figures,
-                "update_seconds": round(seconds, 4),
-            }
+        self.policy, self.train, self.scorer, self.heldout = policy, train, scorer, heldout
+        place = RunFolder(folder) if isinstance(folder, Path) else folder
+        allocator = Allocator(
+            recipe, train.prompt_set.table(None if features is None else features.blocks, priors), settings.seed
+        )
+        logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
+        self.behaviour = Behaviour(policy, settings.sampling_dtype)
+        roller = Roller(self.behaviour, train, scorer, settings.sampling, settings.seed, logged)
+        updater = Updater(policy, train.tokens, settings)
+        state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
+        super().__init__(
+            allocator=allocator,
+            keys=train.prompt_set.keys,
+            roller=roller,
+            updater=updater,
+            state=state,
+            grid=Grid(self._measure, 0 if heldout is None else len(heldout.prompts.tokens), settings, state.counters),
+            model=policy,
+            report=scorer.report,
+            settings=settings,
+            stop=StopRequest(),
+            features=features,
+            priors=priors,
+            place=place,
+            listener=listener,
         )
 
-    def _evaluate_until(self, rollouts: int) -> None:
-        """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""
-        self._write_evaluations(self.grid.until(rollouts, self.allocator.version))
+    roller: Roller
+    updater: Updater
 
-    def _write_evaluations(self, evaluations: Iterable[dict[str, Any]]) -> None:
-        """Write held-out accuracies, each beside what was paid when its weights were made."""
-        for found in evaluations:
-            self._write({"kind": "eval", **self.counters.made, **found})
-
-    def _why_stop(self) -> str | None:
-        """Why the run is over after this batch, if it is."""
-        settings, counters = self.settings, self.counters
-        if (accuracy := self.grid.confirmed()) is not None:
-            return f"target: held-out accuracy {accuracy:.4f} reaches {settings.target}"
-        if settings.max_batches is not None and counters.batches >= settings.max_batches:
-            return f"max_batches: {counters.batches} batches are trained"
-        if settings.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.train.tokens)):
-            return (
-                f"barren: the last {counters.barren_groups} groups had no reward variance, so nothing was learned; prompts "
-                f"by the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or "
-                "impossible"
-            )
-        return None
-
-    def _finish(self, why: str) -> None:
-        """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
-        self._save()
-        self._evaluate_until(self.allocator.paid)
-        self._write_evaluations(self.grid.last(self.allocator.version))
-        if self.place is not None:
-            self.place.save_model(self.policy)
-            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
-            self._report()
-        self._write_last("end", why)
-
-    def _write_last(self, kind: str, why: str) -> None:
-        named = self._quarantined()[:_NAMED]
-        self._write({"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
-
-    # ----------------------------------------------------------------------------------------------------- checkpoints
-
-    def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """Take the state of the newest whole checkpoint in the folder, so that `run` goes on from it.
-
-        What the metrics hold beyond it is cut off: the run writes it again.
-
-        Args:
-            accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
-            accept_data: go on with this trainer's prompts although the checkpoint was saved with others; each is found again
-                by its key. What is known of prompts that are gone is dropped, their rollouts too; how many are gone and how
-                many are new is logged, and written to the metrics as a line of kind "resume".
-
-        Returns:
-            The batches trained so far.
-
-        Raises:
-            FileNotFoundError: no checkpoint.
-            InUse: another trainer is at work in the folder.
-            ValueError: no folder, no checkpoint that is whole, or one of another recipe, data set, model or other settings
-                than when to end and when to save; names the difference. Nothing was changed.
-        """
-        if self.place is None:
-            raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
-        folder = self.place.path
-        try:
-            self.place.lock()
-            saved = checkpoint.load_newest(folder)
-            changed = self.state.refuse_another(saved, folder, accept_data=accept_data)
-            checkpoint.check_written(folder, saved.state["written"])
-            self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
-        except BaseException:
-            self.place.release()
-            raise
-        self.place.go_on()
-        checkpoint.clear_away(folder)
-        checkpoint.cut_written(folder, saved.state["written"])
-        self._saved_at = saved.batches
-        if changed is not None:
-            self.counters.barren_groups = 0  # counted groups of the old ones
-            log.warning("going on with other prompts: %s", changed)
-            self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
-        return saved.batches
-
-    def _save_if_due(self) -> None:
-        batches, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
-        is_due = batches is not None and self.counters.batches % batches == 0
-        is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
-        if is_due or is_late or self._stop.by is not None:
-            self._save()
-        if self._stop.by is not None:
-            raise self._stopped("after")
-
-    def _stopped(self, when: str) -> Stopped:
-        by = self._stop.by
-        assert by is not None
-        return Stopped(
-            f"stopped by {by.name} {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
-            "from it",
-            by,
+    def _measure(self) -> Evaluation:
+        assert self.heldout is not None
+        settings = self.settings
+        return evaluate(
+            self.behaviour.policy(),
+            self.heldout,
+            lambda prompts, made: patient(self.roller.submit(prompts, made), lambda: self._stop.by is not None),
+            sampling=settings.sampling,
+            samples=settings.eval_samples,
+            seed=settings.seed,
         )
-
-    def _save(self) -> None:
-        """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
-        batches = self.counters.batches
-        if self.folder is None or self._saved_at == batches:
-            return
-        state, tensors = self.state.packed(checkpoint.bytes_written(self.folder))
-        checkpoint.save(self.folder, batches, state, tensors, keep=self.settings.keep_checkpoints)
-        self._saved_at, self._saved_s = batches, time.monotonic()
-        self._report()
-
-    # --------------------------------------------------------------------------------------------------------- figures
-
-    def _spent(self) -> dict[str, Any]:
-        return {
-            "rollouts_paid": self.allocator.paid,
-            "tokens_paid": self.allocator.tokens_paid,
-            "optimizer_steps": self.updater.steps,
-            "version": self.allocator.version,
-            "epoch": self.allocator.epoch,
-            "seconds": round(self.counters.seconds, 3),
-            "accounts": self.allocator.accounts(),
-            "unscored": dict(self.roller.unscored),
-            "prompts": self.allocator.ledger.counts(),
-        }
-
-    def _quarantined(self) -> list[str]:
-        """Keys of the prompts whose rollouts always failed."""
-        return [self.train.prompt_set.keys[prompt] for prompt in self.allocator.quarantined()]
-
-    def _report(self) -> None:
-        """Write what scoring was like since this process began, and which prompts it has given up."""
-        assert self.folder is not None
-        report = self.scorer.report() | {"quarantined": self._quarantined()}
-        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self.folder is not None:
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        if self.listener is not None:
-            self.listener(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import ENOENT
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,13 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from rollalloc.engines.adapter import Adapter, plain_weights
+from rollalloc.engines.lora import Lora
 from rollalloc.engines.sampler import why_not
 from rollalloc.engines.settings import Precision
+
+ADAPTER = "adapter"  # folder in that of a model that was trained with adapters
+_ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +32,7 @@ class Policy:
         pad_id: fills up rows; masked wherever it stands.
         context: tokens the model can attend to.
         vocabulary: tokens the model has embeddings for.
+        adapter: what is trained instead of the model's own weights, which are frozen then; None: those are trained.
     """
 
     model: PreTrainedModel
@@ -35,6 +41,7 @@ class Policy:
     pad_id: int
     context: int
     vocabulary: int
+    adapter: Adapter | None = None
 
     @staticmethod
     def load(name: str | Path, *, device: str | None = None) -> Policy:
@@ -49,12 +56,17 @@ class Policy:
         Raises:
             FileNotFoundError: the name is a path, and there is no folder.
             OSError: no such model, or no safetensors in it.
-            ValueError: a device that cannot be used, a folder without a model, a tokenizer without an end-of-sequence token,
-                or a model that does not say how long its context is, or that the sampler cannot generate with.
+            ValueError: a device that cannot be used, a folder without a model, or with adapters, a tokenizer without an
+                end-of-sequence token, or a model that does not say how long its context is, or that the sampler cannot
+                generate with.
         """
         name, device = _found(name), usable_device(device)
+        if (Path(name) / _ADAPTER_CONFIG).is_file():
+            raise ValueError(_is_adapter(name))
         # The model first: where there is none, its error is the one that says so.
         model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError(_is_adapter(name))
         tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
         if obstacle := why_not(model):
@@ -76,9 +88,33 @@ class Policy:
             )
         return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
+    def with_lora(self, lora: Lora, *, seed: int) -> Policy:
+        """The policy with adapters, which alone are trained from now on; its model is changed in place.
+
+        Args:
+            lora: which.
+            seed: of their initial values.
+
+        Raises:
+            ImportError: PEFT is not installed.
+            ValueError: the model has no such layers, or none of that rank, or adapters already.
+        """
+        if self.adapter is not None:
+            raise ValueError("the policy has adapters already; load the model once more")
+        return replace(self, adapter=Adapter(self.model, lora, seed=seed))
+
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer, for `load` and `from_pretrained`."""
-        self.model.save_pretrained(folder)
+        """Write model and tokenizer, for `load` and `from_pretrained`.
+
+        Of a policy with adapters that is the plain model that both together are; beside it, in `adapter/`, the adapters
+        alone, for PEFT.
+        """
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            merged = {name: tensor.cpu() for name, tensor in plain_weights(self.model)}
+            self.model.save_pretrained(folder, state_dict=merged)
+            self.adapter.save(folder / ADAPTER, str(self.model.name_or_path))
         self.tokenizer.save_pretrained(folder)
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -135,6 +171,13 @@ def computing(device: torch.device, precision: Precision) -> AbstractContextMana
 def in_bf16(device: torch.device, precision: Precision) -> bool:
     """Whether a model on that device computes in bfloat16."""
     return precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def _is_adapter(name: str | Path) -> str:
+    return (
+        f"{name} holds adapters of PEFT, not a model; give the model that they are merged into, which for a run of "
+        "rollalloc is the folder above, or merge them: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
+    )
 
 
 def _found(name: str | Path) -> str:

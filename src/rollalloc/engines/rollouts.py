@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
-from rollalloc.core.packing import exact_keys
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
-from rollalloc.engines.policy import Policy
+from rollalloc.engines.behaviour import Behaviour
+from rollalloc.engines.outcomes import HOW_TO_SET_THE_METRIC, Outcomes, RolloutLog
 from rollalloc.engines.sampler import Generation, Request, stream
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
-
-_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
-_OTHER_REASONS = "other reasons"
-_HOW_TO_SET_IT = (
-    'The reward function sets it beside the reward: return {"score": reward, "acc": 1.0 if right else 0.0}. Once it does, '
-    "the run can be resumed (--resume)"
-)
-_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Roller:
     """Generates and scores what an allocator orders.
 
     Args:
-        policy: generates.
+        behaviour: gives the policy that generates.
         prompts: what the orders' prompts are.
         scorer: rewards.
         sampling: how.
@@ -44,24 +34,23 @@ class Roller:
 
     Attributes:
         generations: by rollout, those that have a score and are not released.
-        unscored: rollouts without a score by reason, since the run began.
+        outcomes: what came of all rollouts.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        behaviour: Behaviour,
         prompts: EncodedPrompts,
         scorer: Scorer,
         sampling: Sampling,
         seed: int,
         log: Path | None = None,
     ) -> None:
-        self.policy, self.prompts, self.scorer, self.sampling, self.seed = policy, prompts, scorer, sampling, seed
-        self.log = log
+        self.behaviour, self.policy = behaviour, behaviour.trained
+        self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
+        self._log = RolloutLog(log)
         self.generations: dict[int, Generation] = {}
-        self.unscored: dict[str, int] = {}
-        # Reward, metric, truncated and tokens of each rollout scored since the last batch:
-        self._waves: list[tuple[float, float, bool, int]] = []
+        self.outcomes = Outcomes()
 
     def carry_out(self, actions: Actions, allocator: Allocator) -> None:
         """Release, generate and score what the actions say, and tell the allocator what happened.
@@ -100,7 +89,7 @@ class Roller:
             for order in _joined(actions.generate)
         ]
         stream(
-            self.policy.model,
+            self.behaviour.policy().model,
             requests,
             self.sampling,
             on_finished,
@@ -130,34 +119,19 @@ class Roller:
             ]
         )
 
-    def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, trained on or not: a filtered mean would mislead."""
-        waves, self._waves = self._waves, []
-        if not waves:
-            return {"reward_mean": None, "metric_mean": None, "truncated": None, "lengths": None}
-        reward_R, metric_R, truncated_R, tokens_R = np.array(waves, np.float64).T
-        return {
-            "reward_mean": float(reward_R.mean()),
-            "metric_mean": float(metric_R.mean()),
-            "truncated": float(truncated_R.mean()),
-            "lengths": {
-                "count": len(waves),
-                "truncated": int(truncated_R.sum()),
-                "quantiles": np.quantile(tokens_R, _QUANTILES).tolist(),
-            },
-        }
+    def drain(self, allocator: Allocator) -> None:
+        """Nothing: what was begun here has ended when `carry_out` returns."""
 
-    def commonest_failure(self) -> str | None:
-        """Why most of the rollouts without a score have none; None where all have one."""
-        told_apart = {reason: count for reason, count in self.unscored.items() if reason != _OTHER_REASONS}
-        return max(told_apart, key=told_apart.__getitem__, default=None)
+    def capacity(self) -> int | None:
+        """How many rollouts may be begun: any number, they wait their turn."""
+        return None
 
     # --------------------------------------------------------------------------------------------- saving and loading
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
         described, tensors = checkpoint.pack_generations(list(self.generations.values()))
-        return {"generations": described, "waves": self._waves, "unscored": dict(self.unscored)}, tensors
+        return {"generations": described, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave.
@@ -165,10 +139,9 @@ class Roller:
         Raises:
             ValueError: keys missing or unknown.
         """
-        exact_keys(state, ("generations", "waves", "unscored"), "rollouts")
+        self.outcomes.load_state({name: value for name, value in state.items() if name != "generations"})
         held = checkpoint.unpack_generations(state["generations"], tensors)
         self.generations = {made.rollout: made for made in held}
-        self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
     # --------------------------------------------------------------------------------------------------------- scoring
 
@@ -199,48 +172,37 @@ class Roller:
             tokens = len(made.tokens)
             if made.cancelled:
                 events.append(Cancelled(made.rollout, tokens))
-            elif isinstance(outcome, Scored):
+                continue
+            self.outcomes.add(outcome, truncated=made.truncated, tokens=tokens)
+            if isinstance(outcome, Scored):
                 self.generations[made.rollout] = made
-                self._waves.append((outcome.reward, outcome.metric, made.truncated, tokens))
                 done = Done(made.rollout, outcome.reward, outcome.metric, tokens, version, truncated=made.truncated)
                 events.append(done)
             else:
-                self._count_unscored(outcome.reason)
                 events.append(Failed(made.rollout, outcome.reason, tokens))
         try:
             allocator.tell(events)
         except MetricError as error:
-            raise MetricError(f"{error}. {_HOW_TO_SET_IT}") from None
-
-    def _count_unscored(self, reason: str) -> None:
-        if reason not in self.unscored and len(self.unscored) >= _REASONS:
-            reason = _OTHER_REASONS
-        self.unscored[reason] = self.unscored.get(reason, 0) + 1
+            raise MetricError(f"{error}. {HOW_TO_SET_THE_METRIC}") from None
 
     def _write(
         self, ended: Sequence[Generation], outcomes: Sequence[Outcome], order_of: Mapping[int, Order], version: int
     ) -> None:
-        if self.log is None:
+        if not self._log.wanted:
             return
-        with self.log.open("a", encoding="utf-8") as file:
-            for made, outcome in zip(ended, outcomes, strict=True):
-                order = order_of[made.rollout]
-                scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
-                line = {
-                    "rollout": made.rollout,
-                    "prompt": order.prompt,
-                    "key": self.prompts.prompt_set.keys[order.prompt],
-                    "group": order.group,
-                    "stage": order.stage,
-                    "version": version,
-                    "reward": scored and scored.reward,
-                    "metric": scored and scored.metric,
-                    "tokens": len(made.tokens),
-                    "truncated": made.truncated,
-                    "unscored": reason,
-                    "text": self.policy.text(made.tokens),
-                }
-                file.write(json.dumps(line) + "\n")
+        for made, outcome in zip(ended, outcomes, strict=True):
+            order = order_of[made.rollout]
+            self._log.add(
+                made.rollout,
+                order,
+                self.prompts.prompt_set.keys[order.prompt],
+                version,
+                outcome,
+                tokens=len(made.tokens),
+                truncated=made.truncated,
+                text=self.policy.text(made.tokens),
+            )
+        self._log.flush()
 
 
 def _joined(orders: Sequence[Order]) -> Iterator[Order]:

@@ -13,6 +13,7 @@ from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 
 Precision = Literal["auto", "fp32", "bf16"]
+SamplingDtype = Literal["float32", "bfloat16", "float16"]
 SAVING = (
     "checkpoint_every",
     "checkpoint_minutes",
@@ -20,7 +21,12 @@ SAVING = (
     "log_rollouts",
 )  # settings that change nothing but what is saved
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_MEMORY = ("tokens_per_forward",)  # settings that bound it: a run that ran out of it may go on with less
+_MEMORY = (
+    "tokens_per_forward",
+    "gradient_checkpointing",
+)  # settings that bound it: a run that ran out may go on with less
+# Settings that came later: what says nothing of them has these values.
+NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,10 @@ class Settings:
             of its own. Bounds memory, changes nothing else.
         precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
             gradients, optimizer and log-probabilities are in fp32 whatever it is.
+        sampling_dtype: of weights and key-value cache while sampling. Other than float32, a copy of the model samples, and
+            every row's importance weight corrects for the difference, truncated as a stale row's is.
+        gradient_checkpointing: keep the inputs of the model's layers only and compute the rest again in the backward pass.
+            Bounds memory; the gradient is the same up to rounding.
         eval_every: rollouts paid between two points of the grid of evaluations.
         eval_samples: rollouts a held-out prompt, where it has not one single right answer.
         max_batches: batches after which the run ends; None: no limit.
@@ -67,6 +77,8 @@ class Settings:
     max_grad_norm: float = 1.0
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
+    sampling_dtype: SamplingDtype = "float32"
+    gradient_checkpointing: bool = False
     eval_every: int = 2000
     eval_samples: int = 4
     max_batches: int | None = None
@@ -106,10 +118,12 @@ class Settings:
             )
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        for name, known in (("precision", get_args(Precision)), ("sampling_dtype", get_args(SamplingDtype))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
         may_differ = (*SAVING, *_ENDING, *_MEMORY)
-        return {name: value for name, value in describe(self).items() if name not in may_differ}
+        said = {name: value for name, value in describe(self).items() if name not in may_differ}
+        return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

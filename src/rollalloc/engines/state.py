@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -62,35 +63,61 @@ class ChangedData:
         return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
 
 
-class RunState:
-    """Everything of a run that outlives its process.
+class Keeps(Protocol):
+    """Holds rollouts."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything, as plain data and tensors."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        ...
+
+
+class Counts(Protocol):
+    """Counts optimizer steps."""
+
+    steps: int
+
+
+class RunState(ABC):
+    """Everything of a run that outlives its process; where the weights are, its kind knows.
 
     Args:
-        policy: the model.
-        train: prompts to train on.
-        heldout: prompts to evaluate on, if any.
         settings: of the trainer.
         allocator: under the run's recipe.
         roller: holds the rollouts that are not released.
-        updater: holds the optimizer.
+        updater: counts its steps.
 
     Attributes:
         counters: the trainer's own.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        train: EncodedPrompts,
-        heldout: HeldOut | None,
-        settings: Settings,
-        allocator: Allocator,
-        roller: Roller,
-        updater: Updater,
-    ) -> None:
-        self.policy, self.train, self.heldout, self.settings = policy, train, heldout, settings
-        self.allocator, self.roller, self.updater = allocator, roller, updater
+    def __init__(self, settings: Settings, allocator: Allocator, roller: Keeps, updater: Counts) -> None:
+        self.settings, self.allocator, self.roller, self.updater = settings, allocator, roller, updater
         self.counters = Counters()
+
+    @cached_property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What must be the same, besides the recipe, for a checkpoint to belong to this run; "prompts" is a digest."""
+
+    @abstractmethod
+    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """Where the weights are, as further entries of the state, or the weights, as tensors by file and name."""
+
+    @abstractmethod
+    def load_weights(self, saved: Checkpoint) -> None:
+        """Have the weights that a checkpoint names or holds."""
+
+    @abstractmethod
+    def check(self, saved: Checkpoint, place: Path) -> None:
+        """Refuse a checkpoint that holds something other than the state of this kind of trainer.
+
+        Raises:
+            ValueError: names the file, and the place in it.
+        """
 
     def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """Plain data, and tensors by file and name, for `checkpoint.save`.
@@ -99,6 +126,7 @@ class RunState:
             written: bytes so far of each file that grows with the run.
         """
         rollouts, payloads = self.roller.state()
+        where, weights = self.weights()
         state = {
             "identity": self.identity,
             "allocator": self.allocator.state_dict(),
@@ -106,13 +134,9 @@ class RunState:
             "optimizer_steps": self.updater.steps,
             "rollouts": rollouts,
             "written": dict(written),
+            **where,
         }
-        tensors = {
-            "weights": checkpoint.weights(self.policy.model),
-            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer),
-            "payloads": payloads,
-        }
-        return state, tensors
+        return state, {**weights, "payloads": payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
         """Refuse a checkpoint of another run; returns how its prompts differ, where that is accepted.
@@ -122,7 +146,7 @@ class RunState:
                 difference.
         """
         state = saved.state
-        checkpoint.check_trainer(saved, place)
+        self.check(saved, place)
         changed = self._changed_data(state)
         others = [*differences(_but_prompts(state["identity"]), _but_prompts(self.identity), "run")]
         if changed and not accept_data:
@@ -152,27 +176,11 @@ class RunState:
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
         if others:
             log.warning("going on under another recipe: %s", "; ".join(others))
-        checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
-        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
+        self.load_weights(saved)
         self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
         for name, value in state["counters"].items():
             setattr(self.counters, name, value)
         self.updater.steps = state["optimizer_steps"]
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
-        model, heldout = self.policy.model, self.heldout
-        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        return {
-            "settings": self.settings.identity(),
-            "prompts": _digest(self.train),
-            "heldout": None
-            if heldout is None
-            else {"prompts": _digest(heldout.prompts), "answers": _sha(heldout.answers)},
-            "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": _sha(shapes)},
-            "reference": self.updater.reference_digest(),
-        }
 
     def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
         """How the prompts differ from a checkpoint's; None where they do not."""
@@ -185,14 +193,67 @@ class RunState:
         return ChangedData(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
 
 
+class NativeState(RunState):
+    """Of a run whose model is in this process.
+
+    Args:
+        policy: the model.
+        train: prompts to train on.
+        heldout: prompts to evaluate on, if any.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        train: EncodedPrompts,
+        heldout: HeldOut | None,
+        settings: Settings,
+        allocator: Allocator,
+        roller: Roller,
+        updater: Updater,
+    ) -> None:
+        super().__init__(settings, allocator, roller, updater)
+        self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
+
+    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        return {}, {
+            "weights": checkpoint.weights(self.policy.model),
+            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer),
+        }
+
+    def load_weights(self, saved: Checkpoint) -> None:
+        checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
+
+    def check(self, saved: Checkpoint, place: Path) -> None:
+        checkpoint.check_trainer(saved, place)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
+        model, heldout = self.policy.model, self.heldout
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
+        return {
+            **frozen,
+            "settings": self.settings.identity(),
+            "prompts": digest(self.train),
+            "heldout": None
+            if heldout is None
+            else {"prompts": digest(heldout.prompts), "answers": sha(heldout.answers)},
+            "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
+            "reference": self.updater.reference_digest(),
+        }
+
+
 def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in identity.items() if name != "prompts"}
 
 
-def _digest(prompts: EncodedPrompts) -> str:
+def digest(prompts: EncodedPrompts) -> str:
     given = prompts.prompt_set
-    return _sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
+    return sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
 
 
-def _sha(value: Any) -> str:
+def sha(value: Any) -> str:
     return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]

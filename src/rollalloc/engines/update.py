@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from hashlib import sha256
 from math import isfinite
 from typing import Any
 
@@ -18,9 +18,12 @@ from transformers import PreTrainedModel
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
+from rollalloc.engines.adapter import digest_of
+from rollalloc.engines.checkpoint import trained
 from rollalloc.engines.likelihood import Tokens, completion_logprobs
 from rollalloc.engines.loss import divergences, shares, token_losses
 from rollalloc.engines.policy import Policy, computing, in_bf16
+from rollalloc.engines.recomputing import recomputing
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.settings import Settings
 
@@ -61,6 +64,9 @@ class Updater:
         prompts: token ids of each prompt.
         settings: of the trainer.
 
+    Raises:
+        ValueError: the model's layers cannot be computed again, and the settings say so.
+
     Attributes:
         optimizer: AdamW.
         steps: taken so far.
@@ -69,14 +75,17 @@ class Updater:
 
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
         self.policy, self.prompts, self.settings = policy, prompts, settings
+        self._parameters = [parameter for _, parameter in trained(policy.model)]
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
+            self._parameters,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
         )
         self.steps = 0
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
+        with self._recomputing():  # one that cannot be is refused now
+            pass
 
     def update(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
@@ -95,8 +104,8 @@ class Updater:
         Raises:
             FloatingPointError: a gradient is not finite.
         """
-        examples = self._examples(batch, generations)
-        figures = [self._step(part) for part in self._mini_batches(examples, batch.version)]
+        examples = self._examples(batch, generations, measure_moved=measure_moved)
+        figures = [self._step(part) for part in self._parts(examples, batch.version)]
         moved = {"moved": self._moved(examples)} if measure_moved else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
@@ -110,35 +119,35 @@ class Updater:
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
         """
-        fresh = [each for each in examples if not each.row.replays][:MEASURED] or list(examples[:MEASURED])
         sums = tokens = 0.0
-        for example, after_T in self._judged(self.policy.model, fresh):
+        for example, after_T in self._judged(self.policy.model, _measured(examples)):
             sums += float(divergences(example.proximal_T, after_T).sum())
             tokens += len(after_T)
         return sums / tokens
 
     def reference_digest(self) -> str | None:
         """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
-        if self.reference is None:
-            return None
-        digest = sha256()
-        for parameter in self.reference.parameters():
-            digest.update(parameter.detach().cpu().contiguous().numpy().data)
-        return digest.hexdigest()[:16]
+        return None if self.reference is None else digest_of(self.reference)[:16]
 
-    def _examples(self, batch: Batch, generations: Mapping[int, Generation]) -> list[Example]:
+    def _examples(
+        self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
+    ) -> list[Example]:
         """The batch's rows, with log-probabilities of those that need them under the policy and the reference.
 
-        A fresh row's proximal log-probabilities are its sampler's. In bfloat16 these are not what a forward pass gives,
-        so that every row is treated as stale: the importance weight then corrects for the difference.
+        A fresh row's proximal log-probabilities are its sampler's. Where the sampler or the update computes in half
+        precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
+        truncated, then corrects for the difference.
         """
         examples: list[Example] = []
         for row in batch.rows:
             made = generations[row.rollout]
             sampled_T = torch.from_numpy(made.logprobs)
             examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T))
-        model, rounded = self.policy.model, in_bf16(self.policy.model.device, self.settings.precision)
+        model, settings = self.policy.model, self.settings
+        rounded = in_bf16(model.device, settings.precision) or settings.sampling_dtype != "float32"
         stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
+        if rounded and measure_moved:  # or the rounding would be measured as a movement
+            stale += [each for each in _measured(examples) if not each.row.advantage]
         for example, logprobs_T in self._judged(model, stale):
             example.proximal_T = logprobs_T
         if self.reference is not None:
@@ -146,25 +155,16 @@ class Updater:
                 example.reference_T = logprobs_T
         return examples
 
-    def _mini_batches(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
-        """The batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few."""
+    def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
         parts = self.settings.optimizer_steps_per_batch
-        by_group: dict[int, list[Example]] = {}
-        for example in examples:
-            by_group.setdefault(example.row.group, []).append(example)
-        units = list(by_group.values()) if len(by_group) >= parts else [[example] for example in examples]
-        if len(units) < parts:
-            log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
-        order = rng(self.settings.seed, "mini-batches", version).permutation(len(units))
-        for part in np.array_split(order, min(parts, len(units))):
-            yield [example for unit in part.tolist() for example in units[unit]]
+        for part in mini_batches([example.row for example in examples], parts, self.settings.seed, version):
+            yield [examples[index] for index in part]
 
     def _step(self, examples: Sequence[Example]) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
         self.optimizer.zero_grad(set_to_none=False)
         figures = self._backward(examples)
-        parameters = list(self.policy.model.parameters())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_grad_norm))
         if not isfinite(norm):
             raise FloatingPointError(
                 f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
@@ -199,7 +199,8 @@ class Updater:
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, float]]:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
         loss = self.settings.loss
-        logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+        with self._recomputing():
+            logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
         behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
         proximal_BT = _beside([each.proximal_T for each in examples], logprobs_BT)
         advantages_B, weights_B, shares_B = (
@@ -233,7 +234,39 @@ class Updater:
                 [each.tokens for each in examples],
                 pad_id=self.policy.pad_id,
                 temperature=self.settings.sampling.temperature,
+                share=not self.settings.gradient_checkpointing,  # it needs a cache
             )
+
+    def _recomputing(self) -> AbstractContextManager[None]:
+        return recomputing(self.policy.model) if self.settings.gradient_checkpointing else nullcontext()
+
+
+def _measured(examples: Sequence[Example]) -> list[Example]:
+    """The rows by which the way of the weights is measured."""
+    return [each for each in examples if not each.row.replays][:MEASURED] or list(examples[:MEASURED])
+
+
+def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
+    """A batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few.
+
+    Args:
+        rows: of the batch.
+        parts: optimizer steps, at least 1.
+        seed: of the run.
+        version: of the weights; each batch is shuffled otherwise.
+
+    Returns:
+        Of each part the indices of its rows.
+    """
+    by_group: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_group.setdefault(row.group, []).append(index)
+    units = list(by_group.values()) if len(by_group) >= parts else [[index] for index in range(len(rows))]
+    if len(units) < parts:
+        log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+    order = rng(seed, "mini-batches", version).permutation(len(units))
+    for part in np.array_split(order, min(parts, len(units))):
+        yield [index for unit in part.tolist() for index in units[unit]]
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:

@@ -40,7 +40,8 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
 
     Args:
         rows_KD: finite features, shape (K, D).
-        centre_D, scale_D: of `measure`.
+        centre_D: of `measure`.
+        scale_D: of `measure`.
 
     Returns:
         Shape (K, D + 1); the last column is the bias.

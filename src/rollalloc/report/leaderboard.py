@@ -80,16 +80,10 @@ def markdown(board: Board) -> str:
     for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
-    lines += ["## The command of every cell", ""]
-    for part in board.parts:
-        lines += [
-            f"{_plain(_name(part))}:",
-            "",
-            "```",
-            *(cell.command for cell in part.cells if cell.command),
-            "```",
-            "",
-        ]
+    commands = {_name(part): [cell.command for cell in part.cells if cell.command] for part in board.parts}
+    lines += ["## The command of every cell", ""] if any(commands.values()) else []
+    for name, of_part in commands.items():
+        lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
     return "\n".join(lines)
 
 

@@ -40,6 +40,7 @@ class FakeCrew:
     waiting: deque = field(default_factory=deque)
     cancelled: set = field(default_factory=set)
     rows: set = field(default_factory=set)
+    copies: dict = field(default_factory=dict)
 
     def submit(self, submissions):
         self.submitted += submissions
@@ -60,6 +61,12 @@ class FakeCrew:
         if (submission.uid, session) in self.cancelled:
             return Outcome(submission.uid, session, tokens=3, cancelled=True)
         return self.outcome(submission, session)
+
+    def copy(self, keys):
+        assert set(keys) <= self.rows, "copies what is not there"
+        assert self.rows.isdisjoint(keys.values()), "a key is used twice"
+        self.rows |= set(keys.values())
+        self.copies |= keys
 
     def release(self, keys):
         assert set(keys) <= self.rows, set(keys) - self.rows

@@ -100,7 +100,10 @@ def credited(trainer, tq, keys):
     """What the actor gets for each row's advantages, a value a token; what the core said; and the reward."""
     if getattr(trainer, "_trained", None) is None:  # stock verl
         return {}
-    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "response_mask", "rm_scores"])
+    fields = ["advantages", "response_mask", "rm_scores", "responses"]
+    if trainer.config.actor_rollout_ref.rollout.calculate_log_probs:
+        fields.append("rollout_log_probs")
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
     columns = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
     rows = dict(zip(trainer._trained.keys, trainer._trained.rows, strict=True))
     return {
@@ -109,6 +112,12 @@ def credited(trainer, tq, keys):
         ],
         "core": [rows[key].advantage for key in keys],
         "rewards": [float(scores.sum()) for scores in data["rm_scores"].unbind()],
+        "replays": [rows[key].replays for key in keys],
+        "rollouts": [rows[key].rollout for key in keys],
+        "tokens": [row.tolist() for row in data["responses"].unbind()],
+        "behaviour": [row.tolist() for row in data["rollout_log_probs"].unbind()]
+        if "rollout_log_probs" in data
+        else [],
     }
 
 

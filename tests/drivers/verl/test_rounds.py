@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from rollalloc import MetricError
+from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
 
 RECIPES = {
@@ -421,3 +423,127 @@ def test_of_one_rollout_a_prompt_each_row_is_multiplied_with_what_the_core_credi
                 advantages = [row.advantage for row in rows.rows]
                 assert sum(advantages) == pytest.approx(0, abs=1e-9)
                 assert sum(each**2 for each in advantages) / 8 == pytest.approx(1, abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------- replay
+
+REPLAYED = {
+    "foresight": {"recipe": "foresight", "replay": 3, "replay_staleness": 2},
+    "reinforce": {"recipe": "reinforce", "replay": 5, "replay_staleness": 4},
+    "pilot_commit+foresight": RECIPES["pilot_commit+foresight"] | {"replay": 9, "replay_staleness": 3},
+    "pilot_commit+reinforce+pods": {
+        "recipe": "pilot_commit+reinforce+pods", "n_pilot": 2, "n_commit": 4, "gen_groups": 8, "m": 4, "replay": 9,
+    },
+}  # fmt: skip
+
+
+def original(key):
+    """The key under which a row was generated."""
+    uid, session, row = key.rsplit("_", 2)
+    return f"{uid.partition('x')[0]}_{session}_{row}"
+
+
+@pytest.mark.parametrize("section", REPLAYED.values(), ids=REPLAYED)
+def test_a_row_is_trained_again_from_a_copy_of_what_was_generated_which_is_freed_when_it_is_not(make_rounds, section):
+    rounds = make_rounds(section, prompts=256, at_once=3)
+    trained, copies = set(), rounds.crew.copies
+    times = 0
+    for _ in range(9):
+        rows = rounds.next_batch()
+        assert len(set(rows.keys)) == len(rows.keys)
+        assert trained.isdisjoint(rows.keys), "a key is given to verl once"
+        for key, row in zip(rows.keys, rows.rows, strict=True):
+            assert key.rsplit("_", 2)[0].partition("x")[0] == _uid_of(rounds, row.rollout)
+            if row.replays:
+                times += 1
+                assert original(key) in trained
+                assert key in copies.values()
+        factors = rows.factors(own=True, within_group=True)
+        assert [factors[key] for key in rows.keys] == [row.advantage * row.weight for row in rows.rows]
+        metrics = rounds.metrics(rows.batch)
+        assert metrics["rollalloc/batch/replayed"] == sum(row.replays > 0 for row in rows.rows)
+        assert metrics["rollalloc/batch/groups"] == 4
+        trained |= set(rows.keys)
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+        assert rounds.held() == rounds.crew.rows
+    assert times == rounds.allocator.replayed > 5
+    causes = rounds.allocator.accounts()
+    assert sum(causes.values()) == rounds.allocator.paid == sum(len(s.rollouts) for s in rounds.crew.submitted)
+
+
+def test_each_time_has_a_copy_of_its_own_made_before_verl_writes_into_the_row(make_rounds):
+    """By hand: one success a batch of 2, again while 2 versions old at most."""
+
+    def first(submission, session):
+        right = float(session == 0)
+        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=2)
+
+    rounds = make_rounds({"recipe": "raft"}, first, groups=1, n=2)
+    rounds.allocator = type(rounds.allocator)(
+        replace(rounds.allocator.recipe, replay=Replay(rows=9, max_staleness=2)), 64, 0
+    )
+    seen = []
+    for _ in range(4):
+        rows = rounds.next_batch()
+        seen.append([key for key in rows.keys if "x" in key])
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+    assert seen == [
+        [],
+        ["g0s0r0x1_0_0", "g0s0r0x1_0_1"],
+        ["g0s0r0x2_0_0", "g0s0r0x2_0_1", "g1s0r2x1_0_0", "g1s0r2x1_0_1"],
+        ["g1s0r2x2_0_0", "g1s0r2x2_0_1", "g2s0r4x1_0_0", "g2s0r4x1_0_1"],
+    ]
+    assert rounds.crew.copies["g0s0r0_0_1"] == "g0s0r0x1_0_1"
+    assert rounds.crew.copies["g0s0r0x1_0_1"] == "g0s0r0x2_0_1"
+    assert "g0s0r0x2_0_1" not in rounds.crew.copies  # it would be too old
+
+
+def test_copies_are_no_groups_that_are_held_for_their_batch(make_rounds):
+    rounds = make_rounds(REPLAYED["reinforce"])
+    for metrics, _ in steps_of(rounds, 4):
+        assert figures(metrics, "rollalloc/held/") == {"groups": 0, "in": 0, "out": 0, "lost": 0}
+
+
+@pytest.mark.parametrize("section", REPLAYED.values(), ids=REPLAYED)
+@pytest.mark.parametrize("at", [1, 3])
+def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section, at):
+    straight, first, second = (make_rounds(section) for _ in range(3))
+    expected = train(straight, 7)
+    train(first, at)
+    saved = json.loads(json.dumps(first.state_dict()))
+    second.crew.rows = set(first.crew.rows) | {"g0s0r0_0_0"}
+    second.crew.release(second.load_state_dict(saved, second.crew.rows))
+    assert second.crew.rows == first.held()
+    if first.loader is not None:
+        second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    resumed = train(second, 7 - at)
+    assert [(rows.batch, rows.keys) for rows in resumed] == [(rows.batch, rows.keys) for rows in expected[at:]]
+    assert any(row.replays for row in resumed[0].rows)
+    without = make_rounds(section)
+    with pytest.raises(
+        ValueError, match=r"rows that the checkpoint's state holds are not in its TransferQueue, e\.g\. g"
+    ):
+        without.load_state_dict(saved, first.held() - {next(key for key in sorted(first.held()) if "x" in key)})
+
+
+def test_the_end_of_a_run_frees_what_was_kept(make_rounds):
+    rounds = make_rounds(REPLAYED["reinforce"] | {"max_rollouts": 48})
+    train(rounds, 3)
+    assert rounds.crew.rows
+    with pytest.raises(Finished, match="budget"):
+        rounds.next_batch()
+    assert not rounds.crew.rows
+
+
+# --------------------------------------------------------------------------------------------------------------- warm-up
+
+
+@pytest.mark.parametrize("section", [{"recipe": "spo"}, RECIPES["foresight"], RECIPES["pilot_commit"]])
+def test_the_first_batches_have_the_shape_of_the_warm_up(make_rounds, section):
+    n = {} if "n_pilot" in section else {"n": 2}
+    rounds = make_rounds(section | {"warm": {"groups": 7, "until": 14, **n}}, prompts=256)
+    made = [(len({row.group for row in rows.rows}), len(rows.rows)) for rows in train(rounds, 3)]
+    assert made[0] == (7, 14 if n else 42)
+    assert made[2] == (4, 16 if n else 24)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
+from rollalloc.core.recipe import Replay, Warm
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
@@ -32,9 +33,9 @@ REFUSED = {
     ),
     "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
-    "rows that are replayed": (
-        {"recipe": "foresight", "replay": 8},
-        r"replays rows \(Replay\(rows=8.*leave replay out",
+    "a warm-up without an end": (
+        {"recipe": "foresight", "warm": {"groups": 8}},
+        r"foresight: warm must say groups and until, .*, e.g. warm=\{\"groups\":64,\"until\":256\}",
     ),
     "no such file": (
         {"recipe": "foresight", "features": "none.safetensors"},
@@ -130,3 +131,19 @@ def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatc
     settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
     assert settings.own_advantages
     assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
+
+
+def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch):
+    """verl's estimator would compare them with another."""
+    again = replace(EIGHT, replay=Replay(rows=4, max_staleness=2))
+    monkeypatch.setattr(f"{__name__}.EIGHT", again)
+    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+    settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
+    assert settings.own_advantages
+    assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
+    assert read_settings({"recipe": "foresight", "replay": 8}, 8, 1).recipe.replay == Replay(rows=8, max_staleness=12)
+
+
+def test_a_warm_up_is_a_mapping_of_the_section():
+    recipe = read_settings({"recipe": "foresight", "warm": {"groups": 64, "until": 256}}, 8, 1).recipe
+    assert recipe == recipes.foresight(8, warm=Warm(groups=64, until=256))

@@ -205,6 +205,44 @@ def test_of_one_rollout_a_prompt_the_actor_gets_what_the_core_credits_it_with(na
     assert run.metrics()[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions")) == STEPS * GROUPS
 
 
+def test_rows_are_trained_again_as_they_were_generated_also_after_a_kill_and_the_first_batches_have_their_own_shape(
+    tmp_path,
+):
+    run = Run(tmp_path / "run")
+    warm = {"warm": "{groups:12,until:12}"}
+    section = {"recipe": "foresight", "replay": 5, "replay_staleness": 2, "exponent": "null", "neg": 1} | warm
+    dump = run.folder / "dump"
+    steps = ["trainer.total_training_steps=6", "trainer.save_freq=2", "actor_rollout_ref.rollout.n=1"]
+    steps += [f"+trainer.rollout_data_dir={dump}", f"reward.custom_reward_function.path={HERE / 'halves.py'}"]
+    assert run.start(*steps, section=section, KILL_TRAINER_AT="5") != 0
+    kept = json.loads((run.folder / "checkpoints/global_step_4/rollalloc.json").read_text())["rounds"]["kept"]
+    assert kept, "rows that may be trained again"
+    assert run.start(*steps, section=section) == 0, run.log[-3000:]
+    credited = run.recorded("advantages")
+    assert [step["step"] for step in credited] == [1, 2, 3, 4, 5, 6]
+    assert [sum(not replays for replays in step["replays"]) for step in credited] == [12, 8, 8, 8, 8, 8]
+    first, again = {}, []
+    for step in credited:
+        columns = ("rollouts", "replays", "given", "core", "tokens", "behaviour")
+        for rollout, replays, given, core, tokens, behaviour in zip(*(step[name] for name in columns), strict=True):
+            assert given == pytest.approx([core], abs=1e-5)
+            row = (core, tokens, behaviour)
+            if replays:
+                assert first[rollout][0] == row, "as it was generated, and as it was credited"
+                assert step["step"] - first[rollout][1] <= 2
+                again.append((step["step"], rollout))
+            first.setdefault(rollout, (row, step["step"]))
+    assert {step for step, _ in again} >= {2, 3, 4, 5, 6}
+    assert {rollout for rollout, _ in kept} & {rollout for step, rollout in again if step > 4}
+    by_step = {line["step"]: line["data"] for line in run.recorded("metrics")}  # verl begins the file anew
+    assert by_step.keys() >= {5, 6}
+    for at, metrics in by_step.items():
+        assert "rollout_corr/rollout_is_mean" in metrics
+        assert metrics["rollalloc/batch/replayed"] == sum(map(bool, credited[at - 1]["replays"])) > 0
+    assert run.metrics()[-1]["rollalloc/rollouts/paid"] == 12 + 5 * 8  # each rollout once
+    assert [len((dump / f"{step}.jsonl").read_text().splitlines()) for step in (1, 2, 6)] == [12, 8, 8]
+
+
 def test_what_is_old_is_corrected_for(run_of):
     metrics = run_of("pilot_commit").metrics()
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
@@ -248,7 +286,7 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
     [
         ({"recipe": "pilot_commit", "n_pilots": 4}, [], "did you mean 'n_pilot'"),
         ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but trainer.v1.rollalloc.recipe draws"),
-        ({"recipe": "foresight", "replay": 4}, [], "leave replay out"),
+        ({"recipe": "foresight", "warm": "{groups:4}"}, [], "warm must say groups and until"),
     ],
 )
 def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tmp_path):

@@ -153,7 +153,8 @@ def _messages(system: str, example: Problem, question: str) -> list[dict[str, st
 def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Sequence[Problem]]:
     if task.gym is None:
         return stories.problems
-    config = gym.Config(task.gym, task.settings)
+    # An answer that is no number is right to the letter: reasoning-gym's verifier, which says so too, is not asked.
+    config = gym.Config(task.gym, task.settings, single_answer=not task.number)
     gym.refuse_bad_verifier(f"{gym.PREFIX}{task.gym}", config)
     return partial(_gym_problems, config, task.number)
 
@@ -171,7 +172,7 @@ def _gym_problems(
         for each in gym.problems(config, rng, count, taken):
             if len(found) < count and answered[each.answer] < -(-count // 4):
                 answered[each.answer] += 1
-                # The entry is of use to reasoning-gym's verifier only.
+                # What else there is, is of use to reasoning-gym's verifier only.
                 extra = {"number": True} if number else {"number": False, **each.extra}
                 found.append(Problem(each.prompt, each.answer, extra))
     return found

@@ -46,11 +46,6 @@ def rows_per_group(recipe: Recipe) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def trains_older_rows(recipe: Recipe) -> bool:
-    """Whether a batch may have rows sampled from weights before its own: held ones, or replayed ones."""
-    return recipe.max_staleness > 0 or recipe.replay is not None
-
-
 def check_sizes(args: Any, recipe: Recipe) -> None:
     """Refuse settings of TRL's batch that are not the recipe's.
 
@@ -111,7 +106,7 @@ def check_settings(args: Any, recipe: Recipe) -> None:
         )
     if args.use_vllm:
         _check_vllm(args)
-    if not trains_older_rows(recipe):
+    if not recipe.trains_older_rows:
         return
     for name in ("loss_type", "off_policy_mask_threshold", "use_liger_kernel"):
         value = getattr(args, name, None)
@@ -297,7 +292,7 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
     """Why stock TRL cannot train a recipe through `rollout_func`; None where it can."""
     over_all = isinstance(recipe.advantage, advantages.OverGroup) and recipe.rows == rows.Everything()
     kernel = getattr(recipe.advantage, "kernel", None)
-    if trains_older_rows(recipe):
+    if recipe.trains_older_rows:
         return (
             f"max_staleness={recipe.max_staleness}, replay={recipe.replay}: stock TRL cannot weigh rows sampled from older "
             "weights"
@@ -312,6 +307,8 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
         )
     if recipe.over_batch is not None:
         return f"{recipe.over_batch!r}: stock TRL computes the advantages, over the rows of each group by itself"
+    if recipe.warm is not None:
+        return f"{recipe.warm}: stock TRL's batches are all of one size"
     if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():
         return "max_candidates or a budget: stock TRL has no short batches"
     return None

@@ -38,7 +38,9 @@ class AllocatedRollouts(AllocationCallback):
         metric: name of the function that selection looks at; None: the weighted sum of all.
         seed: of prompts and sampling, 0 or more.
         use_sampler: whether rollalloc's sampler generates; None: where it applies.
-        key, accept_recipe, accept_data: as for `AllocatedGRPOTrainer`.
+        key: as for `AllocatedGRPOTrainer`, like the two below.
+        accept_recipe: as there.
+        accept_data: as there.
 
     Raises:
         TypeError: a data set that cannot be indexed, or a reward model.

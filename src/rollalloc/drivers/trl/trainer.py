@@ -39,7 +39,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
 
     Args:
-        positional, named: as for `GRPOTrainer`.
+        *positional: as for `GRPOTrainer`, like all that is not named here.
         recipe: of rollalloc.
         metric: name of the reward function that selection looks at; None: the weighted sum of all.
         use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
@@ -92,7 +92,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
-            keep_logprobs=checks.trains_older_rows(recipe),
+            keep_logprobs=recipe.trains_older_rows,
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )

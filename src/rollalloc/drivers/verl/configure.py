@@ -30,7 +30,7 @@ def configure(config: Any) -> Settings:
             raise ValueError(why)
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
-        if settings.recipe.max_staleness and settings.rollout_correction:
+        if settings.recipe.trains_older_rows and settings.rollout_correction:
             rollout.calculate_log_probs = True
             correction = config.algorithm.get("rollout_correction") or OmegaConf.create({})
             if correction.get("rollout_is") is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,6 +90,10 @@ class Crew(Protocol):
         """Wait for outcomes. Every session submitted has one, also one whose worker died."""
         ...
 
+    def copy(self, keys: Mapping[str, str]) -> None:
+        """Keep a copy of each of these rows, as it is now, under another key: verl frees a batch's rows after its update."""
+        ...
+
     def release(self, keys: Sequence[str]) -> None:
         """These rows are not needed any more."""
         ...
@@ -162,6 +166,7 @@ class Rounds:
         self._step = Step()
         self._running: dict[Session, int] = {}  # -> rollout
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
+        self._kept: dict[int, tuple[str, ...]] = {}  # rollout -> copies of rows trained, which may be replayed
         self._unneeded: list[str] = []  # rows to release, all at once when the round is over
         self._reading_since: int | None = None  # the loader's epoch at the first offer since something was ordered
         self._gave_up = False  # the loader was said to have ended, for the sake of one batch
@@ -199,10 +204,11 @@ class Rounds:
 
     def held(self) -> set[str]:
         """Keys of the rows that a later batch may need."""
-        return {key for keys in self._keys.values() for key in keys}
+        return {key for held in (self._keys, self._kept) for keys in held.values() for key in keys}
 
     def _held_groups(self) -> set[int]:
-        return {int(key[1 : key.index("s")]) for key in self.held()}  # as `_submission` names them
+        """Groups that wait for their batch; their rows are named as `_submission` names them."""
+        return {int(key[1 : key.index("s")]) for keys in self._keys.values() for key in keys}
 
     # ------------------------------------------------------------------------------------------------------- the round
 
@@ -243,7 +249,8 @@ class Rounds:
         return due is None or now >= due + 2
 
     def _carry_out(self, actions: Actions) -> None:
-        self._unneeded += [key for rollout in actions.release for key in self._keys.pop(rollout, ())]
+        held = (self._keys, self._kept)
+        self._unneeded += [key for rollout in actions.release for of in held for key in of.pop(rollout, ())]
         submissions = [_submission(order) for order in actions.generate]
         for submission in submissions:
             self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
@@ -289,8 +296,20 @@ class Rounds:
         )
 
     def _hand_over(self, batch: Batch) -> TrainingRows:
-        """The batch's rows; from here on they are verl's, which frees them after the update."""
-        held = [(key, row) for row in batch.rows for key in self._keys.pop(row.rollout)]
+        """The batch's rows; from here on they are verl's, which frees them after the update.
+
+        What may be replayed is copied before verl writes into it: a copy is a row as it was generated.
+        """
+        replay, copies = self.allocator.recipe.replay, dict[str, str]()
+        held: list[tuple[str, Row]] = []
+        for row in batch.rows:
+            keys = (self._kept if row.replays else self._keys).pop(row.rollout)
+            held += [(key, row) for key in keys]
+            if replay is not None and replay.takes(row, batch.version + 1):
+                self._kept[row.rollout] = tuple(_again(key, row.replays + 1) for key in keys)
+                copies |= zip(keys, self._kept[row.rollout], strict=True)
+        if copies:
+            self.crew.copy(copies)
         return TrainingRows(batch, tuple(key for key, _ in held), tuple(row for _, row in held))
 
     # ------------------------------------------------------------------------------------------------ figures and state
@@ -298,7 +317,7 @@ class Rounds:
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
-        trained = {row.group for row in batch.rows}
+        trained = {row.group for row in batch.rows if not row.replays}
         ages = np.array([batch.version - row.version for row in batch.rows])
         return {
             "rollalloc/rollouts/paid": self.allocator.paid,
@@ -310,6 +329,7 @@ class Rounds:
             **self._step.metrics(self.allocator.recipe.stages, self.allocator.ledger, trained, self._held_groups()),
             "rollalloc/batch/groups": len(trained),
             "rollalloc/batch/rows": len(batch.rows),
+            "rollalloc/batch/replayed": sum(row.replays > 0 for row in batch.rows),
             "rollalloc/batch/is_short": float(batch.short_because is not None),
             "rollalloc/staleness/mean": float(ages.mean()),
             "rollalloc/staleness/max": int(ages.max()),
@@ -322,6 +342,7 @@ class Rounds:
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
+            "kept": [[rollout, list(keys)] for rollout, keys in self._kept.items()],
             "reading_since": self._reading_since,
             "gave_up": self._gave_up,
         }
@@ -339,17 +360,24 @@ class Rounds:
         Raises:
             ValueError: rows are missing, or the state is of another recipe, seed or data set.
         """
-        exact_keys(state, ("allocator", "keys", "reading_since", "gave_up"), "state of the verl driver")
-        keys = {rollout: tuple(held) for rollout, held in state["keys"]}
-        needed = {key for held in keys.values() for key in held}
+        exact_keys(state, ("allocator", "keys", "kept", "reading_since", "gave_up"), "state of the verl driver")
+        keys, kept = ({rollout: tuple(held) for rollout, held in state[name]} for name in ("keys", "kept"))
+        needed = {key for of in (keys, kept) for held in of.values() for key in held}
         if missing := needed - present:
             raise ValueError(
                 f"{len(missing)} of {len(needed)} rows that the checkpoint's state holds are not in its TransferQueue, "
                 f"e.g. {min(missing)}; the checkpoint is torn: resume from another one"
             )
         self.allocator.load_state_dict(state["allocator"])
-        self._keys, self._reading_since, self._gave_up = keys, state["reading_since"], state["gave_up"]
+        self._keys, self._kept = keys, kept
+        self._reading_since, self._gave_up = state["reading_since"], state["gave_up"]
         return present - needed
+
+
+def _again(key: str, replays: int) -> str:
+    """The key of a row's copy for its next time, of the same form, under a uid of its own."""
+    uid, session, row = key.rsplit("_", 2)
+    return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 
 
 def _submission(order: Order) -> Submission:

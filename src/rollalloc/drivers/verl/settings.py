@@ -30,8 +30,8 @@ class Settings:
         max_rollouts: rollouts to pay at most in the whole run; None: no limit.
         reward_timeout: seconds in which a rollout must be scored; then it has failed.
         poll_interval: seconds for which results are collected before the core is asked again.
-        rollout_correction: with staleness, correct for it by verl's truncated importance weights unless those are
-            configured otherwise.
+        rollout_correction: where rows may be older than the weights, correct for it by verl's truncated importance weights
+            unless those are configured otherwise.
         features: file of features of the prompts (`rollalloc features`), for a recipe that predicts; None: none.
 
     Raises:
@@ -72,8 +72,13 @@ class Settings:
 
     @property
     def own_advantages(self) -> bool:
-        """Whether the recipe names advantages of its own; plain GRPO's are left to verl's estimator."""
-        return self.recipe.advantage != grpo(1, 1).advantage or self.recipe.over_batch is not None
+        """Whether advantages are the core's; plain GRPO's are left to verl's estimator, where no row comes again.
+
+        One that does has the advantage of its own batch, which verl's estimator would not find in another.
+        """
+        recipe = self.recipe
+        plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
+        return not plain or recipe.replay is not None
 
     @property
     def stops(self) -> bool:
@@ -116,11 +121,6 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
-        )
-    if recipe.replay is not None:
-        raise ValueError(
-            f"{name} replays rows ({recipe.replay!r}), but verl frees the rows of a batch after its update; leave replay "
-            "out, or train with TRL or `rollalloc train`"
         )
     settings = Settings(recipe=recipe, **own)
     if settings.own_advantages:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,11 @@ class _Crew:
 
     def outcomes(self) -> Sequence[Outcome]:
         return self._trainer.agent_loop_manager.outcomes()
+
+    def copy(self, keys: Mapping[str, str]) -> None:
+        tags, fields = tq.kv_list(_PARTITION)[_PARTITION], tq.kv_batch_get(keys=list(keys), partition_id=_PARTITION)
+        copied = [tags[key] for key in keys]
+        tq.kv_batch_put(keys=list(keys.values()), partition_id=_PARTITION, fields=fields, tags=copied)
 
     def release(self, keys: Sequence[str]) -> None:
         tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
@@ -172,6 +177,15 @@ class RollallocTrainer(PPOTrainerSync):
         nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
         fields = TensorDict({"advantages": nested}, batch_size=len(batch.keys))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
+        """As verl's, of what was generated: no padding, and no row that is trained again, which was written down before."""
+        assert self._trained is not None
+        fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
+        at = [at for at, key in enumerate(batch.keys) if key in fresh]
+        keys, tags = [batch.keys[each] for each in at], [batch.tags[each] for each in at]
+        written = KVBatchMeta(partition_id=batch.partition_id, keys=keys, tags=tags)
+        super()._log_rollout_data(written, timing_raw, rollout_data_dir)
 
     # --------------------------------------------------------------------------------------------------- mini-batches
 

@@ -1,0 +1,220 @@
+"""Carrying out orders at a service: what is under way, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from torch import Tensor
+
+from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
+from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
+from rollalloc.drivers.tinker.service import Service, ServiceFailed
+from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
+from rollalloc.engines.outcomes import HOW_TO_SET_THE_METRIC, Outcomes, RolloutLog
+from rollalloc.engines.sampling import Sampling
+from rollalloc.rewards.function import Outcome, Scored, Unscored
+
+log = logging.getLogger(__name__)
+
+
+class Remotely:
+    """An event loop in a thread of its own, in which orders are played."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="rollalloc-tinker", daemon=True)
+        self._thread.start()
+
+    def start(self, episodes: Episodes, order: Order, wave: Wave) -> Future[list[Ended]]:
+        """Play an order meanwhile."""
+        return asyncio.run_coroutine_threadsafe(episodes.play(order, wave), self._loop)
+
+    def close(self) -> None:
+        """End it, and what is under way."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class RemoteRoller:
+    """Plays what an allocator orders.
+
+    The SDK cannot abort: a rollout that is to be stopped ends by itself, is paid to its end, and is told as cancelled
+    with all its tokens. Of several turns, none is begun any more.
+
+    Args:
+        service: samples.
+        episodes: what the orders' prompts are.
+        sampling: how.
+        remotely: where they are played.
+        path: of a log of rollouts; None: none.
+
+    Attributes:
+        generations: by rollout, those that have a score and are not released.
+        outcomes: what came of all rollouts.
+    """
+
+    def __init__(
+        self, service: Service, episodes: Episodes, sampling: Sampling, remotely: Remotely, path: Path | None
+    ) -> None:
+        self.service, self.episodes, self.sampling, self.remotely = service, episodes, sampling, remotely
+        self.generations: dict[int, Trajectory] = {}
+        self.outcomes = Outcomes()
+        self._log = RolloutLog(path)
+        self._under_way: dict[Future[list[Ended]], tuple[Order, int]] = {}
+        self._stopped: set[int] = set()
+        self._again = Actions()  # of a run that was resumed, what was under way
+        self._failures = 0  # requests in a row without an answer
+
+    def capacity(self) -> int | None:
+        """How many rollouts may be begun; in waves any number, once the last wave is over."""
+        most, under_way = (
+            self.service.remote.concurrency,
+            sum(len(order.rollouts) for order, _ in self._under_way.values()),
+        )
+        under_way += sum(len(order.rollouts) for order in self._again.generate)
+        if most is not None:
+            return max(0, most - under_way)
+        return (
+            0 if self._again.generate or any(self._is_wanted(order) for order, _ in self._under_way.values()) else None
+        )
+
+    def take_up(self, outstanding: Actions) -> None:
+        """Have what was under way when a run was saved played again, at the next `carry_out`."""
+        self._again = outstanding
+
+    def carry_out(self, actions: Actions, allocator: Allocator) -> None:
+        """Release and begin what the actions say; unless there is a batch to train on, wait for what ends, and tell it.
+
+        In waves all that is wanted is waited for and told in the order of the orders, but for stages with a stop rule,
+        which is asked after each end.
+        """
+        for rollout in actions.release:
+            self.generations.pop(rollout, None)
+        self._stopped.update(actions.cancel)
+        again, self._again = self._again, Actions()
+        if again.cancel:  # what it cost is not known, and it need not be paid twice
+            allocator.tell([Cancelled(rollout, 0) for rollout in again.cancel])
+        for order in (*again.generate, *actions.generate):
+            self._begin(order, allocator.version)
+        if actions.batch is not None or actions.finished is not None:
+            return
+        wanted = [future for future, (order, _) in self._under_way.items() if self._is_wanted(order)]
+        if not wanted:
+            return
+        eager = self.service.remote.concurrency is not None or any(
+            order.stage in allocator.recipe.stopping for order, _ in self._under_way.values()
+        )
+        wait(wanted, return_when=FIRST_COMPLETED if eager else ALL_COMPLETED)
+        self._tell_ended(allocator)
+
+    def drain(self, allocator: Allocator) -> None:
+        """Wait for all that is under way, which is paid in any case, and tell it."""
+        wait(self._under_way)
+        self._tell_ended(allocator)
+
+    def _is_wanted(self, order: Order) -> bool:
+        return not self._stopped.issuperset(order.rollouts)
+
+    def _begin(self, order: Order, version: int) -> None:
+        wave = Wave(self.service, self.service.sampler(), self.sampling, self._stopped.__contains__)
+        self._under_way[self.remotely.start(self.episodes, order, wave)] = order, version
+
+    def _tell_ended(self, allocator: Allocator) -> None:
+        ended = [(future.result(), *self._under_way[future]) for future in self._under_way if future.done()]
+        for played, _, _ in ended:
+            self._count_failures(played)
+        for future in [future for future in self._under_way if future.done()]:
+            del self._under_way[future]
+        for played, order, version in ended:
+            self._tell(played, order, version, allocator)
+        self._log.flush()
+
+    def _count_failures(self, played: Sequence[Ended]) -> None:
+        """Give up where the service does not answer any more, before that is told of the prompts."""
+        if any(each.answered for each in played):
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= self.service.remote.give_up_after:
+            reason = played[0].outcome.reason if isinstance(played[0].outcome, Unscored) else ""
+            raise ServiceFailed(
+                f"the last {self._failures} requests have no answer, the newest: {reason}; once that is mended, resume"
+            )
+
+    def _tell(self, played: Sequence[Ended], order: Order, version: int, allocator: Allocator) -> None:
+        events: list[Event] = []
+        for trajectory, outcome, text, _ in played:
+            rollout, tokens, cut = trajectory.rollout, trajectory.length, trajectory.truncated
+            is_stopped = rollout in self._stopped
+            outcome = Unscored("stopped") if is_stopped else outcome
+            if self._log.wanted:
+                key = self.episodes.keys[order.prompt]
+                self._log.add(rollout, order, key, version, outcome, tokens=tokens, truncated=cut, text=text)
+            if is_stopped:
+                self._stopped.discard(rollout)
+                events.append(Cancelled(rollout, tokens))
+                continue
+            self.outcomes.add(outcome, truncated=cut, tokens=tokens)
+            events.append(self._event(trajectory, outcome, version))
+        try:
+            allocator.tell(events)
+        except MetricError as error:
+            raise MetricError(f"{error}. {HOW_TO_SET_THE_METRIC}") from None
+
+    def _event(self, trajectory: Trajectory, outcome: Outcome, version: int) -> Event:
+        rollout, tokens = trajectory.rollout, trajectory.length
+        if not isinstance(outcome, Scored):
+            return Failed(rollout, outcome.reason, tokens)
+        self.generations[rollout] = trajectory
+        return Done(rollout, outcome.reward, outcome.metric, tokens, version, truncated=trajectory.truncated)
+
+    # --------------------------------------------------------------------------------------------- saving and loading
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything but what is under way, which is begun again, as plain data and tensors."""
+        described, tensors = pack(list(self.generations.values()))
+        return {"trajectories": described, **self.outcomes.state()}, tensors
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: it does not fit together.
+        """
+        held = unpack(state["trajectories"], tensors, "rollouts")
+        self.outcomes.load_state({name: value for name, value in state.items() if name != "trajectories"})
+        self.generations = {each.rollout: each for each in held}
+
+
+def all_of(futures: Iterable[Future[list[Ended]]]) -> Future[list[Ended]]:
+    """One future of all, in their order; cancelling it cancels them."""
+    futures = list(futures)
+    both: Future[list[Ended]] = Future()
+
+    def collect() -> None:
+        wait(futures)
+        if both.cancelled():
+            return
+        try:
+            both.set_result([each for future in futures for each in future.result()])
+        except BaseException as error:
+            both.set_exception(error)
+
+    Thread(target=collect, daemon=True).start()
+    return both

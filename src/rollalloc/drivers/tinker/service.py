@@ -1,0 +1,317 @@
+"""The only place that speaks to the Tinker SDK: sampling, training, weights, in plain values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from secrets import token_hex
+from threading import Lock
+from typing import Any, Literal, NoReturn, get_args
+
+import numpy as np
+
+from rollalloc.core.recipe import at_least
+from rollalloc.drivers.tinker.costs import Usage
+
+log = logging.getLogger(__name__)
+
+LossName = Literal["importance_sampling", "ppo", "cispo"]  # those that take a log-probability and an advantage a token
+MODEL_FILE = "tinker.json"
+_FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # no retry mends these
+_DAY_S = 86_400
+
+
+class ServiceFailed(RuntimeError):
+    """The service refused, or failed again and again; a run that has a checkpoint goes on from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """How the service is used.
+
+    Attributes:
+        rank: of the LoRA adapter, at least 1.
+        loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip as the settings say.
+        concurrency: rollouts under way at most, each told as it ends while others go on, under whatever weights they
+            began with; at least 1. None: a wave at a time, as a synchronous trainer has it.
+        request_seconds: a request or an environment's step that takes longer has failed; above 0.
+        keep_days: how long the service keeps the weights of a checkpoint, at least 1; None: for ever, which it may bill.
+            Those at the end of a run are kept for ever.
+        give_up_after: requests in a row that failed before a run is given up, at least 1: an outage must not pass for
+            prompts that cannot be scored.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    rank: int = 32
+    loss: LossName = "importance_sampling"
+    concurrency: int | None = None
+    request_seconds: float = 3600.0
+    keep_days: int | None = 7
+    give_up_after: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "concurrency", "keep_days", "give_up_after"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.loss not in get_args(LossName):
+            raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
+        if not 0 < self.request_seconds < inf:
+            raise ValueError(f"request_seconds must be above 0 and finite, got {self.request_seconds}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sequence that the service sampled."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    truncated: bool
+
+
+class RequestFailed(RuntimeError):
+    """A request has no answer."""
+
+
+class Service:
+    """A model that is being trained by the Tinker API, or by what serves the same.
+
+    Args:
+        model: the base model's name, as the service knows it.
+        remote: how the service is used.
+        seed: of the adapter's first weights.
+        client: a `tinker.ServiceClient`; None: one by the environment (`TINKER_API_KEY`, `TINKER_BASE_URL`).
+
+    Attributes:
+        usage: tokens of answers and updates so far.
+
+    Raises:
+        ImportError: the SDK is not there.
+        ServiceFailed: the service refuses.
+    """
+
+    def __init__(self, model: str, remote: Remote, seed: int, *, client: Any = None) -> None:
+        try:
+            import tinker
+        except ImportError as error:
+            raise ImportError(
+                "rollalloc.drivers.tinker needs the Tinker SDK; pip install 'rollalloc[tinker]'"
+            ) from error
+        self._sdk: Any = tinker
+        self.model, self.remote, self.usage = model, remote, Usage()
+        self._counting = Lock()  # samples end in a thread of their own
+        try:
+            self.client = client if client is not None else self._sdk.ServiceClient()
+        except Exception as error:
+            self._refuse("no client could be made", error)
+        self._seed = seed
+        self._made: Any = None  # one that is resumed need not be made first
+        self._sampling: Any = None
+
+    @property
+    def _training(self) -> Any:
+        if self._made is None:
+            self._made = self._wait(
+                "creating the model",
+                lambda: self.client.create_lora_training_client(
+                    base_model=self.model, rank=self.remote.rank, seed=self._seed
+                ),
+            )
+        return self._made
+
+    def tokenizer(self) -> Any:
+        """The model's, which the SDK fetches by its name."""
+        return self._training.get_tokenizer()
+
+    # -------------------------------------------------------------------------------------------------------- sampling
+
+    def sampler(self) -> Any:
+        """What samples from the weights as they are now, and will go on to."""
+        if self._sampling is None:
+            self._sampling = self._wait(
+                "publishing the weights", lambda: self._training.save_weights_and_get_sampling_client()
+            )
+        return self._sampling
+
+    async def sample(
+        self, sampler: Any, prompt: Sequence[int], samples: int, *, max_tokens: int, stop: Any = None
+    ) -> list[Sampled | str]:
+        """Sample from a prompt, at temperature 1, which is the one that is trained at.
+
+        Args:
+            sampler: of `sampler()`.
+            prompt: token ids, at least one.
+            samples: how many.
+            max_tokens: of each.
+            stop: token ids or texts that end a sample; None: the model's end of sequence.
+
+        Returns:
+            As many as came, of at most `samples`; one that cannot be used is a reason in words.
+
+        Raises:
+            RequestFailed: there is no answer.
+            ServiceFailed: the service refuses to answer at all.
+        """
+        types = self._sdk
+        try:
+            answer = await self.answered(
+                sampler.sample(
+                    prompt=types.ModelInput.from_ints(list(prompt)),
+                    num_samples=samples,
+                    sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=stop),
+                )
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if type(error).__name__ in _FATAL:
+                self._refuse("sampling", error)
+            raise RequestFailed(f"sampling failed, {_named(error)}") from error
+        made = list(answer.sequences)[:samples]
+        hits = min(len(prompt), max(0, int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)))
+        self._count(
+            Usage(
+                prefill=len(prompt) - hits,
+                cached=hits + (samples - 1) * len(prompt),
+                sampled=sum(len(each.tokens) for each in made),
+            )
+        )
+        return [_usable(each) for each in made]
+
+    def _count(self, usage: Usage) -> None:
+        with self._counting:
+            self.usage += usage
+
+    async def answered(self, answer: Any) -> Any:
+        """The result of an SDK's future, old or new, or of a coroutine, within the time that a request may take."""
+        if not asyncio.iscoroutine(answer):
+            future = answer if isinstance(answer, Future) else answer.future()
+            answer = asyncio.wrap_future(future)
+        return await asyncio.wait_for(answer, self.remote.request_seconds)
+
+    # -------------------------------------------------------------------------------------------------------- training
+
+    def step(
+        self,
+        data: Sequence[tuple[Sequence[int], Mapping[str, Any]]],
+        adam: Mapping[str, float],
+        clip: Mapping[str, float] | None,
+    ) -> tuple[list[Any], dict[str, float]]:
+        """One optimizer step.
+
+        Args:
+            data: of each sequence the input's token ids, and `target_tokens`, `logprobs` and `advantages` of its length.
+            adam: parameters of the optimizer.
+            clip: thresholds of the ratio; None: the loss has none.
+
+        Returns:
+            Of each sequence the log-probabilities of its targets before the step, or None; what the service measured.
+
+        Raises:
+            ServiceFailed: it failed; whether the step was taken is not known.
+        """
+        types = self._sdk
+        datums = [
+            types.Datum(model_input=types.ModelInput.from_ints(list(tokens)), loss_fn_inputs=dict(inputs))
+            for tokens, inputs in data
+        ]
+
+        def submit() -> tuple[Any, Any]:  # both at once: the service need not wait for us in between
+            passed = self._training.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
+            return passed, self._training.optim_step(types.AdamParams(**adam))
+
+        passed, stepped = self._guarded("training", submit)
+        out = self._wait("the forward and backward pass", lambda: passed)
+        done = self._wait("the optimizer step", lambda: stepped)
+        self._count(Usage(trained=sum(len(tokens) for tokens, _ in data)))
+        self._sampling = None
+        figures = {**(out.metrics or {}), **(done.metrics or {})}
+        logprobs = [_array(each.get("logprobs")) for each in out.loss_fn_outputs]
+        return logprobs, {str(name): float(value) for name, value in figures.items()}
+
+    # --------------------------------------------------------------------------------------------------------- weights
+
+    def keep(self, name: str) -> str:
+        """Have the service keep weights and optimizer; returns where.
+
+        Raises:
+            ServiceFailed: it failed.
+        """
+        days = self.remote.keep_days
+        return self._kept(name, None if days is None else days * _DAY_S)
+
+    def restore(self, path: str) -> None:
+        """Go on from weights and optimizer that were kept.
+
+        Raises:
+            ServiceFailed: the service has them no more, or failed.
+        """
+        self._made = self._wait(
+            f"loading {path}, which the service keeps for keep_days only,",
+            lambda: self.client.create_training_client_from_state_with_optimizer(path),
+        )
+        self._sampling = None
+
+    def save(self, folder: Path) -> None:
+        """Have the service keep the weights for ever, for training and for sampling, and write down where.
+
+        Raises:
+            ServiceFailed: it failed.
+        """
+        name = f"final-{token_hex(4)}"
+        sampler = self._wait("keeping the weights", lambda: self._training.save_weights_for_sampler(name=name)).path
+        where = {"base_model": self.model, "training": self._kept(name, None), "sampler": sampler}
+        folder.mkdir(parents=True)
+        (folder / MODEL_FILE).write_text(json.dumps(where, indent=1))
+
+    def _kept(self, name: str, seconds: int | None) -> str:
+        return self._wait("keeping the weights", lambda: self._training.save_state(name, ttl_seconds=seconds)).path
+
+    def _wait(self, what: str, ask: Any) -> Any:
+        """The result of a call of the SDK, whose newer versions answer with a future where older ones answer at once."""
+
+        def result() -> Any:
+            answer = ask()
+            return answer.result(self.remote.request_seconds) if hasattr(answer, "result") else answer
+
+        return self._guarded(what, result)
+
+    def _guarded(self, what: str, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            self._refuse(what, error)
+
+    def _refuse(self, what: str, error: Exception) -> NoReturn:
+        if isinstance(error, TimeoutError | TooLate):
+            raise ServiceFailed(f"{what} took more than {self.remote.request_seconds:g} s; resume later") from error
+        raise ServiceFailed(f"{what} failed, {_named(error)}; once that is mended, resume the run") from error
+
+
+def _usable(made: Any) -> Sampled | str:
+    """A sequence as it came, or why it cannot be used."""
+    tokens, logprobs = tuple(made.tokens), made.logprobs
+    if logprobs is None or len(logprobs) != len(tokens):
+        got = "none" if logprobs is None else len(logprobs)
+        return f"expected a log-probability of each of {len(tokens)} tokens, got {got}"
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        return "expected token ids, got something else"
+    if not all(isfinite(value) for value in logprobs):
+        return "a log-probability is not finite"
+    return Sampled(tokens, tuple(logprobs), str(made.stop_reason) == "length")
+
+
+def _array(data: Any) -> Any:
+    return None if data is None else np.asarray(data.tolist() if hasattr(data, "tolist") else data.data, np.float32)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,410 @@
+"""Runs of recipes at a service by hand: they learn, lose nothing, go on after kills, and say what was paid."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_tinker import AuthenticationError, Cloud, sequence
+
+from conftest import rewarded
+from rollalloc import recipes
+from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
+from rollalloc.drivers.tinker.service import MODEL_FILE
+from rollalloc.engines.loop import ScoringFailed
+from rollalloc.engines.objective import Clip, Loss
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.stopping import Stopped
+from rollalloc.report.found import comparisons
+
+RECIPES = {
+    "grpo": recipes.grpo(groups=4, n=4),
+    "dapo": recipes.dapo(groups=4, n=4, gen_groups=8),
+    "pilot_commit": recipes.pilot_commit(groups=2, n_pilot=4, n_commit=4, gen_groups=8),
+    "pods": recipes.pods(groups=4, n=6, m=4),
+    "darts": recipes.darts(groups=4, shortest=3, longest=1),
+    "foresight": recipes.foresight(groups=8),
+    "raft": recipes.raft(groups=8, n=2),
+}
+FREE = Remote(concurrency=12)
+
+
+def lines_in(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(lines):
+    return [
+        {name: value for name, value in line.items() if "seconds" not in name and name not in ("cost_lost", "money")}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("remote", [Remote(), FREE], ids=["waves", "asynchronous"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_spends_its_budget_and_accounts_for_it(by_hand, trainer_of, name, remote):
+    lines, cloud = [], Cloud()
+    trainer = trainer_of(RECIPES[name], 150, cloud=cloud, remote=remote, listener=lines.append)
+    trainer.run()
+    accounts = trainer.allocator.accounts()
+    assert sum(accounts.values()) == cloud.samples <= 150
+    assert accounts["open"] == 0
+    assert accounts["trained"] > 0
+    assert trainer.roller.generations == {}
+    assert lines[-1]["kind"] == "end"
+
+
+def test_a_policy_learns(sdk, trainer_of):
+    lines = []
+    trainer = trainer_of(rollouts=1200, heldout=rewarded(), eval_every=600, eval_samples=8, listener=lines.append)
+    trainer.run()
+    curve = [line["accuracy"] for line in lines if line["kind"] == "eval"]
+    assert curve[0] < 0.5
+    assert curve[-1] > 0.9
+    assert trainer.updater.steps > 10
+
+
+def test_the_gradient_is_that_of_the_mean_over_tokens(by_hand, trainer_of):
+    cloud = Cloud()
+    trainer = trainer_of(rollouts=16, cloud=cloud)
+    held = {}
+    update = trainer.updater.update
+
+    def watched(batch, generations, **kwargs):
+        held.update(batch=batch, generations=dict(generations))
+        return update(batch, generations, **kwargs)
+
+    trainer.updater.update = watched
+    trainer.run()
+    total = sum(held["generations"][row.rollout].length for row in held["batch"].rows)
+    wanted = sorted(
+        (held["generations"][row.rollout].pieces[0].tokens, round(row.advantage * row.weight / total, 7))
+        for row in held["batch"].rows
+        if row.advantage
+    )
+    sent = []
+    for datum in cloud.datums[0]:
+        advantages = datum.loss_fn_inputs["advantages"]
+        tokens = (*datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"][-1])
+        assert datum.loss_fn_inputs["target_tokens"] == list(tokens[1:])
+        assert advantages[0] == 0  # of the prompt's second token
+        assert len(set(advantages[1:])) == 1
+        sent.append((tokens, round(advantages[-1], 7)))
+    assert sorted(sent) == wanted
+    assert len(sent) < len(held["batch"].rows)  # what has no gradient is not billed
+
+
+def test_what_is_trained_on_is_what_sampled_it(by_hand, trainer_of):
+    lines = []
+    trainer_of(rollouts=64, learning_rate=1.0, listener=lines.append).run()
+    distances = [line["sampler_kl"] for line in lines if "sampler_kl" in line]
+    assert distances
+    assert max(distances) < 1e-9
+    lines.clear()
+    # Two steps on rollouts of one prompt: the second finds weights that the first has moved.
+    one = {"episodes": rewarded(1), "optimizer_steps_per_batch": 2, "learning_rate": 1.0}
+    trainer_of(recipes.grpo(groups=1, n=16), 64, **one, listener=lines.append).run()
+    assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) > 1e-4
+
+
+def test_clipping_is_the_services_own(by_hand, trainer_of):
+    cloud = Cloud()
+    trainer_of(rollouts=16, cloud=cloud, remote=Remote(loss="ppo"), loss=Loss(clip=Clip(low=0.1, high=0.3))).run()
+    [(name, config)] = cloud.losses
+    assert name == "ppo"
+    assert config == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.3})
+
+
+def test_asynchronous_rollouts_carry_the_version_that_sampled_them(by_hand, trainer_of):
+    lines = []
+    recipe = replace(recipes.grpo(groups=2, n=2), max_staleness=4)
+    trainer_of(recipe, 200, remote=Remote(concurrency=16), listener=lines.append).run()
+    assert {line["staleness_max"] for line in lines if line["kind"] == "batch"} <= set(range(5))
+
+
+# ------------------------------------------------------------------------------------------------------------------ costs
+
+
+def test_what_is_billed(by_hand, trainer_of):
+    lines, cloud = [], Cloud()
+    prices = Prices(prefill=1.0, cached=0.5, sampled=3.0, trained=5.0)
+    trainer = trainer_of(rollouts=64, cloud=cloud, listener=lines.append, prices=prices)
+    trainer.run()
+    cost = lines[-1]["cost"]
+    assert cost["prefill"] == 2 * cloud.requests
+    assert cost["cached"] == 2 * (cloud.samples - cloud.requests)
+    assert cost["sampled"] == trainer.allocator.tokens_paid
+    assert cost["trained"] == sum(len(datum.model_input.to_ints()) for batch in cloud.datums for datum in batch)
+    assert lines[-1]["money"] == pytest.approx(
+        (cost["prefill"] + 0.5 * cost["cached"] + 3 * cost["sampled"] + 5 * cost["trained"]) / 1e6
+    )
+    assert lines[-1]["currency"] == "USD"
+
+
+@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "1", None, True])
+def test_a_price_that_is_none_is_refused(price):
+    with pytest.raises(ValueError, match="trained must be what a million tokens cost"):
+        Prices(prefill=1, sampled=1, trained=price)
+
+
+# ------------------------------------------------------------------------------------------------------------ stop, resume
+
+
+class Crash(BaseException):
+    """A kill, as near as one comes to it within a process."""
+
+
+def crashing(batches, by=Crash):
+    seen = []
+
+    def listener(line):
+        seen.append(line)
+        if sum(each["kind"] == "batch" for each in seen) == batches:
+            raise by
+
+    return listener
+
+
+@pytest.mark.parametrize("name", ["grpo", "pilot_commit", "foresight"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(by_hand, trainer_of, tmp_path, name):
+    given = {"rollouts": 200, "checkpoint_every": 2, "heldout": rewarded(), "eval_every": 50}
+    trainer_of(RECIPES[name], folder=tmp_path / "whole", cloud=Cloud(), **given).run()
+    cloud = Cloud()
+    with pytest.raises(Crash):
+        trainer_of(RECIPES[name], folder=tmp_path / "killed", cloud=cloud, listener=crashing(5), **given).run()
+    paid = lines_in(tmp_path / "killed")[-1]["cost"]
+    trainer = trainer_of(RECIPES[name], folder=tmp_path / "killed", cloud=cloud, **given)
+    assert trainer.resume() == 4
+    kept = trainer.service.usage
+    trainer.run()
+    whole, killed = lines_in(tmp_path / "whole"), lines_in(tmp_path / "killed")
+    assert without_times(killed) == without_times(whole)
+    lost = killed[-1]["cost_lost"]
+    assert lost == {name: paid[name] - getattr(kept, name) for name in paid}
+    assert lost["sampled"] > 0
+    assert sum(whole[-1]["cost_lost"].values()) == 0
+
+
+def test_a_killed_asynchronous_run_loses_no_rollout(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    recipe = RECIPES["dapo"]
+    given = {"rollouts": 200, "checkpoint_every": 1, "remote": FREE, "folder": tmp_path}
+    with pytest.raises(Crash):
+        trainer_of(recipe, cloud=cloud, listener=crashing(3), **given).run()
+    trainer = trainer_of(recipe, cloud=cloud, **given)
+    trainer.resume()
+    trainer.run()
+    accounts = trainer.allocator.accounts()
+    assert accounts["open"] == 0
+    assert accounts["failed"] == 0
+    assert 180 < sum(accounts.values()) <= 200
+
+
+@pytest.mark.parametrize("remote", [Remote(), FREE], ids=["waves", "asynchronous"])
+def test_ctrl_c_saves_all_that_was_paid(by_hand, trainer_of, tmp_path, remote):
+    cloud, given = Cloud(), {"rollouts": 200, "remote": remote, "folder": tmp_path}
+
+    def listener(line):
+        if line["kind"] == "batch" and line["batch"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Stopped, match="SIGINT after batch 3"):
+        trainer_of(RECIPES["dapo"], cloud=cloud, listener=listener, **given).run()
+    asked = cloud.samples
+    trainer = trainer_of(RECIPES["dapo"], cloud=cloud, **given)
+    assert trainer.resume() == 3
+    assert sum(trainer.allocator.accounts().values()) == asked  # none is sampled again
+    assert trainer.allocator.accounts()["open"] <= asked
+    assert not trainer.allocator.outstanding().generate
+    trainer.run()
+    assert cloud.samples == sum(trainer.allocator.accounts().values())
+    assert set(lines_in(tmp_path)[-1]["cost_lost"].values()) == {0}
+
+
+def test_a_checkpoint_of_another_run_is_refused(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    trainer_of(cloud=cloud, folder=tmp_path).run()
+    with pytest.raises(ValueError, match=r"run\.model\.rank: 32 → 8|run\.model\.rank"):
+        trainer_of(cloud=cloud, folder=tmp_path, remote=Remote(rank=8)).resume()
+    with pytest.raises(ValueError, match=r"run\.settings\.learning_rate"):
+        trainer_of(cloud=cloud, folder=tmp_path, learning_rate=1.0).resume()
+    with pytest.raises(ValueError, match=r"run\.prompts"):
+        trainer_of(cloud=cloud, folder=tmp_path, episodes=rewarded(9)).resume()
+    with pytest.raises(FileExistsError, match="a run that has ended"):
+        trainer_of(cloud=cloud, folder=tmp_path).run()
+
+
+def test_weights_that_have_expired_are_said_so_and_nothing_is_changed(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    trainer_of(cloud=cloud, folder=tmp_path).run()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    cloud.kept.clear()
+    with pytest.raises(ServiceFailed, match=r"loading tinker://fake.*has expired"):
+        trainer_of(cloud=cloud, folder=tmp_path).resume()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_end_says_where_the_model_is_and_keeps_it_for_ever(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    trainer_of(cloud=cloud, folder=tmp_path, checkpoint_every=1).run()
+    where = json.loads((tmp_path / "model" / MODEL_FILE).read_text())
+    assert where["training"] in cloud.kept
+    assert cloud.ttl.pop(where["training"]) is None
+    assert set(cloud.ttl.values()) == {7 * 86_400}
+    assert "sampler_weights" in where["sampler"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- faults
+
+
+def test_a_failed_request_costs_its_rollouts_only(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = {3: ConnectionError("reset"), 7: ConnectionError("reset")}
+    trainer = trainer_of(cloud=cloud)
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 8
+    assert trainer.roller.outcomes.unscored == {"sampling failed, ConnectionError: reset": 8}
+
+
+def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = {2: Future()}
+    trainer = trainer_of(rollouts=32, cloud=cloud, remote=Remote(request_seconds=0.2))
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 4
+    assert list(trainer.roller.outcomes.unscored) == ["sampling failed, TimeoutError: "]
+
+
+def test_an_outage_ends_the_run_and_not_the_prompts(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    cloud.faults = dict.fromkeys(range(9, 400), ConnectionError("down"))
+    given = {"cloud": cloud, "folder": tmp_path, "checkpoint_every": 1, "remote": Remote(give_up_after=4)}
+    with pytest.raises(ServiceFailed, match=r"the last 4 requests have no answer.*ConnectionError: down"):
+        trainer_of(**given).run()
+    cloud.faults = {}
+    trainer = trainer_of(**given)
+    assert trainer.resume() == 2
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 0
+    assert trainer.allocator.quarantined() == []
+
+
+def test_a_refusal_ends_the_run_at_once(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = {1: AuthenticationError("who are you?")}
+    with pytest.raises(ServiceFailed, match="sampling failed, AuthenticationError: who are you"):
+        trainer_of(cloud=cloud).run()
+
+
+def test_a_trainer_that_fails_can_be_resumed(by_hand, trainer_of, tmp_path):
+    cloud, given = Cloud(), {"folder": tmp_path, "checkpoint_every": 1}
+    cloud.steps_fail = {3}
+    with pytest.raises(ServiceFailed, match="the optimizer step failed, ConnectionError: the trainer is gone"):
+        trainer_of(cloud=cloud, **given).run()
+    cloud.steps_fail = set()
+    trainer = trainer_of(cloud=cloud, **given)
+    trainer.resume()
+    assert trainer.updater.steps == 2
+    trainer.run()
+    assert trainer.updater.steps > 2
+
+
+MANGLED = {
+    "too few": (lambda made: made[:-1], "the service gave 3 of 4 samples", 1),
+    "none": (lambda made: [], "the service gave 0 of 4 samples", 4),
+    "no logprobs": (
+        lambda made: [sequence([1, 0], [], "stop"), *made[1:]],
+        "expected a log-probability of each of 2 tokens, got 0",
+        1,
+    ),
+    "nan": (lambda made: [sequence([1], [float("nan")], "stop"), *made[1:]], "a log-probability is not finite", 1),
+    "unknown token": (
+        lambda made: [sequence([99], [-1.0], "stop"), *made[1:]],
+        "cannot be decoded, IndexError: string index out of range",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MANGLED)
+def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
+    mangle, reason, each = MANGLED[how]
+    cloud = Cloud()
+    cloud.mangle = mangle
+    trainer = trainer_of(rollouts=16, cloud=cloud)
+    if each == 4:
+        with pytest.raises(ScoringFailed, match=reason):
+            trainer.run()
+    else:
+        trainer.run()
+    assert trainer.roller.outcomes.unscored == {reason: 4 * each}
+    assert trainer.allocator.accounts()["failed"] == 4 * each
+
+
+def test_empty_completions_are_scored_and_train_nothing(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.mangle = lambda made: [sequence([], [], "stop") for _ in made]
+    scores = iter(range(1000))
+    trainer = trainer_of(rollouts=16, cloud=cloud, episodes=rewarded(reward=lambda **_: next(scores) % 2))
+    trainer.run()
+    assert cloud.datums == []
+    assert trainer.allocator.accounts()["trained"] == 16
+
+
+def test_a_recipe_that_stops_rollouts_is_warned_of_and_pays_them_to_their_end(by_hand, trainer_of, caplog):
+    cloud = Cloud()
+    with caplog.at_level(logging.WARNING):
+        trainer = trainer_of(recipes.darts(groups=4, shortest=2, longest=0, tail="none"), cloud=cloud)
+    assert "which the Tinker API cannot" in caplog.text
+    trainer.run()
+    assert trainer.service.usage.sampled == trainer.allocator.tokens_paid
+    caplog.clear()
+    trainer_of()
+    assert caplog.text == ""
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": Loss(kl=0.1)}, "loss.kl"),
+        ({"loss": Loss(clip=Clip(dual=3.0))}, "loss.clip.dual"),
+        ({"sampling": Sampling(8, temperature=0.7)}, "temperature"),
+    ],
+)
+def test_settings_that_the_service_has_not_are_refused(by_hand, trainer_of, settings, said):
+    with pytest.raises(ValueError, match=said):
+        trainer_of(**settings)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"rank": 0}, {"loss": "gspo"}, {"concurrency": 0}, {"request_seconds": 0}, {"keep_days": 0}, {"give_up_after": 0}],
+)
+def test_a_use_of_the_service_out_of_range_is_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Remote(**bad)
+
+
+def test_without_the_sdk_it_is_said_how_to_get_it(monkeypatch, trainer_of):
+    monkeypatch.setitem(__import__("sys").modules, "tinker", None)
+    with pytest.raises(ImportError, match=r"pip install 'rollalloc\[tinker\]'"):
+        trainer_of()
+
+
+def test_the_report_reads_such_a_run(by_hand, trainer_of, tmp_path, rollalloc):
+    trainer_of(folder=tmp_path / "run", log_rollouts=True, heldout=rewarded(), eval_every=40).run()
+    [[recorded]] = comparisons(tmp_path / "run").values()
+    assert recorded.problem is None
+    assert recorded.paid == 160
+    code, out, error = rollalloc("waste", tmp_path / "run")
+    assert code == 0, error
+    assert "160" in out
+    assert np.isfinite([line["accuracy"] for line in lines_in(tmp_path / "run") if line["kind"] == "eval"]).all()

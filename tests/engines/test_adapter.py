@@ -1,0 +1,484 @@
+"""LoRA, sampling in half precision and gradient checkpointing: what is trained, what is saved, and what stays the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from rollalloc import recipes
+from rollalloc.bench.runs import Run, Source
+from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.engines import evaluation, rollouts
+from rollalloc.engines.adapter import Adapter, digest_of, plain_weights
+from rollalloc.engines.behaviour import Behaviour
+from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.likelihood import completion_logprobs
+from rollalloc.engines.lora import Lora
+from rollalloc.engines.objective import Loss
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.recomputing import recomputing
+from rollalloc.engines.sampler import Request, generate
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Settings
+
+IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
+HALF = ["bfloat16", "float16"]
+SMALL = Lora(2)
+RECIPE = recipes.dapo(4, 4, 8, surplus="carry")
+
+
+def trained_adapters(policy, value=0.05):
+    """The policy with adapters that are not zero."""
+    adapted = policy.with_lora(Lora(2), seed=0)
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.add_(value * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
+    return adapted
+
+
+def untimed(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+def all_weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def requests(count=6, each=4):
+    return [Request(n, (2 + n, 3, 4), tuple(range(n * each, (n + 1) * each))) for n in range(count)]
+
+
+# Adapters
+
+
+def test_a_policy_with_adapters_begins_as_the_base_model_and_trains_them_alone(policy_of):
+    base = policy_of().model(IDS).logits
+    adapted = policy_of().with_lora(Lora(2), seed=0)
+    assert torch.equal(adapted.model(IDS).logits, base)
+    assert not adapted.model.training
+    assert not any(module.training for module in adapted.model.modules())
+    names = {name for name, parameter in adapted.model.named_parameters() if parameter.requires_grad}
+    assert names
+    assert all(".lora_" in name for name in names)
+    assert {name.split(".")[-4] for name in names} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_the_scale_is_alpha_over_rank_and_twice_the_rank_by_default(policy_of):
+    for lora, scale in ((Lora(2), 2.0), (Lora(4, 2.0), 0.5)):
+        model = policy_of().with_lora(lora, seed=0).model
+        assert model.model.layers[0].mlp.up_proj.scaling == {"default": scale}
+        assert model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape == (lora.rank, 16)
+
+
+def test_the_seed_decides_the_initial_adapters_and_leaves_torchs_own_draws_alone(policy_of):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, same, other = (policy_of().with_lora(Lora(2), seed=seed).model for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    a, b, c = (
+        dict(model.named_parameters())["model.layers.0.mlp.up_proj.lora_A.default.weight"]
+        for model in (one, same, other)
+    )
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_targets_may_be_named_by_their_last_parts(policy_of):
+    model = policy_of().with_lora(Lora(2, targets=("self_attn.q_proj", "up_proj")), seed=0).model
+    adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"}
+
+
+def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(policy_of):
+    model = policy_of().with_lora(Lora(2, targets=("lm_head",)), seed=0).model
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        "lm_head.lora_A.default.weight",
+        "lm_head.lora_B.default.weight",
+    }
+    tied = policy_of()
+    tied.model.config.tie_word_embeddings = True
+    tied.model.tie_weights()
+    with pytest.raises(ValueError, match="lm_head is the head, whose weights are those of the embeddings"):
+        tied.with_lora(Lora(2, targets=("lm_head",)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Lora(0), "rank of LoRA must be a whole number of at least 1, got 0"),
+        (lambda: Lora(4, 0.0), "alpha of LoRA must be above 0 and finite, got 0"),
+        (lambda: Lora(4, math.nan), "alpha of LoRA must be above 0"),
+        (lambda: Lora(4, math.inf), "alpha of LoRA must be above 0"),
+        (lambda: Lora(4, targets=(" ",)), "got an empty one"),
+    ],
+)
+def test_adapters_out_of_range_are_refused(made, said):
+    with pytest.raises(ValueError, match=said):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        (Lora(2, targets=("q_prj",)), "no linear layer 'q_prj'; it has down_proj, gate_proj, k_proj"),
+        (Lora(2, targets=("proj",)), "no linear layer 'proj'"),
+        (Lora(2, targets=("embed_tokens",)), "no linear layer 'embed_tokens'"),
+        (Lora(17), r"rank 17 is more than model\.layers\.0\..* has, whose smaller side is 16; give a smaller rank"),
+    ],
+)
+def test_adapters_that_do_not_go_with_the_model_are_refused_and_nothing_is_changed(policy, lora, said):
+    before = all_weights(policy.model)
+    with pytest.raises(ValueError, match=said):
+        policy.with_lora(lora, seed=0)
+    assert all_weights(policy.model).keys() == before.keys()
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+    assert policy.with_lora(Lora(16), seed=0).adapter is not None
+
+
+def test_a_second_set_of_adapters_is_refused(policy):
+    with pytest.raises(ValueError, match="has adapters already"):
+        policy.with_lora(Lora(2), seed=0).with_lora(Lora(2), seed=0)
+
+
+def test_without_peft_it_is_said_what_to_install(policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"pip install 'rollalloc\[lora\]'"):
+        policy.with_lora(Lora(2), seed=0)
+
+
+def test_layers_of_gpt2_which_are_no_linear_layers_of_torch_are_adapted_and_merged_too():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=16)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapter = Adapter(model, Lora(2), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_()
+    plain = adapter.plain_copy()
+    merged = dict(plain_weights(model))
+    assert merged.keys() == plain.state_dict().keys()
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(merged[name], tensor)
+    torch.testing.assert_close(plain(IDS).logits, model(IDS).logits)
+
+
+# What is saved
+
+
+def test_the_saved_model_is_plain_and_the_adapters_beside_it_are_pefts(policy_of, tmp_path):
+    policy_of().save(tmp_path / "base")
+    base = Policy.load(tmp_path / "base", device="cpu")
+    digest = digest_of(base.model)
+    adapted = trained_adapters(base)
+    expected = adapted.model(IDS).logits
+    adapted.save(tmp_path / "made")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)
+    assert plain.state_dict().keys() == policy_of().model.state_dict().keys()
+    torch.testing.assert_close(plain(IDS).logits, expected)
+    assert not torch.allclose(expected, policy_of().model(IDS).logits, atol=1e-3)
+    again = Policy.load(tmp_path / "made", device="cpu")
+    assert all(parameter.requires_grad for parameter in again.model.parameters())
+    by_peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "made" / "adapter")
+    assert torch.equal(by_peft(IDS).logits, expected)
+    said = json.loads((tmp_path / "made" / "adapter" / "base.json").read_text())
+    assert said == {"model": str(tmp_path / "base"), "sha256": digest}
+    assert not [path for path in (tmp_path / "made").rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by its file", "by what came of it, as one of the hub"])
+def test_a_folder_of_adapters_is_no_model(policy_of, tmp_path, monkeypatch, named):
+    policy_of().save(tmp_path / "base")
+    Policy.load(tmp_path / "base", device="cpu").with_lora(SMALL, seed=0).save(tmp_path / "made")
+    if named:  # nor is the base looked for
+        shutil.rmtree(tmp_path / "base")
+    else:
+        monkeypatch.setattr("rollalloc.engines.policy._ADAPTER_CONFIG", "something else")
+    with pytest.raises(ValueError, match=r"adapter holds adapters of PEFT, not a model; give the model that they are"):
+        Policy.load(tmp_path / "made" / "adapter", device="cpu")
+
+
+def test_tied_weights_stay_tied_in_what_is_saved(policy_of, tmp_path):
+    tied = policy_of()
+    tied.model.config.tie_word_embeddings = True
+    tied.model.tie_weights()
+    adapted = trained_adapters(tied)
+    adapted.save(tmp_path / "made")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
+    torch.testing.assert_close(plain(IDS).logits, adapted.model(IDS).logits)
+
+
+# Runs
+
+
+@pytest.fixture
+def run_of(trainer_of, prompts_of, policy_of):
+    """(folder, lora, **changes) → a trainer of 5 batches with a checkpoint after each second."""
+
+    def made(folder, lora=SMALL, policy=None, recipe=RECIPE, **changes):
+        policy = policy or policy_of()
+        policy = policy if lora is None else policy.with_lora(lora, seed=3)
+        settings = {"max_batches": 5, "checkpoint_every": 2, "heldout": HeldOut(prompts_of(6)), "eval_every": 30}
+        return trainer_of(
+            recipe,
+            policy=policy,
+            folder=folder,
+            **settings | {"learning_rate": 0.02} | changes,
+        )
+
+    return made
+
+
+def killed(line):
+    if line["kind"] == "batch" and line["batch"] == 4:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": Loss(kl=0.3)},
+        {"sampling_dtype": "bfloat16"},
+        {"gradient_checkpointing": True},
+        {"sampling_dtype": "bfloat16", "lora": None, "optimizer_steps_per_batch": 2},
+    ],
+    ids=["lora", "lora and a reference", "lora and bf16", "lora and checkpointing", "bf16"],
+)
+def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, changes):
+    unbroken = run_of(tmp_path / "a", **changes)
+    unbroken.run()
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed, **changes).run()
+    resumed = run_of(tmp_path / "b", **changes)
+    assert resumed.resume() == 2
+    resumed.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    expected = all_weights(unbroken.policy.model)
+    for name, tensor in all_weights(resumed.policy.model).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_run_with_adapters_changes_them_alone_and_its_checkpoints_hold_them_alone(run_of, tmp_path, policy_of):
+    trainer = run_of(tmp_path / "a")
+    before = all_weights(trainer.policy.model)
+    trainer.run()
+    after = all_weights(trainer.policy.model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    saved = (tmp_path / "a" / "checkpoints" / "5" / "weights.safetensors").stat().st_size
+    assert saved < 4 * sum(p.numel() for p in trainer.policy.model.parameters() if p.requires_grad) + 3000
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "model", dtype=torch.float32)
+    torch.testing.assert_close(plain(IDS).logits, trainer.policy.model(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [(Lora(3), "shapes"), (Lora(2, targets=("q_proj",)), "parameters"), (None, "frozen")],
+    ids=["another rank", "other targets", "none"],
+)
+def test_a_run_does_not_go_on_with_other_adapters(run_of, tmp_path, lora, said):
+    run_of(tmp_path / "a").run()
+    with pytest.raises(ValueError, match=said):
+        run_of(tmp_path / "a", lora).resume()
+
+
+def test_a_run_does_not_go_on_upon_another_base(run_of, policy_of, tmp_path):
+    run_of(tmp_path / "a").run()
+    with pytest.raises(ValueError, match="frozen"):
+        run_of(tmp_path / "a", policy=policy_of(seed=2)).resume()
+
+
+def test_what_was_saved_before_these_settings_were_there_is_gone_on_with(run_of):
+    said = Settings(sampling=Sampling(3)).identity()
+    assert not {"sampling_dtype", "gradient_checkpointing"} & said.keys()
+    assert Settings(sampling=Sampling(3), sampling_dtype="float16").identity()["sampling_dtype"] == "float16"
+    assert "frozen" not in run_of(None, None).state.identity
+    source = Source(model="m", prompts=("p",), reward="r:f")
+    run = Run(source=source, recipe="grpo", settings=Settings(sampling=Sampling(3)))
+    described = run.description()
+    assert not {"lora", "ledger"} & described["source"].keys()
+    assert not {"sampling_dtype", "gradient_checkpointing"} & described["settings"].keys()
+    changed = replace(
+        run, source=replace(source, lora=SMALL), settings=replace(run.settings, sampling_dtype="bfloat16")
+    )
+    assert changed.description()["source"]["lora"] == {"rank": 2, "alpha": None, "targets": []}
+    assert changed.description()["settings"]["sampling_dtype"] == "bfloat16"
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_copy_in_half_precision_follows_the_weights(policy_of, dtype, adapters):
+    policy = policy_of().with_lora(Lora(2), seed=0) if adapters else policy_of()
+    behaviour = Behaviour(policy, dtype)
+    for _ in range(2):
+        copy = behaviour.policy()
+        assert copy.model is not policy.model
+        assert copy.adapter is None  # they are in its weights
+        assert {parameter.dtype for parameter in copy.model.parameters()} == {getattr(torch, dtype)}
+        assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+        assert {buffer.dtype for buffer in copy.model.buffers()} == {torch.float32}
+        merged = dict(plain_weights(policy.model))
+        assert copy.model.state_dict().keys() == merged.keys()
+        for name, tensor in copy.model.state_dict().items():
+            assert torch.equal(tensor, merged[name].to(tensor.dtype)), name
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.1)
+
+
+def test_in_single_precision_the_policy_itself_samples(policy):
+    assert Behaviour(policy, "float32").policy() is policy
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_log_probabilities_are_those_of_the_policy_that_sampled(policy, dtype):
+    copy = Behaviour(policy, dtype).policy()
+    made = generate(copy.model, requests(), Sampling(3), eos_ids=(EOS_ID,), pad_id=PAD_ID, seed=0)
+    prompts = [request.tokens for request in requests() for _ in request.rollouts]
+
+    def off(model):
+        with torch.no_grad():
+            found_BT, mask_BT = completion_logprobs(model, prompts, [one.tokens for one in made], pad_id=PAD_ID)
+        given = torch.cat([torch.from_numpy(one.logprobs) for one in made])
+        return (found_BT[mask_BT] - given).abs().mean()
+
+    assert off(copy.model) < 0.3 * off(policy.model)
+    assert off(policy.model) < 0.05
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, dtype):
+    used = []
+
+    def noted(of, model, *rest, **more):
+        used.append((of.__name__, model.dtype))
+        return of(model, *rest, **more)
+
+    for module, name in ((rollouts, "stream"), (evaluation, "generate")):
+        monkeypatch.setattr(module, name, partial(noted, getattr(module, name)))
+    trainer = run_of(None, max_batches=2, sampling_dtype=dtype)
+    trainer.run()
+    assert set(used) == {("stream", getattr(torch, dtype)), ("generate", getattr(torch, dtype))}
+    assert {parameter.dtype for parameter in trainer.policy.model.parameters()} == {torch.float32}
+
+
+def first_batch(trainer):
+    while (actions := trainer.allocator.ask()).batch is None:
+        trainer.roller.carry_out(actions, trainer.allocator)
+    return actions.batch
+
+
+def first_examples(trainer):
+    return trainer.updater._examples(first_batch(trainer), trainer.roller.generations)
+
+
+def test_fresh_rows_are_corrected_for_the_samplers_precision(run_of):
+    """Proximal log-probabilities are the update's, behaviour ones the sampler's: the importance weight is their ratio."""
+    trainer = run_of(None, sampling_dtype="bfloat16")
+    examples = [each for each in first_examples(trainer) if each.row.advantage]
+    assert examples
+    for each in examples:
+        with torch.no_grad():
+            now, _ = trainer.updater._logprobs(trainer.policy.model, [each])
+        torch.testing.assert_close(each.proximal_T, now[0])
+        assert not torch.equal(each.proximal_T, each.behaviour_T)
+    for each in first_examples(run_of(None)):
+        assert each.proximal_T is each.behaviour_T
+
+
+def test_a_movement_is_measured_between_forward_passes_not_between_precisions(run_of):
+    trainer = run_of(None, None, sampling_dtype="bfloat16", learning_rate=1e-12, recipe=recipes.raft(12), heldout=None)
+    batch = first_batch(trainer)
+    assert not all(row.advantage for row in batch.rows)
+    assert trainer.updater.update(batch, trainer.roller.generations, measure_moved=True)["moved"] < 1e-9
+
+
+def test_weights_that_overflow_half_precision_are_said(run_of, policy_of):
+    policy = policy_of()
+    with torch.no_grad():
+        policy.model.lm_head.weight.fill_(1e6)
+    with pytest.raises(FloatingPointError, match="overflow their dtype"):
+        run_of(None, None, policy=policy, sampling_dtype="float16", heldout=None).run()
+
+
+def test_another_dtype_is_refused():
+    with pytest.raises(ValueError, match="sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"):
+        Settings(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
+
+
+# Gradient checkpointing
+
+
+def kept_bytes(model, *, again):
+    """Bytes that a forward pass keeps for the backward pass, and the gradients."""
+    kept = 0
+
+    def pack(tensor):
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    model.zero_grad()
+    prompts, completions = [(2, 3, 4)] * 8, [(5, 6, 7, 8, 1)] * 8
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if again:
+            with recomputing(model):
+                found, _ = completion_logprobs(model, prompts, completions, pad_id=PAD_ID, share=False)
+        else:
+            found, _ = completion_logprobs(model, prompts, completions, pad_id=PAD_ID, share=False)
+    found.sum().backward()
+    return kept, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_layers_that_are_computed_again_keep_less_and_give_the_same_gradient(policy_of, adapters):
+    policy = trained_adapters(policy_of()) if adapters else policy_of()
+    all_of_it, expected = kept_bytes(policy.model, again=False)
+    less, found = kept_bytes(policy.model, again=True)
+    assert less < 0.7 * all_of_it
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert torch.equal(gradient, expected[name]), name
+    assert kept_bytes(policy.model, again=False)[0] == all_of_it  # afterwards all is as it was
+
+
+def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, policy_of, prompts_of):
+    """A header shared by all prompts is read through a cache, which a layer that is computed again must not see."""
+    header = (2, 3, 4, 5) * 5
+    prompts = prompts_of(8)
+    prompts = replace(prompts, tokens=tuple(header[: 24 - len(each)] + each for each in prompts.tokens))
+
+    def trained(**changes):
+        trainer = trainer_of(recipes.grpo(4, 4), 64, prompts=prompts, sampling=Sampling(3), **changes)
+        trainer.run()
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
+
+    torch.testing.assert_close(trained(gradient_checkpointing=True), trained(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused(policy_of, monkeypatch, trainer_of):
+    policy = policy_of()
+    monkeypatch.setattr("rollalloc.engines.recomputing.GradientCheckpointingLayer", torch.nn.Conv3d)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no layers that can be computed again; train it without"):
+        trainer_of(recipes.grpo(4, 4), policy=policy, gradient_checkpointing=True)

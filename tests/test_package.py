@@ -1,0 +1,86 @@
+"""What is said of the package beside its code: its citation, its pages and their links."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rollalloc
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+]
+# Of the schema of CFF 1.2.0: what it requires, all there is, and what a citation without a person needs.
+CFF_REQUIRED = {"authors", "cff-version", "message", "title"}
+CFF_KNOWN = CFF_REQUIRED | {
+    "abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license", "license-url",
+    "preferred-citation", "references", "repository", "repository-artifact", "repository-code", "type", "url", "version",
+}  # fmt: skip
+CFF_PERSON = {
+    "address", "affiliation", "alias", "city", "country", "email", "family-names", "fax", "given-names", "name-particle",
+    "name-suffix", "orcid", "post-code", "region", "tel", "website",
+}  # fmt: skip
+CFF_ENTITY = CFF_PERSON - {"affiliation", "family-names", "given-names", "name-particle", "name-suffix"} | {
+    "date-end", "date-start", "location", "name",
+}  # fmt: skip
+
+
+def test_the_citation_is_what_its_schema_asks_for():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited.keys() >= CFF_REQUIRED
+    assert cited.keys() <= CFF_KNOWN
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["type"] == "software"
+    assert all(isinstance(cited[key], str) and cited[key] for key in ("message", "title", "version", "license"))
+    assert cited["authors"]
+    for author in cited["authors"]:
+        assert author.keys() <= (CFF_ENTITY if "name" in author else CFF_PERSON)
+        assert all(isinstance(value, str) and value for value in author.values())
+        assert author
+    assert len(set(cited["keywords"])) == len(cited["keywords"]) > 0
+
+
+def test_the_citation_says_of_the_package_what_the_package_says():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["version"] == rollalloc.__version__
+    assert cited["license"] == PROJECT["license"]
+    assert cited["keywords"] == PROJECT["keywords"]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as GitHub writes them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_between_pages_lead_somewhere(name):
+    page = ROOT / name
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.is_file(), f"{name} links to {target}"
+        assert not anchor or anchor in anchors(found), f"{name} links to {target}"
+
+
+@pytest.mark.parametrize("name", [page for page in PAGES if page.startswith("docs/")])
+def test_the_readme_leads_to_every_guide(name):
+    assert f"({name})" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
+def test_the_readme_names_every_extra(extra):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (install,) = re.findall(r"^## Install it\n(.*?)^## ", readme, re.DOTALL | re.MULTILINE)
+    assert f"`{extra}`" in install or f"[{extra}]" in install
