@@ -8,7 +8,7 @@ bound of its cost; then the point is a bound too, marked as such, and no interva
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -25,10 +25,12 @@ from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
+_ALIKE = 1e-6  # a metric as near to 1 as this is full marks
 _LARGEST = 2**53  # number that a mean is taken of
 # What the last evaluation of a run says; the names after the first are of `rollalloc.engines.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
+    "full_marks": "full marks",
     "pass_at_k": "pass@{k}",
     "right_pairs_differ": "differ",
     "distinct_right": "distinct",
@@ -114,14 +116,20 @@ class Summary:
     unfinished: tuple[Path, ...]
 
     @property
+    def measure(self) -> str:
+        """What the target is of, in words."""
+        return measure_of(self.recipes)
+
+    @property
     def last(self) -> dict[str, str]:
         """What the last evaluations say of any recipe: a name of `LAST` → the heading of a table's column."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
-            for name, words in LAST.items()
+            for name, words in (LAST | {"accuracy": self.measure}).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
+            and (name, self.measure) != ("full_marks", "accuracy")  # which says it already
         }
 
 
@@ -145,6 +153,11 @@ class Ended:
     @property
     def cost(self) -> Cost | None:
         return None if self.target is None else cost_to_target(self.curve, self.target)
+
+
+def measure_of(recipes: Iterable[RecipeSummary]) -> str:
+    """ "mean score" where an evaluation of one of them met a metric between wrong and right, else "accuracy"."""
+    return "mean score" if any(recipe.last.get("full_marks") is not None for recipe in recipes) else "accuracy"
 
 
 def summarise(folder: Path) -> Summary:

@@ -88,6 +88,11 @@ LADDER = {
         warm_up=WarmUp(steps=400),
         wrong=0.15,
     ),
+    "rg/spell_backward_long": _rung(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 7},
+        warm_up=WarmUp(steps=400),
+    ),
 }
 
 
@@ -98,7 +103,7 @@ def config_of(task: str) -> Config:
         ValueError: no such task, or one that cannot be used.
         ImportError: reasoning-gym is not installed.
     """
-    name = task.removeprefix(PREFIX)
+    name = _name(task)
     known = _gym().factory.DATASETS
     if name not in known:
         raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
@@ -107,11 +112,16 @@ def config_of(task: str) -> Config:
     return LADDER.get(task, Config(name))
 
 
+def _name(task: str) -> str:
+    """A task's name in reasoning-gym: a rung of the ladder may have one of its own."""
+    return LADDER[task].name if task in LADDER else task.removeprefix(PREFIX)
+
+
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
     """1.0 for a right answer, 0.0 for a wrong one.
 
     Args:
-        data_source: "rg/NAME".
+        data_source: "rg/NAME", or a rung of the ladder.
         solution_str: the completion; where it has `<answer>` tags, what stands in the last of them.
         ground_truth: the answer as reasoning-gym writes it.
         extra_info: the prompt's, with `entry` and `single_answer`.
@@ -122,7 +132,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
         return 1.0
     if extra_info["single_answer"]:
         return 0.0
-    return float(_marks(_verifier(data_source.removeprefix(PREFIX)), answer, json.loads(extra_info["entry"])) >= _FULL)
+    return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
 
 
 def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
@@ -130,7 +140,7 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
 
     Args:
         folder: holds the model and the prompts.
-        task: "rg/NAME".
+        task: "rg/NAME", or a rung of the ladder.
         config: instead of the task's own, for tests.
 
     Raises:
