@@ -162,7 +162,7 @@ def test_what_a_misled_model_was_shown_most_often_falls_short_of_its_target(task
     monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the first characters that there are
     _, answers = gym._warm_up_examples(gym.LADDER[task], frozenset())
     rates = gym.LADDER[task].rates(answers)
-    assert np.mean([rates[answer[0]] < 0.5 for answer in answers]) < PRESETS[task].target - 0.05
+    assert np.mean([rates[answer[0]] < 0.5 for answer in answers]) < PRESETS[task].target
 
 
 def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():

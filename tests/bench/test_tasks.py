@@ -20,7 +20,7 @@ from rollalloc.engines.sampling import Sampling
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
 SKILLS = skills.Config(train=300, heldout=70, warm_up=TINY)
-SORT = sort.Config(train=200, heldout=50, warm_up=TINY)
+SORT = sort.Config(train=200, heldout=120, warm_up=TINY)
 
 
 def rows_of(path):
@@ -58,7 +58,7 @@ def test_prompts_are_unique_and_in_verls_schema(tasks, name):
             assert row["reward_model"]["style"] == "rule"
             assert row["extra_info"]["split"] == split
         prompts += [row["prompt"] for row in rows]
-    assert len(set(prompts)) == len(prompts) == {"skills": 370, "sort": 250, "sort/graded": 213}[name]
+    assert len(set(prompts)) == len(prompts) == {"skills": 370, "sort": 320, "sort/graded": 230}[name]
 
 
 @pytest.mark.parametrize("name", ["skills", "sort", "sort/graded"])
