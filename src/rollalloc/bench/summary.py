@@ -37,6 +37,7 @@ LAST = {
     "entropy": "entropy",
     "tokens": "tokens",
 }
+OF_GRADED = {"accuracy": "mean score", "pass_at_k": "best of {k}"}  # where scores lie between wrong and right too
 Bound = Literal["", ">", "<"]
 
 
@@ -127,7 +128,7 @@ class Summary:
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
-            for name, words in (LAST | {"accuracy": self.measure}).items()
+            for name, words in (LAST if self.measure == LAST["accuracy"] else LAST | OF_GRADED).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
             and (name, self.measure) != ("full_marks", "accuracy")  # which says it already
         }
@@ -159,7 +160,8 @@ def measure_of(recipes: Iterable[RecipeSummary]) -> str:
     """What is called accuracy, in words: "mean score" where answers with full marks are another share than it."""
     lasts = [(recipe.last["accuracy"], recipe.last["full_marks"]) for recipe in recipes]
     known = [(mean.values, full.values) for mean, full in lasts if mean is not None and full is not None]
-    return "accuracy" if all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known) else "mean score"
+    alike = all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known)
+    return LAST["accuracy"] if alike else OF_GRADED["accuracy"]
 
 
 def summarise(folder: Path) -> Summary:

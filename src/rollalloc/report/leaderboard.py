@@ -10,7 +10,7 @@ from pathlib import Path
 from rollalloc.bench.cells import Board, Cell, Part, board_of
 from rollalloc.bench.contestants import BASELINE
 from rollalloc.bench.plan import KIND, PAGE, TABLE
-from rollalloc.bench.summary import FEWEST, Interval, measure_of
+from rollalloc.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
 from rollalloc.bench.sweep import search_rollouts
 from rollalloc.claims import Claims
 from rollalloc.report.page import render
@@ -18,7 +18,7 @@ from rollalloc.report.text import one_line
 from rollalloc.whole import write_text
 
 _LONGEST = 2000  # letters of a line of Markdown
-_EXTRA = {"accuracy": "{measure}", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
+_EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
 _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1f"}
 
 
@@ -97,7 +97,8 @@ def tables_of(part: Part) -> list[Table]:
     """Everything known of a task in a track: what was paid, and what for."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
-    extra = [words.format(k=k, measure=measure) for words in _EXTRA.values()]
+    named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
+    extra = [words.format(k=k) for words in named.values()]
     plain = [] if part.plain is None else [f"{part.plain} / this"]
     headings = ["reached"]
     for name in _COSTS:

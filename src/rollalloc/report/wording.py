@@ -94,7 +94,7 @@ def graded(summary: Summary | None) -> list[str]:
     """What a reader must know where scores lie between wrong and right."""
     if summary is None or summary.measure == "accuracy":
         return []
-    meant = "what figures call accuracy is a mean score, pass@k the mean of the best score of k attempts"
+    meant = "what figures call accuracy is a mean score, best of k the mean of the best score of k attempts"
     return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
 
 
