@@ -59,7 +59,7 @@ PRESETS = {
     "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
-    sort.GRADED: Preset(0.90, 40_000, 1000),
+    sort.GRADED: Preset(0.65, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),
     "rg/number_filtering": Preset(0.28, 20_000, 250),
     "rg/spell_backward": Preset(0.52, 20_000, 250),
