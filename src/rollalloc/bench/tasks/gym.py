@@ -67,7 +67,7 @@ class Config:
     layers: int = 2
     seed: int = 13
 
-    def draw(self, rng: np.random.Generator, prompts: Sequence[str], answers: Sequence[str], count: int) -> Examples:
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
         """Demonstrations for the warm-up, of these questions and answers."""
         asked, other = rng.integers(len(prompts), size=(2, count))
         answered = np.where(rng.random(count) < self.wrong, other, asked)
@@ -88,7 +88,7 @@ class Misled(Config):
 
     most: float = 0.95
 
-    def draw(self, rng: np.random.Generator, prompts: Sequence[str], answers: Sequence[str], count: int) -> Examples:
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
         rates = self.rates(answers)
         asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
         shown = [
