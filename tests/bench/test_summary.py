@@ -103,6 +103,19 @@ def test_a_breadth_that_is_none_is_not_known(tmp_path, breadth):
     assert found.recipes[0].k is None
 
 
+@pytest.mark.parametrize(
+    ("full", "measure"), [(1.0, "accuracy"), (1 - 1e-9, "accuracy"), (0.4, "mean score"), (None, "accuracy")]
+)
+def test_graded_scores_are_told_by_the_share_with_full_marks(tmp_path, full, measure):
+    """Of right and wrong alone it is the accuracy, which is 1 here; one run of several that differs is enough."""
+    with_breadth(write_run(tmp_path, seed=0), lambda at: {"k": 8, "full_marks": 1.0})
+    with_breadth(write_run(tmp_path, seed=1), lambda at: {"k": 8, "full_marks": full})
+    found = summarise(tmp_path)
+    assert found.measure == measure
+    told = {"accuracy": measure} | ({"full_marks": "full marks"} if measure == "mean score" else {})
+    assert found.last == told
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "0.5", [0.5]])
 def test_what_is_no_number_is_not_known(tmp_path, value):
     with_breadth(write_run(tmp_path), lambda at: {"k": 8, "pass_at_k": 0.5, "entropy": value})

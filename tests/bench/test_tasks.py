@@ -20,7 +20,7 @@ from rollalloc.engines.sampling import Sampling
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
 SKILLS = skills.Config(train=300, heldout=70, warm_up=TINY)
-SORT = sort.Config(train=200, heldout=50, warm_up=TINY)
+SORT = sort.Config(train=200, heldout=120, warm_up=TINY)
 
 
 def rows_of(path):
@@ -34,13 +34,17 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
-    return {"skills": skills.prepare(folder / "skills", "late", SKILLS), "sort": sort.prepare(folder / "sort", SORT)}
+    return {
+        "skills": skills.prepare(folder / "skills", "late", SKILLS),
+        "sort": sort.prepare(folder / "sort", SORT),
+        "sort/graded": sort.prepare(folder / "sort", SORT, graded=True),
+    }
 
 
 # Every task
 
 
-@pytest.mark.parametrize("name", ["skills", "sort"])
+@pytest.mark.parametrize("name", ["skills", "sort", "sort/graded"])
 def test_prompts_are_unique_and_in_verls_schema(tasks, name):
     task = tasks[name]
     prompts = []
@@ -49,15 +53,15 @@ def test_prompts_are_unique_and_in_verls_schema(tasks, name):
         assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
         for row in rows:
             assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-            assert row["data_source"] == {"skills": "skills/late", "sort": "sort"}[name]
-            assert row["ability"] == name
+            assert row["data_source"] == {"skills": "skills/late"}.get(name, name)
+            assert row["ability"] == name.partition("/")[0]
             assert row["reward_model"]["style"] == "rule"
             assert row["extra_info"]["split"] == split
         prompts += [row["prompt"] for row in rows]
-    assert len(set(prompts)) == len(prompts) == {"skills": 370, "sort": 250}[name]
+    assert len(set(prompts)) == len(prompts) == {"skills": 370, "sort": 320, "sort/graded": 230}[name]
 
 
-@pytest.mark.parametrize("name", ["skills", "sort"])
+@pytest.mark.parametrize("name", ["skills", "sort", "sort/graded"])
 def test_files_load_and_work_together(tasks, name):
     task = tasks[name]
     tokenizer = AutoTokenizer.from_pretrained(task.model)
@@ -188,13 +192,39 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
 
 def test_sorted_answers(tasks):
     repeated = 0
-    for row in rows_of(tasks["sort"].train):
+    for row in [row for name in ("sort", "sort/graded") for row in rows_of(tasks[name].train)]:
         *symbols, separator = row["prompt"].split()
         assert separator == "="
         assert sort.SHORTEST <= len(symbols) <= sort.LONGEST
         assert row["reward_model"]["ground_truth"].split() == sorted(symbols, key=lambda symbol: int(symbol[1:]))
         repeated += len(set(symbols)) < len(symbols)
     assert repeated > 0
+
+
+def test_graded_and_not_are_one_model_on_prompts_of_the_same_kind(tasks):
+    exact, graded = tasks["sort"], tasks["sort/graded"]
+    assert exact.model == graded.model
+    assert exact.train != graded.train
+    assert (exact.single_answer, graded.single_answer) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("s1 s2 s2 s5", 1.0),
+        ("  s1 s2\ns2 s5 ", 1.0),
+        ("s1 s2 s3 s5", 3 / 4),
+        ("s1 s2 s2", 3 / 4),
+        ("s1 s2 s2 s5 s5", 4 / 5),
+        ("s2 s2 s5", 1 / 4),  # a place that is left out shifts the others
+        ("s5 s1 s1 s2", 0.0),
+        ("s1s2s2s5", 0.0),
+        ("s1 " * 100, 1 / 100),
+        ("", 0.0),
+    ],
+)
+def test_a_graded_score_is_the_share_of_right_places(answer, score):
+    assert sort.graded_score("sort/graded", answer, "s1 s2 s2 s5", {"index": 0}) == pytest.approx(score)
 
 
 # Making a folder

@@ -51,6 +51,7 @@ def test_breadth_by_hand(sampled):
     breadth = found.breadth
     assert breadth.k == 4
     assert breadth.pass_at_k == pytest.approx((1 + 0.25 + 1) / 3)  # the best metric of four
+    assert breadth.full_marks == pytest.approx((3 / 4 + 0 + 1 / 2) / 3)
     assert breadth.distinct_right == pytest.approx((2 + 0 + 1) / 3)
     assert breadth.right_pairs_differ == pytest.approx(
         2 / 3
@@ -64,9 +65,14 @@ def test_a_prompt_without_any_score_counts_for_nothing(sampled):
     unscored = [((9, 1), -1.0, None)] * 4
     without = sampled(SAMPLES).breadth
     for with_it in (sampled(SAMPLES + unscored).breadth, sampled(unscored + SAMPLES).breadth):
-        for name in ("pass_at_k", "distinct_right", "right_pairs_differ"):
+        for name in ("pass_at_k", "full_marks", "distinct_right", "right_pairs_differ"):
             assert getattr(with_it, name) == getattr(without, name)
     assert sampled(unscored).breadth is None
+
+
+def test_of_right_and_wrong_alone_full_marks_are_the_accuracy(sampled):
+    found = sampled([(tokens, logprob, metric and float(metric == 1)) for tokens, logprob, metric in SAMPLES])
+    assert found.breadth.full_marks == found.accuracy
 
 
 def test_where_no_two_are_right_it_is_not_known_whether_they_differ(sampled):
@@ -86,4 +92,10 @@ def test_pass_at_k_is_exact_where_success_rates_are(monkeypatch):
     by_hand = (1 - math.pow(0.5, EXACT_K) + 1 - math.pow(0.9, EXACT_K)) / 2
     assert found.breadth.pass_at_k == pytest.approx(by_hand)
     assert (found.breadth.k, found.breadth.entropy) == (EXACT_K, pytest.approx(0.4))
-    assert found.breadth.distinct_right is found.breadth.right_pairs_differ is found.breadth.tokens is None
+    assert (
+        found.breadth.full_marks
+        is found.breadth.distinct_right
+        is found.breadth.right_pairs_differ
+        is found.breadth.tokens
+        is None
+    )

@@ -16,7 +16,7 @@ from rollalloc.engines.state import Counters
 
 
 def found(accuracy, pass_at_k, differ=None, error=0.0):
-    return Evaluation(accuracy, error, breadth=Breadth(8, pass_at_k, None, differ, None, None))
+    return Evaluation(accuracy, error, breadth=Breadth(8, pass_at_k, None, None, differ, None, None))
 
 
 def judged(*evaluations, prompts=100):

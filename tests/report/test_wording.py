@@ -10,7 +10,7 @@ import pytest
 from rollalloc.bench.cost import COSTS
 from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.report.follow import read_run
-from rollalloc.report.wording import caveats, findings, story
+from rollalloc.report.wording import caveats, findings, graded, story
 
 
 def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
@@ -39,6 +39,15 @@ def said_of(other, *, target=0.8, baseline=None):
     first = baseline or method("grpo", taught=32)
     sentences = findings(Summary("task", target, "grpo", (first, other), ()))
     return "".join(sentences[other.label])
+
+
+def test_graded_scores_are_called_so():
+    share = {name: Interval(value, None, None, (value,)) for name, value in (("accuracy", 0.8), ("full_marks", 0.5))}
+    one = replace(method("grpo"), last=dict.fromkeys(LAST) | share)
+    summary = Summary("task", 0.8, "grpo", (one,), ())
+    assert "for held-out mean score 0.8;" in "".join(findings(summary)["grpo"])
+    assert "accuracy is a mean score" in graded(summary)[0]
+    assert graded(replace(summary, recipes=(method("grpo"),))) == graded(None) == []
 
 
 def ratio(point, low=None, high=None, bound=""):

@@ -17,6 +17,7 @@ RATES: Mapping[str, float] = MappingProxyType(
         "walks/mixed": 240.0,
         "rg/gcd": 400.0,
         "rg/spell_backward": 380.0,
+        "rg/spell_backward_misled": 380.0,
     }
 )
 _UNKNOWN = min(RATES.values())

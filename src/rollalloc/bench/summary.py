@@ -8,7 +8,7 @@ bound of its cost; then the point is a bound too, marked as such, and no interva
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -25,16 +25,19 @@ from rollalloc.named import RECIPES
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
+_ALIKE = 1e-6  # a metric as near to 1 as this is full marks
 _LARGEST = 2**53  # number that a mean is taken of
 # What the last evaluation of a run says; the names after the first are of `rollalloc.engines.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
+    "full_marks": "full marks",
     "pass_at_k": "pass@{k}",
     "right_pairs_differ": "differ",
     "distinct_right": "distinct",
     "entropy": "entropy",
     "tokens": "tokens",
 }
+OF_GRADED = {"accuracy": "mean score", "pass_at_k": "best of {k}"}  # where scores lie between wrong and right too
 Bound = Literal["", ">", "<"]
 
 
@@ -118,14 +121,20 @@ class Summary:
     unfinished: tuple[Path, ...]
 
     @property
+    def measure(self) -> str:
+        """What the target is of, in words."""
+        return measure_of(self.recipes)
+
+    @property
     def last(self) -> dict[str, str]:
         """What the last evaluations say of any recipe: a name of `LAST` → the heading of a table's column."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
-            for name, words in LAST.items()
+            for name, words in (LAST if self.measure == LAST["accuracy"] else LAST | OF_GRADED).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
+            and (name, self.measure) != ("full_marks", "accuracy")  # which says it already
         }
 
 
@@ -149,6 +158,14 @@ class Ended:
     @property
     def cost(self) -> Cost | None:
         return None if self.target is None else cost_to_target(self.curve, self.target)
+
+
+def measure_of(recipes: Iterable[RecipeSummary]) -> str:
+    """What is called accuracy, in words: "mean score" where answers with full marks are another share than it."""
+    lasts = [(recipe.last["accuracy"], recipe.last["full_marks"]) for recipe in recipes]
+    known = [(mean.values, full.values) for mean, full in lasts if mean is not None and full is not None]
+    alike = all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known)
+    return LAST["accuracy"] if alike else OF_GRADED["accuracy"]
 
 
 def summarise(folder: Path) -> Summary:

@@ -144,12 +144,13 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
         pad_edge=False,
         title=(f"{escape(summary.task)}: " if summary.task else "")
         + "what was paid"
-        + ("" if target is None else f" until held-out accuracy {target:g}"),
+        + ("" if target is None else f" until held-out {summary.measure} {target:g}"),
         title_justify="left",
         caption="interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; > and "
         "<: a bound, since some did not reach the target. "
         f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
-        + ("accuracy is exact. " if exact else "accuracy is sampled, see standard_error in results.json. ")
+        f"{summary.measure} is "
+        + ("exact. " if exact else "sampled, see standard_error in results.json. ")
         + "taught: share of all rollouts that were trained on with an advantage.",
         caption_justify="left",
     )

@@ -44,6 +44,8 @@ class Breadth:
     Attributes:
         k: attempts a prompt: `EXACT_K` where success rates are exact, else the samples.
         pass_at_k: mean over prompts of the best metric of k attempts; of 0 and 1, the chance that one of k is right.
+        full_marks: share of attempts that have full marks, mean over prompts; the accuracy itself unless metrics are graded:
+            then that is a mean score. Only where answers are sampled.
         distinct_right: different right answers of k attempts, mean over prompts; only where answers are sampled.
         right_pairs_differ: the chance that two right answers of a prompt differ, mean over prompts with two; does not grow
             with the number of right ones as `distinct_right` does.
@@ -53,6 +55,7 @@ class Breadth:
 
     k: int
     pass_at_k: float
+    full_marks: float | None
     distinct_right: float | None
     right_pairs_differ: float | None
     entropy: float | None
@@ -99,7 +102,7 @@ def _exact(
 ) -> Evaluation:
     p_N, entropy_N = exact_answers(policy.model, prompts.tokens, answers, pad_id=policy.pad_id, temperature=temperature)
     pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
-    breadth = Breadth(EXACT_K, pass_at_k, None, None, float(entropy_N.mean()), None)
+    breadth = Breadth(EXACT_K, pass_at_k, None, None, None, float(entropy_N.mean()), None)
     return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
 
 
@@ -138,6 +141,7 @@ class Several(NamedTuple):
     """What several attempts at each prompt say together; see `Breadth`."""
 
     pass_at_k: float
+    full_marks: float
     distinct_right: float
     right_pairs_differ: float | None
 
@@ -149,11 +153,13 @@ def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> S
         answers_NE: equal numbers for equal answers.
         metrics_NE: NaN for an attempt without a score; each prompt has one that has a score, and there is a prompt.
     """
-    right = [row_E[metric_E >= _RIGHT] for row_E, metric_E in zip(answers_NE, metrics_NE, strict=True)]
+    right_NE = metrics_NE >= _RIGHT
+    right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
     times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
     differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
     return Several(
         float(np.nanmax(metrics_NE, axis=1).mean()),
+        float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
         float(np.mean([len(n) for n in times])),
         float(np.mean(differ)) if differ else None,
     )

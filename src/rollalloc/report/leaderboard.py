@@ -10,7 +10,7 @@ from pathlib import Path
 from rollalloc.bench.cells import Board, Cell, Part, board_of
 from rollalloc.bench.contestants import BASELINE
 from rollalloc.bench.plan import KIND, PAGE, TABLE
-from rollalloc.bench.summary import FEWEST, Interval
+from rollalloc.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
 from rollalloc.bench.sweep import search_rollouts
 from rollalloc.claims import Claims
 from rollalloc.report.page import render
@@ -90,7 +90,9 @@ def markdown(board: Board) -> str:
 def tables_of(part: Part) -> list[Table]:
     """Everything known of a task in a track: what was paid, and what for."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
-    extra = [words.format(k=k) for words in _EXTRA.values()]
+    measure = measure_of(cell.paid for cell in part.cells if cell.paid)
+    named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
+    extra = [words.format(k=k) for words in named.values()]
     plain = [] if part.plain is None else [f"{part.plain} / this"]
     headings = ["reached"]
     for name in _COSTS:
@@ -98,7 +100,7 @@ def tables_of(part: Part) -> list[Table]:
     headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
     rows = [(cell.label, _row(cell, part)) for cell in part.cells]
     costs = len(headings) - 2 * len(extra)
-    paid = _columns(f"{_name(part)}: until held-out accuracy {part.task.target:g}", headings, rows, range(costs))
+    paid = _columns(f"{_name(part)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
     worth = f"{_name(part)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
     return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
 

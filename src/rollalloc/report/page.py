@@ -24,7 +24,7 @@ from rollalloc.report.recorded import RecordedRun, by_label, remaining, state
 from rollalloc.report.samples import Example, samples
 from rollalloc.report.svg import inline_svg
 from rollalloc.report.text import one_line, shortened, visible
-from rollalloc.report.wording import caveats, damage, findings, name_of, story
+from rollalloc.report.wording import caveats, damage, findings, graded, name_of, story
 from rollalloc.whole import write_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
@@ -245,7 +245,7 @@ def _section(
         name=name,
         task=(summary and summary.task) or _task(runs),
         findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
-        caveats=[*([why] if why else ()), *caveats(runs), *unread, *_left_out(methods)],
+        caveats=[*([why] if why else ()), *graded(summary), *caveats(runs), *unread, *_left_out(methods)],
         charts=list(_charts(drawn, runs[0].target, prefix)),
         summary=summary,
         runs=runs,

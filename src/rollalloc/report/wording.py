@@ -13,29 +13,30 @@ Sentence = tuple[str, str]  # what matters most of it, and the rest
 
 def findings(summary: Summary) -> dict[str, Sentence]:
     """A sentence for each method, by its label, the baseline's first."""
-    return {each.label: _finding(each, summary.recipes[0], summary.target) for each in summary.recipes}
+    aim = f"held-out {summary.measure} {summary.target}"
+    return {each.label: _finding(each, summary.recipes[0], summary.target, aim) for each in summary.recipes}
 
 
-def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None) -> Sentence:
+def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
     name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
     taught = f"{_share(method)} of its rollouts taught something"
-    cost, ratio, accuracy = method.costs["rollouts"], method.ratios["rollouts"], f"held-out accuracy {target}"
+    cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
     if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
         paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
         return paid, f"; {taught}. {why}, so costs are not compared."
     if method.reached < seeds:
         paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
-        return f"{name} reached {accuracy} in {method.reached} of {_counted(seeds, 'run')}", paid
+        return f"{name} reached {aim} in {method.reached} of {_counted(seeds, 'run')}", paid
     needed = f"{name} needed {cost.point:,.0f} rollouts"
     if method is baseline or ratio is None:
-        return needed, f"{_between(cost)} for {accuracy}; {taught}."
+        return needed, f"{_between(cost)} for {aim}; {taught}."
     taught = f"{taught}, {first}'s {_share(baseline)}"
     if ratio.bound:
-        return needed, f"{_between(cost)} for {accuracy}{_bound(ratio, first)}; {taught}."
+        return needed, f"{_between(cost)} for {aim}{_bound(ratio, first)}; {taught}."
     times = 1 / ratio.point
     than = "than" if _more(times).endswith(("more", "fewer")) else "as"
-    return f"{name} needed {_more(times)} rollouts {than} {first}", f" for {accuracy} ({_certainty(ratio)}); {taught}."
+    return f"{name} needed {_more(times)} rollouts {than} {first}", f" for {aim} ({_certainty(ratio)}); {taught}."
 
 
 def _more(times: float) -> str:
@@ -87,6 +88,14 @@ def story(run: RecordedRun) -> Sentence:
 def damage(runs: Sequence[RecordedRun]) -> list[str]:
     """What could not be read of the runs."""
     return [f"{name_of(run)} cannot be read in full: {visible(run.problem)}" for run in runs if run.problem]
+
+
+def graded(summary: Summary | None) -> list[str]:
+    """What a reader must know where scores lie between wrong and right."""
+    if summary is None or summary.measure == "accuracy":
+        return []
+    meant = "what figures call accuracy is a mean score, best of k the mean of the best score of k attempts"
+    return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
 
 
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:

@@ -12,7 +12,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -67,6 +67,41 @@ class Config:
     layers: int = 2
     seed: int = 13
 
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
+        """Demonstrations for the warm-up, of these questions and answers."""
+        asked, other = rng.integers(len(prompts), size=(2, count))
+        answered = np.where(rng.random(count) < self.wrong, other, asked)
+        return [prompts[index] for index in asked], [answers[index] for index in answered]
+
+
+@dataclass(frozen=True)
+class Misled(Config):
+    """A task whose warm-up shows one and the same mistake, on some questions more often than the right answer.
+
+    The mistake is to leave out the answer's last character. How often it is made goes by the answer's first character,
+    which has a rate of its own, uniform in [0, most]. Where it is above 1/2 the greedy answer is wrong at first, so
+    that a target above the greedy accuracy is reached only by what sampling finds.
+
+    Attributes:
+        most: in [0, 1].
+    """
+
+    most: float = 0.95
+
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
+        rates = self.rates(answers)
+        asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
+        shown = [
+            answers[at] if u >= rates[answers[at][0]] else answers[at][:-1] for at, u in zip(asked, drawn, strict=True)
+        ]
+        return [prompts[at] for at in asked], shown
+
+    def rates(self, answers: Sequence[str]) -> dict[str, float]:
+        """How often answers that begin with a character are shown without their last one."""
+        first = sorted({answer[0] for answer in answers})
+        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(first))
+        return dict(zip(first, drawn.tolist(), strict=True))
+
 
 _rung = partial(Config, single_answer=True, train=2048, heldout=256)
 LADDER = {
@@ -88,6 +123,14 @@ LADDER = {
         warm_up=WarmUp(steps=400),
         wrong=0.15,
     ),
+    "rg/spell_backward_misled": Misled(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 5},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=400),
+    ),
 }
 
 
@@ -98,7 +141,7 @@ def config_of(task: str) -> Config:
         ValueError: no such task, or one that cannot be used.
         ImportError: reasoning-gym is not installed.
     """
-    name = task.removeprefix(PREFIX)
+    name = _name(task)
     known = _gym().factory.DATASETS
     if name not in known:
         raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
@@ -107,11 +150,16 @@ def config_of(task: str) -> Config:
     return LADDER.get(task, Config(name))
 
 
+def _name(task: str) -> str:
+    """A task's name in reasoning-gym: a rung of the ladder may have one of its own."""
+    return LADDER[task].name if task in LADDER else task.removeprefix(PREFIX)
+
+
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
     """1.0 for a right answer, 0.0 for a wrong one.
 
     Args:
-        data_source: "rg/NAME".
+        data_source: "rg/NAME", or a rung of the ladder.
         solution_str: the completion; where it has `<answer>` tags, what stands in the last of them.
         ground_truth: the answer as reasoning-gym writes it.
         extra_info: the prompt's, with `entry` and `single_answer`.
@@ -122,7 +170,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
         return 1.0
     if extra_info["single_answer"]:
         return 0.0
-    return float(_marks(_verifier(data_source.removeprefix(PREFIX)), answer, json.loads(extra_info["entry"])) >= _FULL)
+    return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
 
 
 def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
@@ -130,7 +178,7 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
 
     Args:
         folder: holds the model and the prompts.
-        task: "rg/NAME".
+        task: "rg/NAME", or a rung of the ladder.
         config: instead of the task's own, for tests.
 
     Raises:
@@ -151,13 +199,8 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
         rng = np.random.default_rng([config.seed, 0])
 
-        def draw(count: int) -> Examples:
-            asked, other = rng.integers(len(prompts), size=(2, count))
-            answered = np.where(rng.random(count) < config.wrong, other, asked)
-            return [prompts[index] for index in asked], [answers[index] for index in answered]
-
         shape = Shape(config.hidden, config.layers, context=sum(longest) + 1)
-        save_warm_model(to / "model", tokenizer, config.warm_up, draw, shape)
+        save_warm_model(to / "model", tokenizer, config.warm_up, partial(config.draw, rng, prompts, answers), shape)
         (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
 
     made = make_once(folder, config, make)

@@ -80,7 +80,7 @@ def evaluated_figures(
     all_here = len(completions) == len(metrics)
     answers = [hash(tuple(ids)) for ids in completions] if all_here else [0] * len(metrics)
     found = several(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
-    figures: Figures = {"rollalloc/pass_at_k": found.pass_at_k}
+    figures: Figures = {"rollalloc/pass_at_k": found.pass_at_k, "rollalloc/full_marks": found.full_marks}
     if all_here:
         figures["rollalloc/distinct_right"] = found.distinct_right
         if found.right_pairs_differ is not None:
