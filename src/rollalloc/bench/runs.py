@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.engines.names import DESCRIPTION
-from rollalloc.engines.settings import SAVING, Settings
+from rollalloc.engines.settings import ASYNC, SAVING, Settings
 from rollalloc.named import make_recipe
 from rollalloc.regular import read_text
 
@@ -77,6 +77,7 @@ class Run:
         parameters: of the recipe.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
+        staleness: instead of the recipe's `max_staleness`; None: that.
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
         track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
@@ -90,6 +91,7 @@ class Run:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Settings
     max_rollouts: int | None = None
+    staleness: int | None = None
     label: str = ""
     task: str = ""
     track: tuple[str, ...] = ()
@@ -97,14 +99,18 @@ class Run:
     def __post_init__(self) -> None:
         if self.max_rollouts is not None:
             at_least("max_rollouts", self.max_rollouts, 1)
+        if self.staleness is not None:
+            at_least("staleness", self.staleness, 0)
 
     def made_recipe(self) -> Recipe:
-        """The recipe, with the run's budget.
+        """The recipe, with the run's budget and staleness.
 
         Raises:
             ValueError: it cannot be made.
         """
         recipe = make_recipe(self.recipe, self.parameters)
+        if self.staleness is not None:
+            recipe = replace(recipe, max_staleness=self.staleness)
         if self.max_rollouts is None:
             return recipe
         return replace(recipe, budget=replace(recipe.budget, run_rollouts=self.max_rollouts))
@@ -117,9 +123,11 @@ class Run:
     def description(self) -> dict[str, Any]:
         """The run as plain data: what must be equal for a finished run to be used again."""
         described = asdict(self)
-        for name in SAVING:
+        for name in (*SAVING, *(ASYNC if self.settings.engine == "sync" else ())):
             del described["settings"][name]
         del described["track"]
+        if self.staleness is None:
+            del described["staleness"]
         if self.source.ledger is None:  # as a run of before there were ledgers says it
             del described["source"]["ledger"]
         return json.loads(json.dumps(described))

@@ -28,10 +28,13 @@ from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted
 from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS, ROLLOUTS
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.results import Rollouts
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.engines.streaming.begin import begin
+from rollalloc.engines.streaming.streamer import Streamer
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.whole import write_text
@@ -89,8 +92,9 @@ class Trainer:
         blocks = None if features is None else features.blocks
         self.allocator = Allocator(recipe, train.prompt_set.table(blocks, priors), settings.seed)
         logged = self.folder / ROLLOUTS if self.folder is not None and settings.log_rollouts else None
-        self.roller = Roller(policy, train, scorer, settings.sampling, settings.seed, logged)
+        self.roller: Rollouts = self._rollouts(logged)
         self.updater = Updater(policy, train.tokens, settings)
+        self.updater.between = self._between
         self.state = RunState(policy, train, heldout, settings, self.allocator, self.roller, self.updater)
         self.counters = self.state.counters
         self.counters.made = self._spent()
@@ -98,6 +102,14 @@ class Trainer:
         self.grid = Grid(policy, heldout, settings, self.counters, self.roller.submit, lambda: stop.by is not None)
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
         self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
+
+    def _rollouts(self, logged: Path | None) -> Rollouts:
+        """How rollouts are made: the one thing in which the engines differ."""
+        settings = self.settings
+        shared = (self.policy, self.train, self.scorer, settings.sampling, settings.seed, logged)
+        if settings.engine == "sync":
+            return Roller(*shared)
+        return Streamer(*shared, begin=begin(self.policy, self.train.tokens, settings), streaming=settings.streaming)
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -117,6 +129,12 @@ class Trainer:
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
+        try:
+            return self._run_in_place(overwrite=overwrite)
+        finally:
+            self.roller.close()
+
+    def _run_in_place(self, *, overwrite: bool) -> str:
         if self.place is None:
             return self._run()
         if self._saved_at is None:
@@ -145,7 +163,9 @@ class Trainer:
                 why = self._roll_out()
             if batch := self.allocator.batch:
                 # The batch's own weights come too late for the points that its rollouts went beyond.
-                self._evaluate_until(self.allocator.paid - 1)
+                before = self.allocator.paid - 1
+                self._between()
+                self._evaluate_until(before)
                 self._train_on(batch)
                 why = self._why_stop()
                 if why is None:
@@ -156,8 +176,7 @@ class Trainer:
     def _roll_out(self) -> str | None:
         """Have the allocator's orders carried out; says why the run is over, if it is."""
         started = time.perf_counter()
-        actions = self.allocator.ask()
-        self.roller.carry_out(actions, self.allocator)
+        actions = self.roller.advance(self.allocator)
         self.counters.seconds += time.perf_counter() - started
         paid, accounts = self.allocator.paid, self.allocator.accounts()
         if actions.finished is None or 2 * accounts["failed"] <= paid:
@@ -184,6 +203,7 @@ class Trainer:
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
         self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
+        self.roller.updated(checkpoint.weights(self.policy.model), self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
@@ -207,6 +227,10 @@ class Trainer:
                 "update_seconds": round(seconds, 4),
             }
         )
+
+    def _between(self) -> None:
+        """While a batch is evaluated or trained: let what comes next go on."""
+        self.roller.go_on(self.allocator)
 
     def _evaluate_until(self, rollouts: int) -> None:
         """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""

@@ -20,7 +20,7 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.checkpoint import Checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.results import Rollouts
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Updater
 
@@ -85,7 +85,7 @@ class RunState:
         heldout: HeldOut | None,
         settings: Settings,
         allocator: Allocator,
-        roller: Roller,
+        roller: Rollouts,
         updater: Updater,
     ) -> None:
         self.policy, self.train, self.heldout, self.settings = policy, train, heldout, settings

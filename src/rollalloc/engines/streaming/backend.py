@@ -8,8 +8,8 @@ The engine calls from one thread, and never waits inside any of these but `step`
     backend.abort([7])                               # `step` still gives 7, once: aborted, or as it ended before that
     backend.close()
 
-A rollout that was started is given back by `step` exactly once, whatever happens to it: that is the whole of the contract. One
-that the back-end itself loses is given back as "failed"; where everything is lost, `step` raises `BackendDied`.
+A rollout that was started is given back by `step` exactly once, whatever happens to it: that is the whole of the contract.
+One that the back-end itself loses is given back as "failed"; where everything is lost, `step` raises `BackendDied`.
 """
 
 from __future__ import annotations
