@@ -13,7 +13,7 @@ from rollalloc.cli.options import Given
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
-from rollalloc.engines.settings import Settings
+from rollalloc.engines.settings import Settings, Straddlers, Streaming
 from rollalloc.named import RECIPES, make_recipe
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
@@ -25,6 +25,7 @@ _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
 )
+_OF_STREAMING = ("straddlers", "keep_stopped", "overlap")  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -37,8 +38,17 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     """
     if (given.task is None) == (given.model is None):
         raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
+    useless = [name for name in _OF_STREAMING if getattr(given, name) != getattr(Given, name)]
+    if given.engine == "sync" and useless:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        raise ValueError(
+            f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
+        )
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
-    run = replace(run, track=tuple(given.track or ()))
+    run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
+    if given.max_rows is not None:
+        sampling = replace(run.settings.sampling, max_rows=given.max_rows)
+        run = replace(run, settings=replace(run.settings, sampling=sampling))
     make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
     return run
 
@@ -119,6 +129,10 @@ def _update(given: Given) -> dict[str, Any]:
         "loss": Loss(clip=Clip(dual=given.dual_clip), aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
         "tokens_per_forward": given.tokens_per_forward,
         "precision": given.precision,
+        "engine": given.engine,
+        "streaming": Streaming(
+            overlap=given.overlap, straddlers=cast("Straddlers", given.straddlers), keep_stopped=given.keep_stopped
+        ),
     }
 
 
