@@ -52,6 +52,7 @@ def test_the_same_batches_in_few_slots(trainer_of, rows):
     assert trained(waves) == trained(streams)
 
 
+@pytest.mark.slow
 def test_the_process_trains_the_same_batches(trainer_of):
     waves = trainer_of(TIMELESS["grpo"], max_batches=3, sampling=Sampling(8))
     streams = trainer_of(TIMELESS["grpo"], max_batches=3, sampling=Sampling(8), engine="async")
