@@ -146,7 +146,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
     backend.start([Row(1000, 0, tokens[0])])
     [fresh] = drained_rest(backend, 1)
     assert fresh.spans == ((7, len(fresh.tokens)),)
-    under_new = {name: each for name, each in checkpoint.weights(own.model).items()}
+    under_new = checkpoint.weights(own.model)
     assert all(torch.equal(under_new[name], each) for name, each in changed(policy.model).items())
 
 

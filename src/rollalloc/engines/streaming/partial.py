@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from rollalloc.engines.sampler import Generation
+from rollalloc.engines.sampling import Sampling
 
 _MOST = 4096  # kept at a time
 
@@ -17,10 +19,13 @@ class Partials:
 
     Args:
         on: whether anything is kept.
+        sampling: what is as long as it may be is not kept.
+        eos_ids: nor what has its end, which a back-end may have stopped in the same moment.
     """
 
-    def __init__(self, on: bool) -> None:
-        self._on = on
+    def __init__(self, on: bool, sampling: Sampling, eos_ids: Sequence[int]) -> None:
+        self._on, self._most = on, sampling.max_new_tokens
+        self._ends = frozenset((*eos_ids, *sampling.stop_ids))
         self._kept: OrderedDict[int, tuple[Generation, int]] = (
             OrderedDict()
         )  # by prompt: it, and the last version for it
@@ -30,7 +35,7 @@ class Partials:
 
     def keep(self, prompt: int, made: Generation, max_staleness: int) -> None:
         """A rollout of a prompt was stopped; one without a token is not kept."""
-        if not (self._on and made.tokens and made.spans):
+        if not (self._on and 0 < len(made.tokens) < self._most and made.tokens[-1] not in self._ends and made.spans):
             return
         self._kept.pop(prompt, None)
         self._kept[prompt] = made, made.spans[0][0] + max_staleness - 1

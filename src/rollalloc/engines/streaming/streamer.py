@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -23,6 +24,7 @@ from rollalloc.rewards.function import Outcome, Unscored
 
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
 _LATER_S = 1.0  # and where nothing else can happen
+_STEPS = 10_000  # newest decoding steps that are kept
 
 Scoring = tuple[list[Generation], Future[list[Outcome]]]
 
@@ -34,6 +36,9 @@ class Streamer(Rollouts):
         begin: makes the back-end, for the version of the weights that the policy has then.
         streaming: what overlaps, and what becomes of rollouts that an update finds running.
         everything else: as for `Rollouts`.
+
+    Attributes:
+        steps: (rows, seconds) of the newest decoding steps, for `rollalloc.simulate.cost.fitted_latency`.
     """
 
     def __init__(self, *shared: Any, begin: Callable[[int], Backend], streaming: Streaming) -> None:
@@ -45,21 +50,21 @@ class Streamer(Rollouts):
         self._restarting: set[int] = set()  # of these, aborted to begin again
         self._scoring: list[Scoring] = []
         self._begun: dict[int, Generation] = {}  # of rollouts that went on from a prefix, that prefix
-        self._partials = Partials(streaming.keep_stopped)
+        self._partials = Partials(streaming.keep_stopped, self.sampling, self.policy.eos_ids)
         self._version = 0
         self._counts = dict.fromkeys(("straddled", "restarted", "stopped", "resumed", "discarded_tokens"), 0)
         self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
+        self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def advance(self, allocator: Allocator) -> Actions:
         """Ask and carry out, until there is a batch or the run is over."""
-        backend = self._open(allocator)
         while True:
-            actions = self._ask(allocator, backend)
+            actions = self._ask(allocator, self._open(allocator))
             if actions.batch is not None or actions.finished is not None:
                 return actions
-            self._take_in(allocator, backend, wait=not actions.generate)
+            self._take_in(allocator, self._open(allocator), wait=not actions.generate)
 
     def go_on(self, allocator: Allocator) -> None:
         """One turn, without waiting."""
@@ -150,6 +155,7 @@ class Streamer(Rollouts):
         ended = backend.step((_SOON_S if self._scoring else _LATER_S) if wait else 0.0)
         for rows, seconds in backend.paces():
             self._paces += (1, rows, seconds)
+            self.steps.append((rows, seconds))
         if ended:
             self._sort(sorted(ended, key=lambda each: each.rollout), allocator, backend)
         elif wait and not self._running:
