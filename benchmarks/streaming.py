@@ -142,7 +142,12 @@ def main() -> None:
     found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in measured}
     for repeat in range(given.repeats):
         for name, line in measured.items():
-            found[name].append(task.seconds(line, 5000 + repeat, given.batches))
+            seconds, done = task.seconds(line, 5000 + repeat, given.batches)
+            print(
+                f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}",
+                flush=True,
+            )
+            found[name].append((seconds, done))
     baseline = found[next(iter(found))]
     print(f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens")
     for name, each in found.items():
