@@ -112,7 +112,7 @@ class _Live:
     aborted: bool = False
 
     def versions(self) -> list[int]:
-        """Of each token. vLLM knows no rollout that it has not begun, and forgets those that ended: the clock tells them apart."""
+        """Of each token. vLLM knows neither what it has not begun nor what ended: the clock tells which it is."""
         versions = [self.version] * len(self.tokens)
         for known, when, version in self.loads:
             before = known if known is not None else len(versions) if self.at < when else 0

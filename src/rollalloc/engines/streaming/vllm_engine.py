@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (vLLM lives in an environment of its own: constraints/verl-cpu.txt)
-"""vLLM's asynchronous engine, in its own words: the only module that imports vLLM, and imported only where it is asked for."""
+"""vLLM's asynchronous engine, in its own words. The only module that imports vLLM, and imported only to serve by it."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def refuse_unservable(model: PreTrainedModel) -> None:
         return
     if config.tie_word_embeddings:
         raise ValueError(
-            f"the head of this {type(model).__name__} is tied to its embeddings, and on a CPU vLLM can give such a model no "
-            "new weights: untie it (tie_word_embeddings=false, with lm_head.weight saved; `rollalloc model --untie`), or use "
-            "our own back-end (--backend own)"
+            f"the head of this {type(model).__name__} is tied to its embeddings, and on a CPU vLLM can give such a model "
+            "no new weights: give it a head of its own (tie_word_embeddings=false with lm_head.weight saved; "
+            "`rollalloc model --untie`), or use our own back-end (--backend own)"
         )
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
