@@ -22,14 +22,15 @@ from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
 
 pytestmark = pytest.mark.verl
 LENGTH, SLOTS, EOS, STOP = 40, 24, 1, 7
-SAMPLING = Sampling(LENGTH, temperature=0.7, max_rows=SLOTS, kv_tokens=4096, stop_ids=(STOP,))
-PROMPTS = [(5, 9, 2), (11, 3), (20, 21, 22, 23, 24)]
+SAMPLING = Sampling(LENGTH, temperature=0.7, max_rows=SLOTS, kv_tokens=8192, stop_ids=(STOP,))
+PROMPTS = [(5, 9, 2), (11, 3), tuple(range(20, 50)) * 5]  # the last fills a block of the cache
+LONGEST = 150
 NEAR = 1e-3  # nats, between vLLM and a forward pass
 
 
 def tiny(**changes):
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    shape |= {"vocab_size": 64, "intermediate_size": 128, "max_position_embeddings": 128, "initializer_range": 0.2}
+    shape |= {"vocab_size": 64, "intermediate_size": 128, "max_position_embeddings": 256, "initializer_range": 0.2}
     torch.manual_seed(0)
     config = Qwen2Config(**shape | {"tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": EOS} | changes)
     return Qwen2ForCausalLM(config).eval()
@@ -63,9 +64,9 @@ def test_rollouts_of_vllm_are_what_they_say_under_each_of_their_weights():
         tensor.add_(0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
     checkpoint.load_weights(other, weights)
     before = set(psutil.Process().children(recursive=True))
-    serve = {"sampling": SAMPLING, "ends": (EOS, STOP), "longest_prompt": 5, "slots": SLOTS}
+    serve = {"sampling": SAMPLING, "ends": (EOS, STOP), "longest_prompt": LONGEST, "slots": SLOTS}
     backend = VllmBackend(
-        lambda folder: Engine(model, folder, **serve), SAMPLING, slots=SLOTS, seed=3, longest_prompt=5, version=4
+        lambda folder: Engine(model, folder, **serve), SAMPLING, slots=SLOTS, seed=3, longest_prompt=LONGEST, version=4
     )
     with closing(backend):
         rows = rows_of(range(96))

@@ -28,9 +28,10 @@ class Fake:
         self.asked = {}  # name -> the arguments
         self.made = {}  # name -> tokens sampled, of those that are begun and not forgotten
         self.queues = {}
-        self.aborted, self.loaded, self.held = [], [], []
+        self.aborted, self.loaded = [], []
         self.takes = True  # weights
-        self.free = asyncio.Event()
+        self.answers = asyncio.Event()  # that it took them
+        self.answers.set()
 
     async def generate(self, name, tokens, most, seed, salt):
         self.asked[name] = (tokens, most, seed, salt)
@@ -59,7 +60,9 @@ class Fake:
         if not self.takes:
             raise RuntimeError("a name that it does not know")
         self.now += 1
-        return self.now, dict(self.made)
+        when, made = self.now, dict(self.made)
+        await self.answers.wait()
+        return when, made
 
     def paces(self):
         return [(2, 0.5)]
@@ -228,6 +231,49 @@ def test_each_token_says_under_which_weights_it_was_sampled(made):
     assert fake.asked[late][3] != fake.asked[known][3]  # what is cached of the old weights is not for it
     do(lambda: fake.say(late, [5], "stop"))
     assert backend.step(0)[0].spans == ((9, 1),)
+
+
+def test_an_end_that_overtakes_the_answer_to_a_load_waits_for_it(made):
+    backend, fake, do = made
+    before, after = started(made, Row(1, 0, (4,)), Row(2, 0, (4,)))
+    fake.answers.clear()
+    fake.made = {before: 2, after: 1}
+    backend.load(weights(1), 3)
+    do()
+    do(lambda: (fake.say(before, [7, 7], "stop", at=0.0), fake.say(after, [7, 7, 7], "stop")))
+    assert backend.step(0) == []
+    do(fake.answers.set)
+    assert {each.rollout: each.spans for each in backend.step(0)} == {1: ((2, 2),), 2: ((2, 1), (3, 2))}
+
+
+def test_what_is_started_behind_weights_begins_under_them(made):
+    backend, fake, do = made
+    [first] = started(made, Row(1, 0, (4,)))
+    fake.answers.clear()
+    backend.load(weights(1), 3)
+    backend.start([Row(2, 0, (4,)), Row(3, 0, (4,))])
+    backend.abort([3])
+    do()
+    assert set(fake.asked) == {first}
+    do(fake.answers.set)
+    second = name_of(fake, 2)
+    assert set(fake.asked) == {first, second}
+    assert fake.asked[second][3] != fake.asked[first][3]
+    do(lambda: fake.say(second, [7], "stop"))
+    assert {each.rollout: each.spans for each in backend.step(0)} == {2: ((3, 1),), 3: ()}
+
+
+def test_what_is_under_way_when_it_closes_is_ended_and_removed(made):
+    backend, fake, do = made
+    started(made, Row(1, 0, (4,)))
+    fake.answers.clear()
+    backend.load(weights(1), 3)
+    do()
+    assert backend._file.exists()
+    backend.close()
+    assert not backend._file.exists()
+    assert not backend._tasks
+    backend.close()
 
 
 def test_weights_may_be_changed_once_they_are_handed_over(made):

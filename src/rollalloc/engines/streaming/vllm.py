@@ -160,10 +160,13 @@ class VllmBackend:
         self._closed = False
         self._loaded = threading.Event()
         self._loaded.set()
+        self._file: Path | None = None  # the newest weights
         self._names = count()
         self._version = version  # from here on only the event loop's
         self._live: dict[int, _Live] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()  # no weights are under way
+        self._settled.set()
         self._served: Served | None = None
         self._folder = TemporaryDirectory(prefix="rollalloc-vllm-")
         self._loop = asyncio.new_event_loop()
@@ -210,10 +213,11 @@ class VllmBackend:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self._loaded.wait()  # what it was given last; always set in the end
         bytes_ = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        file = _place(Path(self._folder.name), bytes_) / f"{Path(self._folder.name).name}-{version}.safetensors"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, file)
+        own = Path(self._folder.name)
+        self._file = _place(own, bytes_) / f"{own.name}-{version}.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, self._file)
         self._loaded.clear()
-        self._in_loop(self._load(file, version))
+        self._in_loop(self._load(self._file, version))
 
     def paces(self) -> Sequence[tuple[int, float]]:
         return [] if self._served is None else self._served.paces()
@@ -230,6 +234,8 @@ class VllmBackend:
         self._thread.join()
         self._loop.close()
         self._folder.cleanup()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)  # nobody may have taken it
         self._rows.clear()
 
     # -------------------------------------------------------------------------------------------------- the event loop
@@ -241,13 +247,17 @@ class VllmBackend:
     async def _begin(self, serve: Callable[[Path], Served]) -> None:
         self._served = serve(Path(self._folder.name))
 
+    def _beside(self, doing: Coroutine[Any, Any, None]) -> None:
+        """What may take long, and is ended by `close`."""
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _start(self, rows: Sequence[Row]) -> None:
         assert self._served is not None
         for row in rows:
             live = self._live[row.rollout] = _Live(f"{row.rollout}.{next(self._names)}", self._version)
-            task = asyncio.create_task(self._sample(self._served, row, live))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._beside(self._sample(self._served, row, live))
 
     async def _abort(self, rollouts: Sequence[int]) -> None:
         live = [self._live[rollout] for rollout in rollouts if rollout in self._live]
@@ -257,6 +267,10 @@ class VllmBackend:
             await self._served.abort([each.name for each in live])
 
     async def _load(self, file: Path, version: int) -> None:
+        self._settled.clear()
+        self._beside(self._take(file, version))
+
+    async def _take(self, file: Path, version: int) -> None:
         assert self._served is not None
         try:
             when, begun = await self._served.load(file)
@@ -268,6 +282,7 @@ class VllmBackend:
             self._said.put(error if isinstance(error, BackendDied) else died)
         finally:
             file.unlink(missing_ok=True)
+            self._settled.set()
             self._loaded.set()
 
     async def _end(self) -> None:
@@ -280,7 +295,7 @@ class VllmBackend:
         self._loaded.set()
 
     async def _sample(self, served: Served, row: Row, live: _Live) -> None:
-        """One rollout, from its start to its end."""
+        """One rollout, from its start to its end, which is not told while nobody knows under which weights it came."""
         end, reason = "failed", ""
         try:
             end, reason = await self._stream(served, row, live)
@@ -289,17 +304,20 @@ class VllmBackend:
             return
         except Exception as error:
             reason = f"vLLM: {type(error).__name__}: {error}"
-        finally:
-            self._live.pop(row.rollout, None)
+        await self._settled.wait()
+        del self._live[row.rollout]
         self._said.put(live.ended(row.rollout, end, reason))
 
     async def _stream(self, served: Served, row: Row, live: _Live) -> tuple[End, str]:
         """Take in what is sampled; how it ended."""
+        while not self._settled.is_set():  # which weights it begins under is then known
+            await self._settled.wait()
         if live.aborted:
             return "aborted", ""
+        live.version, live.loads = self._version, []
         [draw] = uniforms(draw_keys(self._seed, [row.prompt], [row.rollout]), len(row.begun))
         most = self._sampling.max_new_tokens - len(row.begun)
-        # Keys and values of other weights are not for those that begin under these.
+        # What is cached of other weights is not for those that begin under these.
         asked = (live.name, (*row.tokens, *row.begun), most, int(draw * 2**53), str(live.version))
         async for chunk in served.generate(*asked):
             live.tokens += chunk.tokens

@@ -166,11 +166,14 @@ class Engine:
     async def load(self, file: Path) -> tuple[float, Mapping[str, int]]:
         self._paces.interrupt()
         asked = asyncio.ensure_future(self._engine.collective_rpc("take_weights", args=(str(file),)))
-        while not asked.done():  # an engine that dies answers nothing
-            await asyncio.wait({asked}, timeout=_WATCH_S)
-            if self._engine.errored:
-                asked.cancel()
-                raise BackendDied(_DIED)
+        try:
+            while not asked.done():  # an engine that dies answers nothing
+                await asyncio.wait({asked}, timeout=_WATCH_S)
+                if self._engine.errored:
+                    raise BackendDied(_DIED)
+        finally:
+            asked.cancel()  # does nothing to one that is done
+            await asyncio.gather(asked, return_exceptions=True)
         when, begun = asked.result()[0]
         return when, {name.rpartition("-")[0]: tokens for name, tokens in begun.items()}  # vLLM adds -random
 
