@@ -135,10 +135,15 @@ def test_chunks_become_one_rollout(made):
 
 
 def test_seeds_are_of_prompt_rollout_and_where_it_begins(made):
-    _, fake, _ = made
+    backend, fake, do = made
     rows = [Row(1, 0, (4,)), Row(2, 0, (4,)), Row(3, 1, (4,)), Row(4, 0, (4,), (9,))]
     seeds = [fake.asked[name][2] for name in started(made, *rows)]
-    assert len(set(seeds)) == 4
+    for row in (Row(1, 0, (4,), (9, 9)), Row(1, 1, (4,))):
+        backend.abort([1])
+        do()
+        assert len(backend.step(0)) == 1
+        seeds += [fake.asked[name][2] for name in started(made, row)]
+    assert len(set(seeds)) == 6
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
@@ -220,7 +225,7 @@ def test_each_token_says_under_which_weights_it_was_sampled(made):
     backend.load(weights(1), 3)
     do()
     do(lambda: (fake.say(known, [7, 7], at=ended_at), fake.say(known, [8])))
-    fake.made = {known: 4, waiting: 0}
+    fake.made = {known: 4}
     backend.load(weights(2), 9)
     do()
     do(lambda: fake.say(known, [9, 9], "length"))
@@ -285,6 +290,30 @@ def test_weights_may_be_changed_once_they_are_handed_over(made):
     do()
     assert [each["weight"].tolist() for each in fake.loaded] == [[1.0] * 3, [2.0] * 3]
     assert fake.loaded[0]["turned"].tolist() == weights(0)["turned"].tolist()
+    assert not backend._file.exists()
+
+
+def test_weights_wait_for_those_before_them(made):
+    backend, fake, do = made
+    fake.answers.clear()
+    backend.load(weights(1), 3)
+    later = threading.Thread(target=backend.load, args=(weights(2), 4))
+    later.start()
+    later.join(0.2)
+    assert later.is_alive()
+    do(fake.answers.set)
+    later.join()
+    do()
+    assert len(fake.loaded) == 2
+
+
+def test_weights_that_nobody_took_are_removed(made):
+    backend, _, _ = made
+    backend._loop.call_soon_threadsafe(time.sleep, 0.3)  # what follows reaches the loop in one go
+    backend.load(weights(1), 3)
+    assert backend._file.exists()
+    backend.close()
+    assert not backend._file.exists()
 
 
 def test_weights_that_it_does_not_take_end_the_run(made):

@@ -129,8 +129,8 @@ class VllmBackend:
 
     What a rollout draws is seeded by (seed, prompt, rollout, tokens that it begins with). The same seeds need not give the
     same tokens: logits differ in their last digits with who else is in the batch. New weights are taken between two steps.
-    Prompts that are the same are read once under each version; what was started before keeps the keys and values that it has,
-    or finds.
+    Prompts that are the same are read once under each version; what was started before keeps the keys and values that it
+    has, or finds.
 
     Args:
         serve: begins it, with a folder for its files, in the event loop.
