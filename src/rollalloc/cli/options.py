@@ -142,6 +142,7 @@ class Given:
     overlap: Annotated[
         bool, _option("async: generation in a process of its own; without, runs are repeatable.", _STREAM)
     ] = True
+    backend: Annotated[str, _option("async: what generates, own or vllm, where that is installed.", _STREAM)] = "own"
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
     features: Annotated[
         str | None,

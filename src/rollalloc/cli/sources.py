@@ -14,7 +14,7 @@ from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
-from rollalloc.engines.settings import Settings, Straddlers, Streaming
+from rollalloc.engines.settings import Generator, Settings, Straddlers, Streaming
 from rollalloc.named import RECIPES, make_recipe
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
@@ -27,7 +27,7 @@ _OF_OWN_RUNS = (
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
     *("lora", "lora_alpha", "lora_target"),
 )
-_OF_STREAMING = ("straddlers", "keep_stopped", "overlap")  # options of the asynchronous engine
+_OF_STREAMING = ("straddlers", "keep_stopped", "overlap", "backend")  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -151,7 +151,10 @@ def _update(given: Given) -> dict[str, Any]:
         "gradient_checkpointing": given.gradient_checkpointing,
         "engine": given.engine,
         "streaming": Streaming(
-            overlap=given.overlap, straddlers=cast("Straddlers", given.straddlers), keep_stopped=given.keep_stopped
+            overlap=given.overlap,
+            straddlers=cast("Straddlers", given.straddlers),
+            keep_stopped=given.keep_stopped,
+            backend=cast("Generator", given.backend),
         ),
     }
 

@@ -16,6 +16,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 SamplingDtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["sync", "async"]
 Straddlers = Literal["continue", "restart", "stop"]
+Generator = Literal["own", "vllm"]
 SAVING = (
     "checkpoint_every",
     "checkpoint_minutes",
@@ -45,18 +46,27 @@ class Streaming:
             they begin again, what they had is lost. "stop": they are cancelled.
         keep_stopped: what was generated of a rollout that is stopped, by this or by the recipe, is kept, and a rollout of
             its prompt goes on from there where that prompt is drawn again while the recipe's `max_staleness` allows it.
+        backend: what generates. "own": our sampler; "vllm": vLLM's asynchronous engine, which is to be installed.
 
     Raises:
-        ValueError: another policy for straddlers.
+        ValueError: another policy for straddlers, or another back-end; vLLM without overlap.
     """
 
     overlap: bool = True
     straddlers: Straddlers = "continue"
     keep_stopped: bool = False
+    backend: Generator = "own"
 
     def __post_init__(self) -> None:
         if self.straddlers not in get_args(Straddlers):
             raise ValueError(f"straddlers must be one of {', '.join(get_args(Straddlers))}, got {self.straddlers!r}")
+        if self.backend not in get_args(Generator):
+            raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
+        if self.backend == "vllm" and not self.overlap:
+            raise ValueError(
+                "vLLM generates in processes of its own, so that a run depends on the clock: leave out --no-overlap "
+                "(overlap=False), or take our own back-end (--backend own)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -88,19 +88,8 @@ class LocalBackend:
         return max(0, self.slots - len(self._running) - len(self._waiting))
 
     def start(self, rows: Sequence[Row]) -> None:
-        there = {row.rollout for row in (*self._running, *self._waiting)}
-        for row in rows:
-            if row.rollout in there:
-                raise ValueError(f"rollout {row.rollout} runs already")
-            if not row.tokens or len(row.tokens) > self._longest:
-                raise ValueError(
-                    f"rollout {row.rollout}: expected a prompt of 1 to {self._longest} tokens, got {len(row.tokens)}"
-                )
-            if len(row.begun) >= self._sampling.max_new_tokens:
-                raise ValueError(
-                    f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have"
-                )
-            there.add(row.rollout)
+        there = [row.rollout for row in (*self._running, *self._waiting)]
+        refuse_unfit(rows, there, self._longest, self._sampling.max_new_tokens)
         self._waiting.extend(rows)
 
     def abort(self, rollouts: Sequence[int]) -> None:
@@ -242,6 +231,31 @@ class LocalBackend:
             spans_of(self._versions_RT[at, new].tolist()),
             "aborted" if aborted else stopped,
         )
+
+
+def refuse_unfit(rows: Sequence[Row], running: Iterable[int], longest_prompt: int, max_new_tokens: int) -> None:
+    """Refuse rows that cannot run, before any of them is taken.
+
+    Args:
+        rows: to be started.
+        running: rollouts that are there already.
+        longest_prompt: tokens that a prompt may have.
+        max_new_tokens: tokens that a completion may have.
+
+    Raises:
+        ValueError: names the first of them, and why.
+    """
+    there = set(running)
+    for row in rows:
+        if row.rollout in there:
+            raise ValueError(f"rollout {row.rollout} runs already")
+        if not row.tokens or len(row.tokens) > longest_prompt:
+            raise ValueError(
+                f"rollout {row.rollout}: expected a prompt of 1 to {longest_prompt} tokens, got {len(row.tokens)}"
+            )
+        if len(row.begun) >= max_new_tokens:
+            raise ValueError(f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have")
+        there.add(row.rollout)
 
 
 def slots_of(sampling: Sampling, longest_prompt: int) -> int:
