@@ -527,6 +527,9 @@ def darts(
     max_redundancy: float = 2.0,
     tail: Literal["exact", "sampled", "none"] = "exact",
     deviation: advantages.Deviation | None = None,
+    latency: tuple[tuple[int, float], ...] | None = None,
+    solved: float | None = None,
+    share: float = 0.1,
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -542,6 +545,11 @@ def darts(
             solved, trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned
             from.
         deviation: as for `grpo`.
+        latency: seconds for a token by how many rollouts are decoded at once, (1, 0.002), (64, 0.004), ...: how many
+            rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. None: half the redundancy.
+        solved: with tail="sampled", prompts that succeeded so often in the visits before have no tail, but for `share` of
+            their visits, which stand for all; in (0, 1]. None: all have one.
+        share: in (0, 1].
 
     Raises:
         ValueError: a number out of its range.
@@ -549,11 +557,17 @@ def darts(
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)
     _one_of("tail", tail, ("exact", "sampled", "none"))
+    if solved is not None and tail != "sampled":
+        raise ValueError(
+            f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
+        )
     size = sizes.Redundant(mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
+    if latency is not None:
+        size = sizes.Priced(max_redundancy, latency)
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)
-    stop = None if tail == "exact" else stops.SampledTail()
+    stop = None if tail == "exact" else stops.SampledTail(solved, share)
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),

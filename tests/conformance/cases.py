@@ -56,6 +56,7 @@ RECIPES = {
     "pods_percentile": recipes.pods(4, 8, 4, rule="percentile"),
     "darts_exact": recipes.darts(4, 3, 1),
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
+    "darts_whole": recipes.darts(4, 3, 1, tail="sampled", latency=((1, 1.0), (64, 3.0)), solved=0.5, share=0.5),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
     "pilot_commit_and_pods": recipes.mix(PC, recipes.pods(4, 8, 4)),
     "dapo_and_darts": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1)),

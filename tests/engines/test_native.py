@@ -367,7 +367,7 @@ def test_payloads_are_released(trainer_of, name):
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer.roller._release(trainer.allocator.ask())
+    trainer.roller.release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
     assert set(trainer.roller.generations) == held != set()
 

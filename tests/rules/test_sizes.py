@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollalloc.core.group import GroupView
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
-from rollalloc.rules.sizes import Fixed, Knapsack, Redundant
+from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant
 
 NAN = float("nan")
 
@@ -140,3 +140,59 @@ def test_knapsack_finds_the_best_of_all_allocations(beliefs, mean, more):
 def test_knapsack_refuses(wrong, message):
     with pytest.raises(ValueError, match=message):
         Knapsack(**wrong)
+
+
+def priced(latency, laws, rows=4, longest=1, most=2.0):
+    """Sizes for prompts of these means and deviations of the logarithm of lengths."""
+    ledger = Ledger(len(laws), stops=True)
+    ledger.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
+    ledger.length_std_N[:] = 1.0
+    view = View.of(len(laws), ledger=ledger, rows=rows, longest=longest)
+    return list(Priced(most, latency)([GroupView.of([], prompt=g, group=g) for g in range(len(laws))], view, {}))
+
+
+WIDE, NARROW = (5.0, 0.9), (5.0, 0.01)
+FLAT, STEEP = (
+    ((1, 1.0), (100, 1.0)),
+    ((1, 0.01), (100, 1.0)),
+)  # a token costs the same beside others; or by their number
+
+
+def test_redundancy_is_bought_where_it_is_free():
+    assert sum(priced(FLAT, [WIDE] * 4)) == 32  # as many as there may be: the K-th ends sooner, and nothing is dearer
+    assert sum(priced(STEEP, [WIDE] * 4)) < 32
+    assert sum(priced(STEEP, [NARROW] * 4)) == 16  # equal lengths: nothing ends sooner, each one more is dearer
+
+
+def test_the_price_of_redundancy_is_monotone():
+    totals = [sum(priced(((1, 1.0), (32, 1.0 + slope)), [WIDE] * 4)) for slope in (0.0, 0.5, 2.0, 8.0, 32.0)]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] > totals[-1]
+
+
+def test_the_time_is_that_of_a_batch_told_out_by_hand():
+    """Two lengths' worth of time: 3 rollouts of a group run, then, one having ended, the others but one are stopped."""
+    longer_GX = np.array([[1.0, 2 / 3, 1 / 3, 0.0]])
+    rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
+    # 3 running: 2 s; then 1 ended and K = 1: one of two goes on, 1 s; it still runs then with chance 1/2; then it does not
+    assert rule.seconds(np.array([3]), longer_GX, 1, 1, 10.0) == pytest.approx(10 * (2 + 1 + 1 / 2))
+    # without a tail: over when the first has ended
+    assert rule.seconds(np.array([3]), longer_GX, 1, 0, 10.0) == pytest.approx(10 * 2)
+    # beyond the last point they wait for each other
+    assert rule.seconds(np.array([6]), longer_GX, 9, 0, 1.0) == pytest.approx(2 * 6 / 3 + 2 * 4 / 3 + 1.5)
+
+
+def test_without_a_law_half_of_the_redundancy_is_given():
+    assert sizes(Priced(2.0, FLAT), [NAN, NAN], rows=4) == [6, 6]
+    assert priced(FLAT, [(NAN, NAN), (NAN, NAN)]) == [6, 6]
+    assert sum(priced(STEEP, [(NAN, NAN), NARROW])) == 8  # the other's law
+
+
+@pytest.mark.parametrize(
+    "latency", [(), ((0, 1.0),), ((2, 1.0), (1, 1.0)), ((1, 0.0),), ((1, 1.0), (1, 2.0)), "fast", 3]
+)
+def test_a_curve_is_refused_that_is_none(latency):
+    with pytest.raises(ValueError, match="latency must be pairs of rollouts"):
+        Priced(2.0, latency)
+    with pytest.raises(ValueError, match="max_factor must be at least 1"):
+        Priced(0.5, FLAT)

@@ -8,6 +8,7 @@ import pytest
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Sample, View
 from rollalloc.core.seeds import rng
+from rollalloc.rules.rows import ShortestAndLongest
 from rollalloc.rules.stops import SampledTail
 
 
@@ -56,3 +57,56 @@ def test_the_sample_is_uniform():
 
 def test_it_is_asked_once_k_rollouts_are_there():
     assert SampledTail().least_scored(View.of(rows=8, longest=1)) == 7
+
+
+def visited(successes, attempts, **group):
+    """A group whose prompt has been visited before."""
+    view = GroupView.of(**group)
+    view._ledger.attempts_N[0], view._ledger.successes_N[0] = attempts, successes
+    return view
+
+
+@pytest.mark.parametrize(
+    ("successes", "attempts", "is_solved"), [(9, 10, True), (8, 10, False), (0, 0, False), (10, 10, True)]
+)
+def test_a_solved_prompt_has_a_tail_in_a_share_of_its_visits(successes, attempts, is_solved):
+    """2,000 seeds, a share of 1/4: the count within 5 standard deviations with probability above 1 - 1e-5."""
+    group = visited(successes, attempts, metrics=[1, 1], running=[1, 2, 3])
+    view, rule, seeds = View.of(rows=3, longest=1), SampledTail(solved=0.9, share=0.25), 2000
+    made = [rule(group, view, rng(seed, "stop")) for seed in range(seeds)]
+    tails = [sample for sample in made if sample.kept]
+    expected = seeds * (0.25 if is_solved else 1)
+    assert abs(len(tails) - expected) <= 5 * np.sqrt(seeds * 3 / 16) * is_solved
+    assert {chance for sample in tails for chance in sample.kept.values()} == {0.25 / 3 if is_solved else 1 / 3}
+    assert {len(sample.cancel) for sample in tails} == {2}
+    assert all(sorted(sample.cancel) == sorted(group.running) for sample in made if not sample.kept)
+
+
+def test_a_solved_prompts_few_late_rows_stand_for_all():
+    """Summed over 20,000 seeds, weight · length of late rows is unbiased: within 5 standard errors, as above."""
+    lengths, view, seeds = [40, 50, 60], View.of(rows=3, longest=1), 20_000
+    running = visited(1, 1, metrics=[1, 1], running=lengths)
+    rule, totals = SampledTail(solved=1.0, share=0.2), []
+    for seed in range(seeds):
+        kept = rule(running, view, rng(seed, "stop")).kept
+        done = [lengths[rollout - 2] for rollout in sorted(kept)]
+        group = GroupView.of([1] * (2 + len(done)), tokens=[1, 2, *done], cancelled=3 - len(done))
+        group._group.kept = dict.fromkeys(range(2, 2 + len(done)), *kept.values()) if kept else {}
+        chosen_M, weights_M = ShortestAndLongest(2, 1)(group, view, rng(0, "rows"))
+        assert {0, 1} <= set(chosen_M.tolist())
+        late = chosen_M >= 2
+        totals.append(float((group.tokens_G[chosen_M] * weights_M)[late].sum()))
+    assert abs(np.mean(totals) - sum(lengths)) < 5 * np.std(totals) / np.sqrt(seeds)
+
+
+def test_where_all_late_ones_were_stopped_no_early_one_passes_for_the_longest():
+    group = GroupView.of([1, 1, 1], tokens=[5, 1, 3], cancelled=2)
+    chosen_M, weights_M = ShortestAndLongest(2, 1)(group, View.of(rows=3, longest=1), rng(0, "rows"))
+    assert chosen_M.tolist() == [1, 2]
+    assert weights_M.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("given", [{"solved": 0}, {"solved": 1.1}, {"share": 0}, {"solved": 0.5, "share": 1.5}])
+def test_refuses(given):
+    with pytest.raises(ValueError, match="must be"):
+        SampledTail(**given)

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args, get_type_hints
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.names import DESCRIPTION
-from rollalloc.engines.settings import NEWER, SAVING, Settings
+from rollalloc.engines.settings import ASYNC, NEWER, SAVING, Settings
 from rollalloc.named import make_recipe
 from rollalloc.regular import read_text
 
@@ -80,6 +80,7 @@ class Run:
         parameters: of the recipe.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
+        staleness: instead of the recipe's `max_staleness`; None: that.
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
         track: trackers that its metrics go to as well (see `rollalloc.engines.trackers`); they change nothing.
@@ -93,6 +94,7 @@ class Run:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Settings
     max_rollouts: int | None = None
+    staleness: int | None = None
     label: str = ""
     task: str = ""
     track: tuple[str, ...] = ()
@@ -100,14 +102,18 @@ class Run:
     def __post_init__(self) -> None:
         if self.max_rollouts is not None:
             at_least("max_rollouts", self.max_rollouts, 1)
+        if self.staleness is not None:
+            at_least("staleness", self.staleness, 0)
 
     def made_recipe(self) -> Recipe:
-        """The recipe, with the run's budget.
+        """The recipe, with the run's budget and staleness.
 
         Raises:
             ValueError: it cannot be made.
         """
         recipe = make_recipe(self.recipe, self.parameters)
+        if self.staleness is not None:
+            recipe = replace(recipe, max_staleness=self.staleness)
         if self.max_rollouts is None:
             return recipe
         return replace(recipe, budget=replace(recipe.budget, run_rollouts=self.max_rollouts))
@@ -120,9 +126,11 @@ class Run:
     def description(self) -> dict[str, Any]:
         """The run as plain data: what must be equal for a finished run to be used again."""
         described = asdict(self)
-        for name in SAVING:
+        for name in (*SAVING, *(ASYNC if self.settings.engine == "sync" else ())):
             del described["settings"][name]
         del described["track"]
+        if self.staleness is None:
+            del described["staleness"]
         # What came later is left out where it says nothing new, so that a run of before is still the same run.
         for name in ("ledger", "lora"):
             if described["source"][name] is None:

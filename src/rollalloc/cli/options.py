@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_WHAT, _HOW, _WHERE = "What to train on", "Training", "Output"
+_WHAT, _HOW, _STREAM, _WHERE = "What to train on", "Training", "Streaming", "Output"
 
 
 def _option(help: str, panel: str, **others: Any) -> Any:
@@ -127,6 +127,22 @@ class Given:
     overlong_buffer: Annotated[
         int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
+    engine: Annotated[str, _option("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
+    staleness: Annotated[
+        int | None,
+        _option("Updates that a rollout may be old, instead of the recipe's own; async trains beside it.", _STREAM),
+    ] = None
+    max_rows: Annotated[int | None, _option("Rollouts that are decoded at once at most.", _STREAM)] = None
+    straddlers: Annotated[
+        str, _option("async: rollouts that an update finds running: continue, restart or stop.", _STREAM)
+    ] = "continue"
+    keep_stopped: Annotated[
+        bool, _option("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM)
+    ] = False
+    overlap: Annotated[
+        bool, _option("async: generation in a process of its own; without, runs are repeatable.", _STREAM)
+    ] = True
+    backend: Annotated[str, _option("async: what generates, own or vllm, where that is installed.", _STREAM)] = "own"
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
     features: Annotated[
         str | None,

@@ -14,7 +14,7 @@ from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape
-from rollalloc.engines.settings import Settings
+from rollalloc.engines.settings import Generator, Settings, Straddlers, Streaming
 from rollalloc.named import RECIPES, make_recipe
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
@@ -27,6 +27,7 @@ _OF_OWN_RUNS = (
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
     *("lora", "lora_alpha", "lora_target"),
 )
+_OF_STREAMING = ("straddlers", "keep_stopped", "overlap", "backend")  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -39,8 +40,17 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     """
     if (given.task is None) == (given.model is None):
         raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
+    useless = [name for name in _OF_STREAMING if getattr(given, name) != getattr(Given, name)]
+    if given.engine == "sync" and useless:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        raise ValueError(
+            f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
+        )
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
-    run = replace(run, track=tuple(given.track or ()))
+    run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
+    if given.max_rows is not None:
+        sampling = replace(run.settings.sampling, max_rows=given.max_rows)
+        run = replace(run, settings=replace(run.settings, sampling=sampling))
     make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
     return run
 
@@ -139,6 +149,13 @@ def _update(given: Given) -> dict[str, Any]:
         "precision": given.precision,
         "sampling_dtype": given.sampling_dtype,
         "gradient_checkpointing": given.gradient_checkpointing,
+        "engine": given.engine,
+        "streaming": Streaming(
+            overlap=given.overlap,
+            straddlers=cast("Straddlers", given.straddlers),
+            keep_stopped=given.keep_stopped,
+            backend=cast("Generator", given.backend),
+        ),
     }
 
 

@@ -115,6 +115,12 @@ def train(
         say(console, f"resuming; the newest checkpoint is that after batch {at}")
     if run.max_rollouts is None and run.settings.target is None:
         say(console, "no --max-rollouts and no --target: the run goes on until nothing is left to learn", "yellow")
+    if given.engine == "async" and run.made_recipe().max_staleness == 0:
+        say(
+            console,
+            f"{run.recipe} trains on the newest weights only, so nothing overlaps; --staleness 1 allows it",
+            "yellow",
+        )
     if run.source.heldout is None:
         say(console, "no --heldout prompts: the accuracy will not be known", "yellow")
     progress = RunProgress(console, run.max_rollouts)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 Tokens = Sequence[int]
@@ -114,9 +114,12 @@ def _can_share(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     rope: Any = getattr(config, "rope_parameters", None)
     rotary = rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
-    return (
-        rotary and not model.training and all(type(one) is DynamicLayer for one in DynamicCache(config=config).layers)
-    )
+    return rotary and not model.training and appends_only(config)
+
+
+def appends_only(config: PretrainedConfig) -> bool:
+    """Whether a model's cache is nothing but the keys and values of every token, in order."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:

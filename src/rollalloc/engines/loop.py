@@ -50,16 +50,28 @@ class Rolls(Protocol):
     generations: Any
     outcomes: Outcomes
 
-    def capacity(self) -> int | None:
-        """How many rollouts may be begun now; None: any number."""
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
         ...
 
-    def carry_out(self, actions: Actions, allocator: Allocator) -> None:
-        """Do what the actions say but train, and tell what happened since."""
+    def go_on(self, allocator: Allocator) -> None:
+        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+        ...
+
+    def updated(self, version: int) -> None:
+        """The weights changed, as the allocator was told."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, and how."""
         ...
 
     def drain(self, allocator: Allocator) -> None:
-        """Let what is under way end, and tell it."""
+        """Let what is under way end, and tell it, where it would be paid twice."""
+        ...
+
+    def close(self) -> None:
+        """The run pauses or ends."""
         ...
 
 
@@ -143,6 +155,12 @@ class Loop:
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
+        try:
+            return self._run_in_place(overwrite=overwrite)
+        finally:
+            self.roller.close()
+
+    def _run_in_place(self, *, overwrite: bool) -> str:
         if self.place is None:
             return self._run()
         if self._saved_at is None:
@@ -173,7 +191,9 @@ class Loop:
                 why = self._roll_out()
             if batch := self.allocator.batch:
                 # The batch's own weights come too late for the points that its rollouts went beyond.
-                self._evaluate_until(self.allocator.paid - 1)
+                before = self.allocator.paid - 1
+                self._between()
+                self._evaluate_until(before)
                 self._train_on(batch)
                 why = self._why_stop()
                 if why is None:
@@ -184,8 +204,7 @@ class Loop:
     def _roll_out(self) -> str | None:
         """Have the allocator's orders carried out; says why the run is over, if it is."""
         started = time.perf_counter()
-        actions = self.allocator.ask(self.roller.capacity())
-        self.roller.carry_out(actions, self.allocator)
+        actions = self.roller.advance(self.allocator)
         self.counters.seconds += time.perf_counter() - started
         paid, accounts = self.allocator.paid, self.allocator.accounts()
         if actions.finished is None or 2 * accounts["failed"] <= paid:
@@ -212,6 +231,7 @@ class Loop:
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
         self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
+        self.roller.updated(self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
@@ -221,7 +241,7 @@ class Loop:
                 "kind": "batch",
                 "batch": self.counters.batches,
                 **self.counters.made,
-                **self.roller.outcomes.figures(),
+                **self.roller.figures(),
                 "rows": len(batch.rows),
                 "replayed": sum(row.replays > 0 for row in batch.rows),
                 "groups": groups,
@@ -235,6 +255,10 @@ class Loop:
                 "update_seconds": round(seconds, 4),
             }
         )
+
+    def _between(self) -> None:
+        """While a batch is evaluated or trained: let what comes next go on."""
+        self.roller.go_on(self.allocator)
 
     def _evaluate_until(self, rollouts: int) -> None:
         """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""

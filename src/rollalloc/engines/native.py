@@ -20,10 +20,13 @@ from rollalloc.engines.grid import Grid, patient
 from rollalloc.engines.loop import Listener, Loop, ScoringFailed
 from rollalloc.engines.names import ROLLOUTS
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.results import Rollouts
 from rollalloc.engines.rollouts import Roller
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import NativeState
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.engines.streaming.begin import begin
+from rollalloc.engines.streaming.streamer import Streamer
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 
@@ -62,14 +65,14 @@ class Trainer(Loop):
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.policy, self.train, self.scorer, self.heldout = policy, train, scorer, heldout
+        self.policy, self.train, self.scorer, self.heldout, self.settings = policy, train, scorer, heldout, settings
         place = RunFolder(folder) if isinstance(folder, Path) else folder
         allocator = Allocator(
             recipe, train.prompt_set.table(None if features is None else features.blocks, priors), settings.seed
         )
         logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
         self.behaviour = Behaviour(policy, settings.sampling_dtype)
-        roller = Roller(self.behaviour, train, scorer, settings.sampling, settings.seed, logged)
+        roller = self._rollouts(logged)
         updater = Updater(policy, train.tokens, settings)
         state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
         super().__init__(
@@ -88,9 +91,20 @@ class Trainer(Loop):
             place=place,
             listener=listener,
         )
+        updater.between = self._between
 
-    roller: Roller
+    roller: Rollouts
     updater: Updater
+
+    def _rollouts(self, logged: Path | None) -> Rollouts:
+        """How rollouts are made: the one thing in which the engines differ."""
+        settings = self.settings
+        shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
+        if settings.engine == "sync":
+            return Roller(*shared)
+        if self.policy.adapter is not None:
+            raise ValueError("the asynchronous engine trains all weights; train adapters with engine sync")
+        return Streamer(*shared, begin=begin(self.policy, self.train.tokens, settings), streaming=settings.streaming)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None

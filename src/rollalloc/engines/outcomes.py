@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,9 @@ class RolloutLog:
         tokens: int,
         truncated: bool,
         text: str,
+        versions: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Take down a rollout; `flush` writes it."""
+        """Take down a rollout; `flush` writes it. `versions`: (version, tokens) of one that an update found running."""
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
         line = {
             "rollout": rollout,
@@ -117,6 +118,7 @@ class RolloutLog:
             "group": order.group,
             "stage": order.stage,
             "version": version,
+            **({"versions": versions} if len(versions) > 1 else {}),
             "reward": scored and scored.reward,
             "metric": scored and scored.metric,
             "tokens": tokens,

@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rollalloc.engines.attention import DECODING, decoding_attention
-from rollalloc.engines.likelihood import evaluating, padded, positions, shared_prefix
+from rollalloc.engines.likelihood import appends_only, evaluating, padded, positions, shared_prefix
 from rollalloc.engines.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Generation:
             temperature, top-k and top-p.
         truncated: True where the length limit came before an EOS or another token that ends a rollout.
         cancelled: True where it was stopped before either; the tokens are those so far, none where it had not begun.
+        spans: versions of the weights under which its tokens were sampled, in order, and how many under each; empty where
+            all were sampled under the newest. A checkpoint does not keep them: they are told when it ends.
     """
 
     rollout: int
@@ -67,6 +69,7 @@ class Generation:
     logprobs: NDArray[np.float32]
     truncated: bool
     cancelled: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 OnFinished = Callable[[list[Generation]], Iterable[int]]
@@ -138,7 +141,7 @@ def stream(
             f"each rollout may be requested once, got {twice} {times} times; it would draw the same tokens"
         )
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
-    ends_V = _lookup((*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size)
+    ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
     open_R = np.ones(len(rollout_R), bool)  # not handed over yet
     tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
@@ -234,9 +237,9 @@ def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray
     return key_B
 
 
-def uniforms(keys_B: NDArray[np.uint64], position: int) -> NDArray[np.float64]:
+def uniforms(keys_B: NDArray[np.uint64], position: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Draws uniform on [0, 1), multiples of 2⁻⁵³; each the `position`-th value of SplitMix64 started at its key."""
-    counter = np.array([position * _GOLDEN_GAMMA % 2**64], dtype=np.uint64)
+    counter = np.atleast_1d(np.asarray(position, np.int64)).astype(np.uint64) * np.uint64(_GOLDEN_GAMMA)
     return (_mix(keys_B + counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -246,6 +249,24 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z_B = (z_B ^ (z_B >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z_B = (z_B ^ (z_B >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z_B ^ (z_B >> np.uint64(31))
+
+
+def next_tokens(
+    logits_BV: Tensor, keys_B: NDArray[np.uint64], position: int | NDArray[np.int64], sampling: Sampling
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Each row's next token and its log-probability, in float64.
+
+    Args:
+        logits_BV: of the model, in float32.
+        keys_B: of the rows' draws.
+        position: of the token in its completion, from 0; one for all rows, or shape (B,).
+        sampling: temperature, top-k and top-p.
+    """
+    if sampling.temperature != 1:
+        logits_BV = logits_BV / sampling.temperature
+    logits_BV = restrict(logits_BV, top_k=sampling.top_k, top_p=sampling.top_p)
+    token_B, logprob_B = draw(logits_BV, torch.from_numpy(uniforms(keys_B, position)).to(logits_BV.device))
+    return token_B.cpu().numpy(), logprob_B.cpu().numpy()
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,9 +331,9 @@ class _Wave:
         ends_V: NDArray[np.bool_],
     ) -> None:
         # The prefill is the first step's: a step is where memory may run out.
-        self._begin = partial(_Rows, model, prompts, prompt_B, pad_id)
+        self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
         self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
         self._running_B = np.ones(len(rollouts), bool)
         self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
@@ -329,14 +350,9 @@ class _Wave:
     def step(self) -> list[Generation]:
         """Draw each row's next token; the rollouts that ended with it."""
         rows, at = self._advance(), self._length
-        logits_BV = rows.logits_BV
-        if self._sampling.temperature != 1:
-            logits_BV = logits_BV / self._sampling.temperature
-        logits_BV = restrict(logits_BV, top_k=self._sampling.top_k, top_p=self._sampling.top_p)
-        token_B, logprob_B = draw(logits_BV, torch.from_numpy(uniforms(self._keys_B, at)).to(logits_BV.device))
-        tokens_B = token_B.cpu().numpy()
+        tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._keys_B, at, self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B
-        self._logprobs_BT[self._place_B, at] = logprob_B.cpu().numpy()
+        self._logprobs_BT[self._place_B, at] = logprobs_B
         self._length += 1
         running_B = self._running_B[self._place_B]
         if self._length < self._sampling.max_new_tokens:
@@ -353,7 +369,7 @@ class _Wave:
             if rollout not in self._place_of
         ]
 
-    def _advance(self) -> _Rows:
+    def _advance(self) -> Rows:
         """Rows whose logits are those of the next token."""
         if self._rows is None:
             self._rows = self._begin()
@@ -385,7 +401,7 @@ class _Wave:
         ]
 
 
-class _Rows:
+class Rows:
     """What the model needs beside the next tokens, a row a rollout: the cache, the mask, the positions."""
 
     def __init__(
@@ -396,8 +412,7 @@ class _Rows:
         self._cache = DynamicCache(config=model.config)
         # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
-        everywhere = all(type(layer) is _RoomyLayer for layer in self._cache.layers)
-        self._mask_is_ready = everywhere and model.config._attn_implementation == DECODING
+        self._mask_is_ready = appends_only(model.config) and model.config._attn_implementation == DECODING
         shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
         if shared:
@@ -408,6 +423,12 @@ class _Rows:
         self._position_B = position_BP[:, -1]
         self.logits_BV = self._forward(rest_BP, position_BP)
         self.select(prompt_B)
+
+    @property
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, shape (B, heads, columns, width), the last token in the last column."""
+        layers: list[Any] = self._cache.layers
+        return [(layer.keys, layer.values) for layer in layers]
 
     def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
         """Put what all rows begin with into the cache: computed in one row, then copied."""
@@ -482,8 +503,13 @@ def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
     return roomy_BHSD
 
 
-def _lookup(ids: Sequence[int], size: int) -> NDArray[np.bool_]:
-    """True at each of `ids`, shape (size,)."""
+def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
+    """True at each token that ends a rollout, shape (V,).
+
+    Raises:
+        ValueError: one is outside the vocabulary.
+    """
+    ids, size = (*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size
     for token in ids:
         if not 0 <= token < size:
             raise ValueError(f"an EOS id must lie in the model's vocabulary [0, {size}), got {token}")

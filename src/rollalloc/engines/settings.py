@@ -14,12 +14,16 @@ from rollalloc.engines.schedule import Schedule
 
 Precision = Literal["auto", "fp32", "bf16"]
 SamplingDtype = Literal["float32", "bfloat16", "float16"]
+Engine = Literal["sync", "async"]
+Straddlers = Literal["continue", "restart", "stop"]
+Generator = Literal["own", "vllm"]
 SAVING = (
     "checkpoint_every",
     "checkpoint_minutes",
     "keep_checkpoints",
     "log_rollouts",
 )  # settings that change nothing but what is saved
+ASYNC = ("engine", "streaming")  # settings of the asynchronous engine: a run of the other one does not say them
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _MEMORY = (
     "tokens_per_forward",
@@ -27,6 +31,42 @@ _MEMORY = (
 )  # settings that bound it: a run that ran out may go on with less
 # Settings that came later: what says nothing of them has these values.
 NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """How the asynchronous engine works; see docs/streaming.md.
+
+    Attributes:
+        overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
+            is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
+            depends on no clock.
+        straddlers: what becomes of rollouts that are running when the weights change. "continue": they go on under the new
+            ones; each token's log-probability is that under which it was drawn, which the importance weights use. "restart":
+            they begin again, what they had is lost. "stop": they are cancelled.
+        keep_stopped: what was generated of a rollout that is stopped, by this or by the recipe, is kept, and a rollout of
+            its prompt goes on from there where that prompt is drawn again while the recipe's `max_staleness` allows it.
+        backend: what generates. "own": our sampler; "vllm": vLLM's asynchronous engine, which is to be installed.
+
+    Raises:
+        ValueError: another policy for straddlers, or another back-end; vLLM without overlap.
+    """
+
+    overlap: bool = True
+    straddlers: Straddlers = "continue"
+    keep_stopped: bool = False
+    backend: Generator = "own"
+
+    def __post_init__(self) -> None:
+        if self.straddlers not in get_args(Straddlers):
+            raise ValueError(f"straddlers must be one of {', '.join(get_args(Straddlers))}, got {self.straddlers!r}")
+        if self.backend not in get_args(Generator):
+            raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
+        if self.backend == "vllm" and not self.overlap:
+            raise ValueError(
+                "vLLM generates in processes of its own, so that a run depends on the clock: leave out --no-overlap "
+                "(overlap=False), or take our own back-end (--backend own)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +101,8 @@ class Settings:
             asked to stop, in any case. No checkpoint changes what is trained.
         keep_checkpoints: newest checkpoints to keep, at least 1.
         log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
+        engine: "sync": what is ordered is generated to its end, then a batch is trained. "async": rollouts stream.
+        streaming: how; of the asynchronous engine only.
 
     Raises:
         ValueError: a value out of its range.
@@ -88,6 +130,8 @@ class Settings:
     checkpoint_minutes: float | None = 10.0
     keep_checkpoints: int = 2
     log_rollouts: bool = False
+    engine: Engine = "sync"
+    streaming: Streaming = field(default_factory=Streaming)
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -118,12 +162,19 @@ class Settings:
             )
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        for name, known in (("precision", get_args(Precision)), ("sampling_dtype", get_args(SamplingDtype))):
+        choices = (
+            ("precision", get_args(Precision)),
+            ("sampling_dtype", get_args(SamplingDtype)),
+            ("engine", get_args(Engine)),
+        )
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.engine == "async" and self.sampling_dtype != "float32":
+            raise ValueError(f"the asynchronous engine samples in float32, got sampling_dtype {self.sampling_dtype!r}")
 
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
-        may_differ = (*SAVING, *_ENDING, *_MEMORY)
+        may_differ = (*SAVING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ()))
         said = {name: value for name, value in describe(self).items() if name not in may_differ}
         return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

@@ -21,7 +21,7 @@ from rollalloc.engines import checkpoint
 from rollalloc.engines.checkpoint import Checkpoint
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.rollouts import Roller
+from rollalloc.engines.results import Rollouts
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Updater
 
@@ -209,7 +209,7 @@ class NativeState(RunState):
         heldout: HeldOut | None,
         settings: Settings,
         allocator: Allocator,
-        roller: Roller,
+        roller: Rollouts,
         updater: Updater,
     ) -> None:
         super().__init__(settings, allocator, roller, updater)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -71,6 +71,7 @@ class Updater:
         optimizer: AdamW.
         steps: taken so far.
         reference: a frozen copy of the initial policy's model; None without a KL term.
+        between: called after each forward pass, backward pass included: a moment for others.
     """
 
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
@@ -83,6 +84,7 @@ class Updater:
             weight_decay=settings.weight_decay,
         )
         self.steps = 0
+        self.between: Callable[[], None] = _nothing
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
             pass
@@ -191,6 +193,7 @@ class Updater:
         for part in passes(needed, settings.tokens_per_forward):
             loss, sums = self._loss(part)
             loss.backward()
+            self.between()
             figures["loss"] += loss.item()
             for name, of_tokens in sums.items():
                 figures[name] += of_tokens / tokens
@@ -224,6 +227,7 @@ class Updater:
         for part in passes(examples, self.settings.tokens_per_forward):
             with torch.no_grad():
                 logprobs_BT, mask_BT = self._logprobs(model, part)
+            self.between()
             yield from ((each, l_T[m_T].cpu()) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
@@ -282,6 +286,10 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
         part.append(example)
     if part:
         yield part
+
+
+def _nothing() -> None:
+    pass
 
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:

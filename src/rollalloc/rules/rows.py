@@ -271,8 +271,8 @@ class ShortestAndLongest:
 
     over all late rollouts that would not fail nor be truncated, whatever f. For that, one that was kept and failed, or was
     truncated, is left out and nothing takes its place or its weight: the group then has fewer rows. Where no more than L
-    were running q is 1, and nothing was stopped. Where the rule was never asked, since all ended at once, none is late, and
-    the L longest are taken, with weight 1.
+    were running q is 1, and nothing was stopped. Where the rule stopped all that ran, none stands for them. Where it was
+    never asked, since all ended at once, none is late, and the L longest are taken, with weight 1.
 
     DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest; weights by Horvitz and Thompson,
     Journal of the American Statistical Association 47, 1952.
@@ -301,7 +301,7 @@ class ShortestAndLongest:
         early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
         # Truncated last, then by length, then by id.
         early.sort(key=lambda g: (done_G[g].truncated, done_G[g].tokens))
-        if kept:
+        if kept or group.cancelled:
             tail = [g for g in range(len(done_G)) if done_G[g].rollout in kept and not done_G[g].truncated]
         else:
             whole = sum(not done.truncated for done in done_G)
@@ -319,7 +319,7 @@ class ShortestAndLongest:
                 abs(weight * chance - 1) < 1e-9 for weight, chance in zip(weights, probability, strict=True)
             )
         }
-        if group.kept:
+        if group.kept or group.cancelled:
             early = sorted(lengths[g] for g in range(group.scored) if not late[g] and not truncated[g])
             taken = sorted(lengths[g] for g in kept if not late[g] and not truncated[g])
             return own | {

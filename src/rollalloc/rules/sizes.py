@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from math import inf, log
+from math import erfc, inf, log, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least, rows_of
+
+_POINTS, _FAR = (
+    64,
+    2.5,
+)  # lengths at which a batch's running rollouts are counted, up to so many deviations of the logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,104 @@ class Redundant:
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
             ),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest.
+
+        T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
+                                        min(L, M_i S_i(x_i)) S_i(x)/S_i(x_i)   from then on, since the others are stopped
+
+    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the ledger believes, and
+    t(c) the seconds of a token where c rollouts are decoded, between the points of `latency` as on a line. Beyond the last
+    point rollouts wait, so that t grows in proportion. Expectations stand for what is random. A rollout more in a group
+    makes its K-th end sooner, and each step dearer. Of as many numbers as there may be rollouts in a group all are tried.
+    A prompt without a law has the mean of the others'; where none has one, as in a first batch and under a recipe that
+    stops nothing, half of the redundancy is given.
+
+    The total of DARTS, arXiv 2605.30859, which takes it from the derivative of an efficiency less λT, by the same T with
+    expected order statistics.
+
+    Attributes:
+        max_factor: rollouts for each row at most, at least 1.
+        latency: (rollouts, seconds for a token of each) points, rollouts growing; at least one.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    reads_rows: ClassVar = True
+
+    max_factor: float
+    latency: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.max_factor >= 1:
+            raise ValueError(f"max_factor must be at least 1, got {self.max_factor!r}")
+        try:
+            points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in self.latency)
+        except (TypeError, ValueError):
+            points = ()
+        numbers = [rollouts for rollouts, _ in points]
+        if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or min(s for _, s in points) <= 0:
+            raise ValueError(
+                "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
+                f"((1, 0.002), (64, 0.004)), got {self.latency!r}"
+            )
+        object.__setattr__(self, "latency", points)
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
+        rows, most = rows_of(view), int(self.max_factor * rows_of(view) + 1e-9)
+        longer_GX, step = self._longer(groups, view)
+        if longer_GX is None:
+            return Redundant((1 + self.max_factor) / 2, self.max_factor)(groups, view, memory)
+        tried = [Redundant(mean / rows, self.max_factor)(groups, view, memory) for mean in range(rows, most + 1)]
+        seconds = [
+            self.seconds(np.asarray(sizes), longer_GX, rows - view.longest, view.longest, step) for sizes in tried
+        ]
+        return tried[int(np.argmin(seconds))]
+
+    def seconds(
+        self, size_G: NDArray[np.int64], longer_GX: NDArray[np.float64], shortest: int, longest: int, step: float
+    ) -> float:
+        """T, for so many rollouts of each group, by steps of `step` tokens."""
+        left_GX = size_G[:, None] * longer_GX
+        late_GX = size_G[:, None] - left_GX >= shortest
+        at_G = np.where(late_GX.any(axis=1), late_GX.argmax(axis=1), -1)
+        then_G1 = np.maximum(left_GX[np.arange(len(size_G)), at_G], 1e-300)[:, None]
+        running_X = np.where(late_GX, left_GX * np.minimum(1.0, longest / then_G1), left_GX).sum(axis=0)
+        numbers, seconds = np.array(self.latency).T
+        each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
+        return float((each_X * np.minimum(1.0, running_X)).sum() * step)
+
+    def _longer(self, groups: Sequence[GroupView], view: View) -> tuple[NDArray[np.float64] | None, float]:
+        """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
+        laws_2N = view.ledger.log_length_2N
+        if laws_2N is None:
+            return None, 0.0
+        prompts = [group.prompt for group in groups]
+        mean_G, var_G = (laws_2N[at][prompts].astype(np.float64) for at in (0, 1))
+        known_G = ~np.isnan(mean_G)
+        if not known_G.any():
+            return None, 0.0
+        mean_G[~known_G], var_G[~known_G] = mean_G[known_G].mean(), var_G[known_G].mean()
+        std_G = np.sqrt(np.maximum(var_G, 1e-12))
+        furthest = float(np.exp(mean_G + _FAR * std_G).max())
+        x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS
+        far_GX = (np.log(x_X) - mean_G[:, None]) / std_G[:, None]
+        return np.vectorize(erfc)(far_GX / sqrt(2)) / 2, furthest / _POINTS
+
+    def promises(
+        self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
+    ) -> dict[str, bool]:
+        mean_factor = sum(sizes) / (len(groups) * rows_of(view))
+        within = 1 - 1e-9 <= mean_factor <= self.max_factor + 1e-9
+        return {"between the rows and `max_factor` times as many on average": within} | (
+            Redundant(max(1.0, min(mean_factor, self.max_factor)), self.max_factor).promises(
+                sizes, groups, view, memory
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

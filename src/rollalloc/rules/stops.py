@@ -20,10 +20,36 @@ class SampledTail:
     r that run goes on with probability L / r, or 1 where no more than L run, and the group keeps that with it. With L = 0
     nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout can be
     known to be the longest while others run.
+
+    A prompt whose earlier visits succeeded at a rate of `solved` at least has no tail, but for a share `share` of its
+    visits, by a draw of its own: there each goes on with probability `share` · L / r, so that the few stand for all.
+
+    Attributes:
+        solved: in (0, 1]; None: every prompt has its tail.
+        share: in (0, 1].
+
+    Raises:
+        ValueError: a number out of its range.
     """
 
     reads: ClassVar = ("truncated_G",)
     reads_rows: ClassVar = True
+
+    solved: float | None = None
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.solved is not None and not 0 < self.solved <= 1:
+            raise ValueError(f"solved must be a success rate in (0, 1], or None, got {self.solved!r}")
+        if not 0 < self.share <= 1:
+            raise ValueError(
+                f"share must be in (0, 1], or no late rollout of a solved prompt is seen, got {self.share!r}"
+            )
+
+    @property
+    def reads_rate(self) -> bool:
+        """Whether the metric must be a success rate."""
+        return self.solved is not None
 
     def least_scored(self, view: View) -> int:
         """K: scored rollouts before which nothing is stopped."""
@@ -37,13 +63,23 @@ class SampledTail:
         # A group of which some were kept has its sample already; looking again would thin it out.
         if not group.kept.keys().isdisjoint(running):
             return ()
+        share = 1.0
+        if tail and self._is_solved(group):
+            share = self.share
+            if rng.random() >= share:
+                return Sample(running, {})
         if len(running) <= tail:
-            return Sample((), dict.fromkeys(running, 1.0))
+            return Sample((), dict.fromkeys(running, share))
         kept = set(rng.permutation(len(running))[:tail].tolist())
         return Sample(
             [rollout for at, rollout in enumerate(running) if at not in kept],
-            {running[at]: tail / len(running) for at in sorted(kept)},
+            {running[at]: share * tail / len(running) for at in sorted(kept)},
         )
+
+    def _is_solved(self, group: GroupView) -> bool:
+        """By the visits before this one: what is known does not change while the group runs."""
+        record = group.record
+        return self.solved is not None and record.attempts > 0 and record.successes >= self.solved * record.attempts
 
     def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(
@@ -54,11 +90,15 @@ class SampledTail:
         running = set(group.running)
         due = whole >= rows_of(view) - view.longest and not running & set(group.kept)
         left = running - set(stopped)
+        share = self.share if view.longest and self._is_solved(group) else 1.0
+        none_kept = share < 1 and due and not left
         return {
             "only rollouts that run are stopped": set(stopped) <= running,
             "none is stopped before K of its stage are there, nor twice": due or not stopped,
-            "then just L go on": not due or len(left) == min(view.longest, len(running)),
-            "each that goes on is recorded, with the share of those running that do": (
-                kept == (dict.fromkeys(left, len(left) / len(running)) if due and running else {})
+            "then just L go on, or none of a solved prompt": (
+                not due or none_kept or len(left) == min(view.longest, len(running))
+            ),
+            "each that goes on is recorded, with the share of those running that do, of a solved prompt's visits, too": (
+                kept == (dict.fromkeys(left, share * len(left) / len(running)) if due and running else {})
             ),
         }

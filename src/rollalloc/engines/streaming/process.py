@@ -1,0 +1,250 @@
+"""A back-end in a process of its own, so that what is generated and what is trained do not wait for each other.
+
+A tiny model's time is Python's, which threads would share; so it is a process, with a model of its own. Weights reach it
+through shared memory, everything else through a pipe, and it ends when the pipe does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollalloc.engines import checkpoint
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.stopping import unheard
+from rollalloc.engines.streaming.backend import BackendDied, Ended, Row
+from rollalloc.engines.streaming.local import LocalBackend, slots_of
+from rollalloc.engines.streaming.shared import SharedWeights
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0  # to end in peace
+_GONE = None  # what the reader says when the pipe ends
+
+
+class ProcessBackend:
+    """`LocalBackend` in a process of its own.
+
+    A process that dies is replaced, and what ran there begins again under the newest weights, to the same tokens where these
+    are the same; one that dies again before any rollout has ended is not.
+
+    Args:
+        model: is copied; on the device that it is on.
+        sampling: how.
+        eos_ids: tokens that end a rollout.
+        pad_id: any id in the vocabulary.
+        seed: of the draws.
+        longest_prompt: tokens of the longest prompt that will come.
+        version: of the weights that the model has.
+        threads: of PyTorch's in that process; None: half of this one's.
+
+    Raises:
+        ValueError: as `LocalBackend`, but when the first rollouts are asked for where only the model says it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        seed: int,
+        longest_prompt: int,
+        version: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        self.slots = slots_of(sampling, longest_prompt)
+        self._weights = SharedWeights(checkpoint.weights(model))
+        self._model = pickle.dumps(model)  # as it is: a process that is spawned would share each tensor instead
+        self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
+        self._options = {
+            "sampling": sampling,
+            "eos_ids": tuple(eos_ids),
+            "pad_id": pad_id,
+            "seed": seed,
+            "longest_prompt": longest_prompt,
+        }
+        self._version = version
+        self._rows: dict[int, Row] = {}  # started and not given back
+        self._aborted: set[int] = set()  # of these
+        self._paces: list[tuple[int, float]] = []
+        self._restarts = 0
+        self._ended_since = True  # whether a rollout ended since the process was last replaced
+        self._closed = False
+        self._begin()
+
+    # ------------------------------------------------------------------------------------------------- the interface
+
+    def capacity(self) -> int:
+        return max(0, self.slots - len(self._rows))
+
+    def start(self, rows: Sequence[Row]) -> None:
+        if twice := {row.rollout for row in rows} & self._rows.keys():
+            raise ValueError(f"rollouts {sorted(twice)[:5]} run already")
+        self._rows |= {row.rollout: row for row in rows}
+        self._send("start", list(rows))
+
+    def abort(self, rollouts: Sequence[int]) -> None:
+        running = [rollout for rollout in rollouts if rollout in self._rows]
+        self._aborted.update(running)
+        self._send("abort", running)
+
+    def step(self, wait_s: float) -> list[Ended]:
+        ended: list[Ended] = []
+        until = monotonic() + wait_s
+        while self._rows and not ended:
+            try:
+                said = self._inbox.get(timeout=max(0.0, until - monotonic()))
+                while True:  # and what else is there
+                    ended += self._take(said)
+                    said = self._inbox.get_nowait()
+            except Empty:
+                if monotonic() >= until:
+                    break
+        return ended
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self._copied.wait()  # what it was given last; set as well when the process is gone
+        self._weights.put(weights)
+        self._version = version
+        self._copied.clear()
+        self._send("load", version)
+        if not self._process.is_alive():
+            self._copied.set()
+
+    def paces(self) -> Sequence[tuple[int, float]]:
+        paces, self._paces = self._paces, []
+        return paces
+
+    def figures(self) -> dict[str, Any]:
+        return {"restarts": self._restarts}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._pipe.close()
+        self._process.join(_GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._rows.clear()
+
+    # ----------------------------------------------------------------------------------------------------- the process
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would have the threads' locks, but not the threads
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, self._model, self._weights, self._version, self._options, self._threads)
+        self._process = context.Process(target=_serve, args=arguments, name="rollalloc generator", daemon=True)
+        with unheard():
+            self._process.start()
+        theirs.close()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._copied = threading.Event()
+        self._copied.set()
+        reading = (self._pipe, self._inbox.put, self._copied)
+        threading.Thread(target=_read, args=reading, name="rollalloc generator's pipe", daemon=True).start()
+
+    def _send(self, what: str, with_it: Any) -> None:
+        try:
+            self._pipe.send((what, with_it))
+        except OSError:  # it is gone, as `step` will hear
+            log.debug("could not tell the generator to %s", what)
+
+    def _take(self, said: Any) -> list[Ended]:
+        if said is _GONE:
+            return self._replace()
+        what, with_it = said
+        if what == "failed":
+            raise with_it
+        ended, paces = with_it
+        self._paces += paces
+        for each in ended:
+            del self._rows[each.rollout]
+            self._aborted.discard(each.rollout)
+        self._ended_since = self._ended_since or bool(ended)
+        return ended
+
+    def _replace(self) -> list[Ended]:
+        """The process is gone: begin with another one, and with what ran in it."""
+        self._process.join(_GRACE_S)
+        code = self._process.exitcode
+        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
+        if not self._ended_since:
+            raise BackendDied(
+                f"the process that generates ended {how}, and so did the one before it, without a single rollout between; "
+                "it may lack memory (--slots, --kv-tokens), or the program that began this run has no `if __name__ == "
+                '"__main__":`, which a process that is spawned needs'
+            )
+        log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
+        self._restarts += 1
+        self._ended_since = False
+        self._pipe.close()
+        self._begin()
+        lost = [Ended(rollout, (), np.zeros(0, np.float32), (), "aborted") for rollout in sorted(self._aborted)]
+        for rollout in self._aborted:
+            del self._rows[rollout]
+        self._aborted.clear()
+        self._send("start", list(self._rows.values()))
+        return lost
+
+
+def _read(pipe: Connection, put: Callable[[Any], None], copied: threading.Event) -> None:
+    """Take what comes out of a pipe, at once, so that its writer never waits."""
+    while True:
+        try:
+            said = pipe.recv()
+        except (EOFError, OSError, TypeError):  # TypeError: closed by this process while it waited
+            copied.set()
+            put(_GONE)
+            return
+        if said[0] == "copied":
+            copied.set()
+        else:
+            put(said)
+
+
+def _serve(
+    pipe: Connection, model: bytes, weights: SharedWeights, version: int, options: dict[str, Any], threads: int
+) -> None:
+    """The process: do what is said, decode while anything runs, and say what ended."""
+    torch.set_num_threads(threads)
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides; a pipe that ends says so
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        backend = LocalBackend(pickle.loads(model), version=version, **options)
+        backend.load(weights.views(), version)
+        busy = False
+        while True:
+            while pipe.poll(0 if busy else None):
+                busy = True
+                what, with_it = pipe.recv()
+                if what == "load":
+                    backend.load(weights.views(), with_it)
+                    pipe.send(("copied", with_it))
+                else:
+                    getattr(backend, what)(with_it)
+            ended = backend.step(0)
+            busy = backend.busy
+            if ended:
+                pipe.send(("ended", (ended, backend.paces())))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody is there any more
+    except Exception as error:
+        pipe.send(("failed", error))

@@ -1,0 +1,229 @@
+"""The back-ends: what they sample, and that each rollout comes back once."""
+
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rollalloc.engines import checkpoint
+from rollalloc.engines.likelihood import completion_logprobs
+from rollalloc.engines.sampler import Request, generate
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.streaming.backend import BackendDied, Row
+from rollalloc.engines.streaming.local import LocalBackend, slots_of
+from rollalloc.engines.streaming.process import ProcessBackend
+
+LENGTH = 20
+
+
+def options(policy, **changes):
+    return {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5} | changes
+
+
+def prompts_of_some_length(prompts_of, count):
+    draw = random.Random(7)
+    return [tokens[: draw.randint(1, len(tokens))] for tokens in prompts_of(count).tokens]
+
+
+def drained(backend, rows, pause=lambda: 0):
+    """Every row's end, started as there is room, a few at a time."""
+    left, ended, turns = list(rows), {}, 0
+    wanted = {row.rollout for row in rows}
+    while ended.keys() != wanted:
+        now = min(backend.capacity(), pause() or len(left))
+        backend.start(left[:now])
+        left = left[now:]
+        for each in backend.step(5.0):
+            assert each.rollout not in ended
+            ended[each.rollout] = each
+        turns += 1
+        assert turns < 20_000
+    return ended
+
+
+@pytest.fixture
+def expected(policy, prompts_of):
+    """(tokens of 30 prompts, what each of 6 rollouts of each comes to in waves)."""
+    tokens = prompts_of_some_length(prompts_of, 30)
+    requests = [Request(at, prompt, tuple(range(6 * at, 6 * at + 6))) for at, prompt in enumerate(tokens)]
+    made = generate(policy.model, requests, Sampling(LENGTH), eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=3)
+    return tokens, {each.rollout: each for each in made}
+
+
+def rows_of(tokens, rollouts):
+    return [Row(rollout, rollout // 6, tokens[rollout // 6]) for rollout in rollouts]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 17, 64, 1000])
+def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected, slots):
+    tokens, waves = expected
+    draw = random.Random(slots)
+    rollouts = draw.sample(sorted(waves), len(waves) if slots > 1 else 20)
+    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=slots), **options(policy))
+    ended = drained(backend, rows_of(tokens, rollouts), lambda: draw.randint(1, 4))
+    for rollout, each in ended.items():
+        assert each.tokens == waves[rollout].tokens
+        np.testing.assert_allclose(each.logprobs, waves[rollout].logprobs, atol=1e-4)
+        assert each.end == ("length" if waves[rollout].truncated else "stop")
+        assert each.spans == ((0, len(each.tokens)),)
+    assert backend.capacity() == slots
+    assert {each.end for each in ended.values()} == {"length", "stop"}
+
+
+def test_a_rollout_goes_on_from_what_it_had(policy, expected):
+    tokens, waves = expected
+    draw = random.Random(5)
+    rows = []
+    for rollout, whole in waves.items():
+        begun = whole.tokens[: draw.randint(0, len(whole.tokens) - 1)]
+        rows.append(replace(rows_of(tokens, [rollout])[0], begun=begun))
+    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=16), **options(policy))
+    ended = drained(backend, rows)
+    for row in rows:
+        assert row.begun + ended[row.rollout].tokens == waves[row.rollout].tokens
+        assert ended[row.rollout].end == ("length" if waves[row.rollout].truncated else "stop")
+
+
+def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
+    tokens, waves = expected
+    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=8), **options(policy))
+    backend.start(rows_of(tokens, range(12)))
+    backend.abort([11])  # before it begins
+    ended = {each.rollout: each for _ in range(3) for each in backend.step(0)}
+    running = [rollout for rollout in range(12) if rollout not in ended]
+    backend.abort([running[0], running[3], 999])
+    assert backend.capacity() >= 0
+    ended |= {each.rollout: each for each in drained_rest(backend, 12 - len(ended))}
+    assert ended.keys() == set(range(12))
+    stopped = {rollout for rollout, each in ended.items() if each.end == "aborted"}
+    assert stopped == {running[0], running[3], 11}
+    assert ended[11].tokens == ()
+    for rollout, each in ended.items():
+        assert each.tokens == waves[rollout].tokens[: len(each.tokens)]
+        assert len(each.tokens) == len(waves[rollout].tokens) or rollout in stopped
+
+
+def drained_rest(backend, count):
+    ended = []
+    while len(ended) < count:
+        ended += backend.step(5.0)
+    return ended
+
+
+def changed(model):
+    """Other weights for a model."""
+    made = {name: tensor.detach().clone() for name, tensor in checkpoint.weights(model).items()}
+    with torch.no_grad():
+        for tensor in made.values():
+            tensor.add_(0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
+    return made
+
+
+def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of):
+    policy, tokens = policy_of(), prompts_of(6).tokens
+    own = policy_of()
+    backend = LocalBackend(own.model, Sampling(LENGTH), **options(policy))
+    rows = [Row(rollout, rollout % 6, tokens[rollout % 6]) for rollout in range(60)]
+    backend.start(rows)
+    ended = [each for _ in range(3) for each in backend.step(0)]
+    backend.load(changed(policy.model), 7)
+    ended += drained_rest(backend, 60 - len(ended))
+    assert {each.spans[0][0] for each in ended} == {0}
+    straddling = [each for each in ended if len(each.spans) == 2]
+    assert straddling
+    for each in straddling:
+        assert each.spans == ((0, 3), (7, len(each.tokens) - 3))
+        # the first three are drawn from the old weights, and say so
+        before, _ = completion_logprobs(
+            policy.model, [tokens[each.rollout % 6]], [each.tokens[:3]], pad_id=policy.pad_id, temperature=1.0
+        )
+        np.testing.assert_allclose(each.logprobs[:3], before[0].detach().numpy(), atol=1e-4)
+    backend.start([Row(1000, 0, tokens[0])])
+    [fresh] = drained_rest(backend, 1)
+    assert fresh.spans == ((7, len(fresh.tokens)),)
+    under_new = checkpoint.weights(own.model)
+    assert all(torch.equal(under_new[name], each) for name, each in changed(policy.model).items())
+
+
+def test_rows_are_refused_that_cannot_run(policy):
+    backend = LocalBackend(policy.model, Sampling(2, max_rows=1), **options(policy, longest_prompt=3))
+    backend.start([Row(1, 0, (4, 5))])
+    for row, words in [
+        (Row(1, 0, (4,)), "runs already"),
+        (Row(2, 0, ()), "1 to 3 tokens, got 0"),
+        (Row(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
+        (Row(2, 0, (4,), (4, 4)), "all it may have"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            backend.start([row])
+    assert backend.capacity() == 0
+    assert len(drained_rest(backend, 1)) == 1
+
+
+def test_memory_bounds_the_rows():
+    assert slots_of(Sampling(10, max_rows=8), 6) == 8
+    assert slots_of(Sampling(10, max_rows=8, kv_tokens=47), 6) == 2
+    with pytest.raises(ValueError, match=r"16 tokens, got 15"):
+        slots_of(Sampling(10, kv_tokens=15), 6)
+
+
+def test_weights_that_diverged_are_said(policy_of):
+    policy = policy_of()
+    backend = LocalBackend(policy.model, Sampling(4), **options(policy))
+    backend.start([Row(1, 0, (4, 5))])
+    backend.load({name: each * torch.nan for name, each in checkpoint.weights(policy.model).items()}, 1)
+    with pytest.raises(FloatingPointError, match="diverged"):
+        backend.step(0)
+
+
+@pytest.fixture
+def process(policy):
+    """A back-end in a process of its own; each takes seconds to begin."""
+    backend = ProcessBackend(policy.model, Sampling(LENGTH, max_rows=64), threads=1, **options(policy))
+    yield backend
+    backend.close()
+    backend.close()
+    assert not backend._process.is_alive()
+
+
+def test_a_process_that_dies_is_replaced_once(policy, process, expected):
+    tokens, waves = expected
+    rollouts = range(40)
+    process.start(rows_of(tokens, rollouts))
+    process.abort([39])
+    os.kill(process._process.pid, signal.SIGKILL)
+    ended = {each.rollout: each for each in drained_rest(process, 40)}
+    assert process.figures() == {"restarts": 1}
+    assert ended.keys() == set(rollouts)
+    assert all(ended[each].tokens == waves[each].tokens for each in range(39))
+    # then under new weights, which reach the process that is there now
+    weights = changed(policy.model)
+    process.load(weights, 1)
+    process.load(weights, 2)
+    process.start(rows_of(tokens, range(40, 50)))
+    ended = drained_rest(process, 10)
+    assert {each.spans[0][0] for each in ended} == {2}
+    assert any(each.tokens != waves[each.rollout].tokens for each in ended)
+    assert process.paces()
+    # and twice in a row without a rollout between is too often
+    process.start(rows_of(tokens, range(50, 60)))
+    process._ended_since = False
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(BackendDied, match="SIGKILL"):
+        drained_rest(process, 10)
+
+
+@pytest.mark.slow
+def test_an_error_in_the_process_is_raised_here(policy, process):
+    began = time.monotonic()
+    assert process.step(60.0) == []  # nothing runs, so nothing is waited for
+    assert time.monotonic() - began < 30
+    process.load({name: each * torch.nan for name, each in checkpoint.weights(policy.model).items()}, 1)
+    process.start([Row(1, 0, (4, 5))])
+    with pytest.raises(FloatingPointError, match="diverged"):
+        drained_rest(process, 1)

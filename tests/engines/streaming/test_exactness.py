@@ -1,0 +1,59 @@
+"""Where nothing depends on time, both engines train on the same rows, with the same tokens, to the same weights."""
+
+import pytest
+import torch
+
+from rollalloc import recipes
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Streaming
+
+IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}
+
+# Each of their batches ends its round, and what is in it does not depend on what finished first.
+TIMELESS = {
+    "grpo": recipes.grpo(4, 4),
+    "reinforce": recipes.reinforce(8, replay=4),
+    "pods": recipes.pods(4, 6, 3),
+    "darts": recipes.darts(4, 2, 1),
+    "darts, sampled": recipes.darts(4, 2, 1, tail="sampled"),
+    "darts, none": recipes.darts(4, 2, 1, tail="none"),
+    "foresight": recipes.foresight(8, exponent=None),
+}
+
+
+def trained(trainer):
+    """A trainer's batches, each row with its tokens, after it has run."""
+    batches, train_on = [], trainer._train_on
+
+    def training_on(batch):
+        batches.append([(row, trainer.roller.generations[row.rollout].tokens) for row in batch.rows])
+        train_on(batch)
+
+    trainer._train_on = training_on
+    trainer.run()
+    return batches
+
+
+@pytest.mark.parametrize("name", TIMELESS)
+def test_the_same_batches(trainer_of, name):
+    changes = {"max_batches": 4, "sampling": Sampling(8)}
+    waves = trainer_of(TIMELESS[name], **changes)
+    streams = trainer_of(TIMELESS[name], **changes, **IN_PROCESS)
+    assert trained(waves) == trained(streams)
+    for one, other in zip(waves.policy.model.parameters(), streams.policy.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert waves.allocator.accounts() == streams.allocator.accounts()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_same_batches_in_few_slots(trainer_of, rows):
+    waves = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8))
+    streams = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8, max_rows=rows), **IN_PROCESS)
+    assert trained(waves) == trained(streams)
+
+
+@pytest.mark.slow
+def test_the_process_trains_the_same_batches(trainer_of):
+    waves = trainer_of(TIMELESS["grpo"], max_batches=3, sampling=Sampling(8))
+    streams = trainer_of(TIMELESS["grpo"], max_batches=3, sampling=Sampling(8), engine="async")
+    assert trained(waves) == trained(streams)

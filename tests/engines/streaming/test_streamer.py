@@ -1,0 +1,189 @@
+"""The asynchronous trainer: staleness, straddlers, stopping and resuming, faults."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from rollalloc import recipes
+from rollalloc.engines.native import Stopped
+from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.settings import Streaming
+
+STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}
+AHEAD = replace(recipes.grpo(4, 4), max_staleness=1)
+FEW = Sampling(8, max_rows=6)  # slots for less than a batch, so that rollouts straddle updates
+
+
+def streaming(**said):
+    return {"engine": "async", "streaming": Streaming(overlap=False, **said)}
+
+
+def run(trainer):
+    """The lines of a run's batches."""
+    lines = []
+    trainer.listener = lines.append
+    trainer.run()
+    return [line for line in lines if line["kind"] == "batch"]
+
+
+def total(lines, name):
+    return sum(line["streaming"][name] for line in lines)
+
+
+def settled(trainer):
+    """Nothing is lost: every rollout paid is accounted for or in flight, and payloads are those the core holds."""
+    accounts = trainer.allocator.accounts()
+    assert sum(accounts.values()) == trainer.allocator.paid
+    held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
+    trainer.roller.release(trainer.allocator.ask(capacity=0))
+    assert set(trainer.roller.generations) == held
+
+
+def test_what_comes_next_is_generated_while_a_batch_is_trained(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **STREAMS)
+    lines = run(trainer)
+    assert max(line["staleness_max"] for line in lines) == 1
+    assert {line["rows"] for line in lines} == {16}
+    assert total(lines, "straddled") > 0
+    assert total(lines, "restarted") == total(lines, "stopped") == 0
+    settled(trainer)
+
+
+def test_a_run_that_does_not_overlap_is_repeatable(trainer_of):
+    changes = {"max_batches": 4, "sampling": FEW, **STREAMS}
+    one, other = (run(trainer_of(AHEAD, **changes)) for _ in range(2))
+    for line in (*one, *other):
+        for name in ("seconds", "update_seconds"):
+            line.pop(name)
+        line["streaming"].pop("step_seconds")
+    assert one == other
+
+
+def test_straddlers_begin_again(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(straddlers="restart"))
+    lines = run(trainer)
+    assert total(lines, "restarted") > 0
+    assert total(lines, "discarded_tokens") > 0
+    assert total(lines, "straddled") == 0
+    assert trainer.allocator.accounts()["cancelled"] == 0
+    settled(trainer)
+
+
+def test_straddlers_are_stopped(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(straddlers="stop"))
+    lines = run(trainer)
+    assert total(lines, "stopped") > 0
+    assert total(lines, "straddled") == 0
+    assert 0 < trainer.allocator.accounts()["cancelled"] <= total(lines, "stopped")
+    settled(trainer)
+
+
+def test_a_stopped_rollout_is_gone_on_with_when_its_prompt_comes_again(trainer_of):
+    often = replace(recipes.mopps(4, 4), max_staleness=6)  # prompts come back at once
+    trainer = trainer_of(
+        often, max_batches=12, prompts=8, sampling=FEW, **streaming(straddlers="stop", keep_stopped=True)
+    )
+    told, tell = [], trainer.roller.tell
+
+    def telling(ended, outcomes, order_of, allocator):
+        told.extend(ended)
+        tell(ended, outcomes, order_of, allocator)
+
+    trainer.roller.tell = telling
+    lines = run(trainer)
+    assert total(lines, "resumed") > 0
+    gone_on = [made for made in told if not made.cancelled and len(made.spans) > 1]
+    assert gone_on
+    for made in told:
+        assert len(made.tokens) == len(made.logprobs) == sum(count for _, count in made.spans) <= 8
+        assert [version for version, _ in made.spans] == sorted({version for version, _ in made.spans})
+    settled(trainer)
+
+
+def test_commits_go_out_when_the_pilots_decide(trainer_of):
+    recipe = recipes.pilot_commit(
+        2, 2, 2, 8, promote="oldest"
+    )  # "top_variance" waits for all pilots to choose among them
+    trainer = trainer_of(recipe, max_batches=3, sampling=Sampling(20), **STREAMS)
+    beside, start = [], trainer.roller._start
+
+    def starting(orders, backend):
+        """Pilots that still run where commits begin."""
+        if any(order.stage == 1 for order in orders):
+            stages = [trainer.roller._order_of[rollout].stage for rollout in trainer.roller._running]
+            beside.append(stages.count(0))
+        start(orders, backend)
+
+    trainer.roller._start = starting
+    run(trainer)
+    assert max(beside) > 0
+    settled(trainer)
+
+
+def test_versions_are_logged(trainer_of, tmp_path):
+    trainer = trainer_of(AHEAD, max_batches=5, sampling=FEW, folder=tmp_path / "run", log_rollouts=True, **STREAMS)
+    run(trainer)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    straddled = [line for line in lines if "versions" in line]
+    assert straddled
+    for line in straddled:
+        assert sum(count for _, count in line["versions"]) == line["tokens"]
+        assert line["version"] == line["versions"][0][0] < line["versions"][-1][0]
+
+
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of, tmp_path, overlap):
+    made = {"engine": "async", "streaming": Streaming(overlap=overlap), "sampling": FEW, "folder": tmp_path / "run"}
+    trainer = trainer_of(AHEAD, max_batches=6, **made)
+    batches = []
+
+    def listening(line):
+        batches.append(line)
+        if len(batches) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.listener = listening
+    with pytest.raises(Stopped):
+        trainer.run()
+    in_flight = {rollout for order in trainer.allocator.outstanding().generate for rollout in order.rollouts}
+    assert in_flight
+    resumed = trainer_of(AHEAD, max_batches=6, **made)
+    assert resumed.resume() == 3
+    told, tell = set(), resumed.roller.tell
+
+    def telling(ended, *others):
+        told.update(made.rollout for made in ended)
+        tell(ended, *others)
+
+    resumed.roller.tell = telling
+    resumed.run()
+    assert in_flight <= told
+    assert resumed.counters.batches == 6
+    settled(resumed)
+
+
+def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
+    trainer_of(AHEAD, max_batches=2, folder=tmp_path / "run", **STREAMS).run()
+    with pytest.raises(ValueError, match="engine"):
+        trainer_of(AHEAD, max_batches=4, folder=tmp_path / "run").resume()
+
+
+@pytest.mark.slow
+def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, engine="async")
+    lines = []
+
+    def listening(line):
+        if line["kind"] == "batch":
+            lines.append(line)
+            if len(lines) == 2:
+                os.kill(trainer.roller._backend._process.pid, signal.SIGKILL)
+
+    trainer.listener = listening
+    trainer.run()
+    assert trainer.counters.batches == 6
+    assert lines[-1]["streaming"]["restarts"] == 1
+    settled(trainer)
