@@ -28,7 +28,7 @@ BASES = {"sync": PPOTrainerSync, "colocate_async": PPOTrainerColocateAsync, "sep
 def test_each_mode_of_ours_is_verls_under_the_same_part():
     for ours, verls in MODES.items():
         cls = get_trainer_cls(ours)
-        assert cls.__mro__[1:3] == (trainer.Recipe, BASES[verls])
+        assert cls.__mro__[1:3] == (trainer.RecipeTrainer, BASES[verls])
         assert cls.overlaps == (verls != "sync")
 
 
@@ -60,7 +60,7 @@ def test_between_the_stages_of_an_update_the_core_is_told(step, last, monkeypatc
     made.global_steps, made.total_training_steps = step, 4
     made.rounds = SimpleNamespace(attend=lambda last: happened.append(last))
     for stage in ("_compute_old_log_prob", "_update_actor"):
-        for owner in (trainer.Recipe, PPOTrainerSeparateAsync):
+        for owner in (trainer.RecipeTrainer, PPOTrainerSeparateAsync):
             monkeypatch.setattr(owner, stage, lambda self, batch, metrics: happened.append("stage"), raising=False)
     made._compute_old_log_prob("batch", {})
     made._update_actor("batch", {})

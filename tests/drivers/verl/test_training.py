@@ -36,6 +36,12 @@ RECIPES = {
 }
 LONG = ["data.max_response_length=384", "actor_rollout_ref.rollout.max_model_len=512"]  # so that some end before others
 
+FEW_AT_ONCE = [  # so that an update breaks some off in their middle
+    "data.max_response_length=192",
+    "actor_rollout_ref.rollout.max_model_len=256",
+    "actor_rollout_ref.rollout.max_num_seqs=16",
+]
+
 
 class Run:
     """A run of the example, and what it left."""
@@ -271,7 +277,7 @@ def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
 def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed, tmp_path):
     """verl's colocate_async: what runs when a batch is there is broken off for the update and goes on after it."""
     run = Run(tmp_path / "run")
-    steps = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", *LONG]
+    steps = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", *FEW_AT_ONCE]
     how = {"section": RECIPES[name], "mode": "rollalloc_colocate_async"}
     if killed:
         assert run.start(*steps, **how, KILL_TRAINER_AT="4") != 0
@@ -291,6 +297,7 @@ def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed
         assert "rollout_corr/rollout_is_mean" in step
     assert max(step["rollalloc/running"] for step in metrics) > 0
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert max(step["training/off_policy/trajectory_spans/max"] for step in metrics) > 1, "broken off and gone on with"
     assert metrics[-1]["rollalloc/rollouts/failed"] == 0
     sessions = run.recorded("sessions")
     if killed:

@@ -58,7 +58,7 @@ class _Buffer(ReplayBuffer):
 class _Crew:
     """verl's workers and its TransferQueue, as the rounds need them."""
 
-    def __init__(self, trainer: Recipe) -> None:
+    def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -80,7 +80,7 @@ class _Crew:
         tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
 
 
-class Recipe(PPOTrainer):
+class RecipeTrainer(PPOTrainer):
     """What a recipe changes in a trainer of verl's, whichever of the three follows it among the bases.
 
     Attributes:
@@ -289,7 +289,7 @@ class Recipe(PPOTrainer):
 
 
 @register_trainer("rollalloc")
-class RollallocTrainer(Recipe, PPOTrainerSync):
+class RollallocTrainer(RecipeTrainer, PPOTrainerSync):
     """`trainer.v1.trainer_mode=rollalloc`: any recipe, on devices that trainer and rollouts share."""
 
     overlaps = False
@@ -300,7 +300,7 @@ class RollallocTrainer(Recipe, PPOTrainerSync):
 
 
 @register_trainer("rollalloc_colocate_async")
-class RollallocColocateAsync(Recipe, PPOTrainerColocateAsync):
+class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
     """The same devices; what is not done when the batch is goes on after the update, from where it was."""
 
     def get_llm_client(self) -> LLMServerClient:
@@ -309,7 +309,7 @@ class RollallocColocateAsync(Recipe, PPOTrainerColocateAsync):
 
 
 @register_trainer("rollalloc_separate_async")
-class RollallocSeparateAsync(Recipe, PPOTrainerSeparateAsync):
+class RollallocSeparateAsync(RecipeTrainer, PPOTrainerSeparateAsync):
     """Rollouts on devices of their own, which generate while the batch is trained; between the stages of an update the core
     is told what ended meanwhile, and what it orders or stops is carried out."""
 
