@@ -222,6 +222,15 @@ def test_each_group_is_decided_in_one_step(name, at_once):
     assert passed[names[0]] > 0
 
 
+def test_a_group_that_waits_for_nothing_but_its_stopped_rollouts_has_passed():
+    rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=1, meanwhile=1)
+    step(rounds)
+    rows = rounds.next_batch()
+    assert {row.group for row in rows.rows} & {int(uid[1 : uid.index("s")]) for uid, _ in rounds.crew.cancelled}
+    assert rounds._stopped
+    assert rounds.metrics(rows.batch)["rollalloc/stage/rollout/passed"] == 4
+
+
 # ----------------------------------------------------------------------------------------------------------- resuming
 
 
