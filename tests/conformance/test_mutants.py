@@ -571,6 +571,18 @@ class Dribbles(intake.KeepInFlight):
 
 
 @dataclass(frozen=True)
+class OneGroupFurther(intake.Ahead):
+    def __call__(self, view, memory):
+        return intake.Ahead(self.of, self.groups + 1)(view, memory)
+
+
+@dataclass(frozen=True)
+class NoneAhead(intake.Ahead):
+    def __call__(self, view, memory):
+        return self.of(view, memory)
+
+
+@dataclass(frozen=True)
 class EstimatesNothing(intake.Estimated):
     def __call__(self, view, memory):
         return max(0, self.groups - view.running_S[0])
@@ -1325,6 +1337,8 @@ RULES = [
     (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
     (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),
     (9, "Fill", other("grpo", intake=Overfull())),
+    (9, "Ahead", other("grpo", intake=OneGroupFurther(intake.Fill(), 4), max_staleness=2)),
+    (9, "Ahead", other("grpo", intake=NoneAhead(intake.Fill(), 4), max_staleness=2)),
     (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
     (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
     (3, "no promise", other("pilot_commit", intake=HoardsWithoutAPromise(12), max_staleness=9)),

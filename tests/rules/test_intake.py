@@ -3,7 +3,7 @@
 import pytest
 
 from rollalloc.core.recipe import View
-from rollalloc.rules.intake import Estimated, Fill, KeepInFlight
+from rollalloc.rules.intake import Ahead, Estimated, Fill, KeepInFlight
 
 
 def opened(rule, need, held_S, running_S, max_staleness=1):
@@ -26,6 +26,11 @@ def opened(rule, need, held_S, running_S, max_staleness=1):
         (KeepInFlight(12, ahead=True), 4, (2, 0), (0, 2), 12),  # a batch ahead
         (KeepInFlight(12, ahead=True), 4, (4, 0), (0, 4), 0),
         (KeepInFlight(12, ahead=True), 0, (3, 4), (0, 0), 12),
+        (Ahead(Fill(), 6), 4, (0,), (0,), 10),
+        (Ahead(Fill(), 6), 1, (3,), (5,), 2),
+        (Ahead(Fill(), 6), 0, (4,), (6,), 0),
+        (Ahead(KeepInFlight(12), 6), 0, (4, 4), (5, 1), 7),  # five further on, where six are wanted
+        (Ahead(KeepInFlight(12), 5), 0, (4, 4), (5, 1), 0),
     ],
 )
 def test_intake_by_hand(rule, need, held_S, running_S, expected):
@@ -35,6 +40,12 @@ def test_intake_by_hand(rule, need, held_S, running_S, expected):
 def test_without_staleness_no_batch_is_looked_ahead():
     assert opened(KeepInFlight(12, ahead=True), 4, (2, 0), (0, 2), max_staleness=0) == 0
     assert opened(KeepInFlight(12, ahead=True), 0, (3, 4), (0, 0), max_staleness=0) == 0
+    assert opened(Ahead(Fill(), 6), 4, (0,), (1,), max_staleness=0) == 3
+
+
+def test_ahead_refuses():
+    with pytest.raises(ValueError, match="groups must be a whole number of at least 1, got 0"):
+        Ahead(Fill(), 0)
 
 
 def test_keep_in_flight_refuses():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from rollalloc.core.recipe import Memory, View, at_least
+from rollalloc.core.recipe import IntakeRule, Memory, View, at_least
 from rollalloc.rules.prompts import without_variance
 
 
@@ -113,3 +113,36 @@ class Estimated:
             ),
             "no group more is opened than that takes": opened == 0 or not met or expected - (1 - share) < wanted + 1e-9,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What another rule would open if the batch needed `groups` more, where the recipe allows staleness.
+
+    For trainers that take a batch while rollouts go on: with `Fill` a batch is then the first of need + `groups` groups to
+    end, and the others are the next one's.
+
+    Attributes:
+        of: the other rule.
+        groups: at least 1.
+
+    Raises:
+        ValueError: groups out of its range.
+    """
+
+    of: IntakeRule
+    groups: int
+
+    def __post_init__(self) -> None:
+        at_least("groups", self.groups, 1)
+
+    def __call__(self, view: View, memory: Memory) -> int:
+        return self.of(self._seen(view), memory)
+
+    def _seen(self, view: View) -> View:
+        """The view that the other rule is shown."""
+        return view._replace(need=view.need + self.groups) if view.max_staleness else view
+
+    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
+        promised = getattr(self.of, "promises", None)
+        return {} if promised is None else promised(opened, self._seen(view), memory)

@@ -2,34 +2,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from made_up_crew import RECIPES, by_quarter, figures
 
 from rollalloc import MetricError
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
 
-RECIPES = {
-    "grpo": {"recipe": "grpo"},
-    "dapo": {"recipe": "dapo", "gen_groups": 8},
-    "pilot_commit": {"recipe": "pilot_commit", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
-    "pods": {"recipe": "pods", "m": 2},
-    "darts": {"recipe": "darts", "shortest": 2, "longest": 1, "tail": "sampled"},
-    "racing": {"recipe": "racing", "sizes_S": [2, 4], "gen_groups": 8},
-    "rloo": {"recipe": "rloo"},
-    "dr_grpo": {"recipe": "dr_grpo"},
-    "raft": {"recipe": "raft"},
-    "reinforce": {"recipe": "reinforce", "neg": 0.5},
-    "reinforce_running": {"recipe": "reinforce", "baseline": "running"},
-    "mopps": {"recipe": "mopps"},
-    "greso": {"recipe": "greso", "gen_groups": 8},
-    "reinforce_ada": {"recipe": "reinforce_ada", "round_n": 2, "rounds": 3},
-    "knapsack": {"recipe": "knapsack"},
-    "vcrl": {"recipe": "vcrl"},
-    "cgrpo": {"recipe": "cgrpo", "sizes_S": [2, 4]},
-    "spo": {"recipe": "spo"},
-    "foresight": {"recipe": "foresight"},
-    "pilot_commit+foresight": {"recipe": "pilot_commit+foresight", "n_pilot": 2, "n_commit": 4, "gen_groups": 8},
-    "pilot_commit+pods": {"recipe": "pilot_commit+pods", "n_pilot": 2, "n_commit": 4, "gen_groups": 8, "m": 4},
-}
 AS_LARGE_AS_REWARDS = (
     "rloo",
     "dr_grpo",
@@ -252,12 +230,6 @@ def figures_of_grpo(make_rounds):
     return rounds.metrics(rounds.next_batch().batch)
 
 
-def by_quarter(submission, session):
-    """Of four prompts one is solved, one too hard and two are mixed."""
-    right = [1.0, 0.0, float(session % 2), float(session % 2)][submission.prompt % 4]
-    return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
-
-
 def steps_of(rounds, batches):
     """Each batch's metrics, with what the crew was given for it."""
     steps = []
@@ -268,10 +240,6 @@ def steps_of(rounds, batches):
         rounds.trained(rounds.allocator.version + 1)
         rounds.crew.rows -= set(rows.keys)
     return steps
-
-
-def figures(metrics, prefix):
-    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 def test_metrics_by_stage_by_hand(make_rounds):

@@ -36,6 +36,12 @@ RECIPES = {
 }
 LONG = ["data.max_response_length=384", "actor_rollout_ref.rollout.max_model_len=512"]  # so that some end before others
 
+FEW_AT_ONCE = [  # so that an update breaks some off in their middle
+    "data.max_response_length=192",
+    "actor_rollout_ref.rollout.max_model_len=256",
+    "actor_rollout_ref.rollout.max_num_seqs=16",
+]
+
 
 class Run:
     """A run of the example, and what it left."""
@@ -44,10 +50,10 @@ class Run:
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
-    def start(self, *overrides, section=None, **environment):
+    def start(self, *overrides, section=None, mode="rollalloc", **environment):
         """Runs verl to its end; returns its exit code."""
         keys = [f"+trainer.v1.rollalloc.{key}={value}" for key, value in (section or {}).items()]
-        mode = ["trainer.v1.trainer_mode=rollalloc"] if section else []
+        mode = [f"trainer.v1.trainer_mode={mode}"] if section else []
         variables = {
             "PYTHON": sys.executable,
             "VERL_USE_EXTERNAL_MODULES": "recorder",
@@ -265,6 +271,61 @@ def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
     restored = {key for _, keys in held for key in keys}
     assert restored & {key for update in updates[3:] for key in update["keys"]}
     assert run.metrics()[-1]["rollalloc/rollouts/failed"] == 0
+
+
+@pytest.mark.parametrize(("name", "killed"), [("grpo", True), ("pilot_commit", False)], ids=["one stage", "stages"])
+def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed, tmp_path):
+    """verl's colocate_async: what runs when a batch is there is broken off for the update and goes on after it."""
+    run = Run(tmp_path / "run")
+    steps = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", *FEW_AT_ONCE]
+    how = {"section": RECIPES[name], "mode": "rollalloc_colocate_async"}
+    if killed:
+        assert run.start(*steps, **how, KILL_TRAINER_AT="4") != 0
+        state = json.loads((run.folder / "checkpoints/global_step_2/rollalloc.json").read_text())
+        running = [rollout for group in state["rounds"]["allocator"]["groups"] for rollout, _ in group["running"]]
+        assert running, "rollouts to begin again"
+        before = len(run.recorded("sessions"))
+    assert run.start(*steps, **how) == 0, run.log[-3000:]
+    updates, metrics = run.recorded("updates"), run.metrics()
+    assert [update["step"] for update in updates] == [1, 2, 3, 3, 4, 5] if killed else [1, 2, 3, 4, 5]
+    for update in updates:
+        assert set(Counter(update["uids"]).values()) == {TRAINED}
+        assert len(set(update["uids"])) == GROUPS
+    for step in metrics:
+        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/rollouts/")}
+        assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
+        assert "rollout_corr/rollout_is_mean" in step
+    assert max(step["rollalloc/running"] for step in metrics) > 0
+    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert max(step["training/off_policy/trajectory_spans/max"] for step in metrics) > 1, "broken off and gone on with"
+    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
+    sessions = run.recorded("sessions")
+    if killed:
+        again = [line for line in sessions[before:] if line["step"] == 3][: len(running)]
+        assert {line["session"] for line in again} <= set(range(TRAINED))
+    else:
+        assert metrics[-1]["rollalloc/rollouts/paid"] == len(sessions)
+
+
+def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_path):
+    """verl's separate_async, with the transfer of the weights made up and no replica on the trainer's devices."""
+    run = Run(tmp_path / "run")
+    rollout = "actor_rollout_ref.rollout"
+    pool = ["actor_rollout_ref.hybrid_engine=False", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=1"]
+    engine = f"{rollout}.checkpoint_engine"
+    transfer = [f"{engine}.backend=file", f"{engine}.custom_backend_module=weights_by_file"]
+    steps = ["trainer.total_training_steps=3", "trainer.v1.separate_async.parameter_sync_step=2"]
+    overrides = [*steps, *pool, *transfer, *FEW_AT_ONCE, "ray_kwargs.ray_init.num_gpus=2"]
+    how = {"section": RECIPES["grpo"], "mode": "rollalloc_separate_async", "VERL_LOGGING_LEVEL": "WARN"}
+    assert run.start(*overrides, **how) == 0, run.log[-3000:]  # at INFO verl 0.9.1 logs a line that raises TypeError
+    metrics = run.metrics()
+    assert [update["step"] for update in run.recorded("updates")] == [1, 2, 3]
+    assert len(run.recorded("optimizer")) == 2 * 3
+    assert len(list(run.folder.glob("weights-*.safetensors"))) == 1 + 3
+    assert metrics[0]["rollalloc/running"] > 0
+    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
+    assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
 
 
 def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path):

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 _RETRY = 0.05  # seconds between two tries to stop a request that has not reached the engine yet
@@ -25,15 +25,26 @@ class Live:
 
     Attributes:
         tokens: generated in its finished requests.
+        first_version: of the weights at its first token; None: none is known.
+        last_version: at its last token in a finished request.
         stopped: it shall end.
         server: the server of its running request.
         request: the engine's id of it; None while nothing is generated.
     """
 
     tokens: int = 0
+    first_version: int | None = None
+    last_version: int | None = None
     stopped: bool = False
     server: Any = None
     request: str | None = None
+
+    def generated(self, tokens: int, version: int | None) -> None:
+        """A request ended; one that was aborted before its first token says nothing of the weights."""
+        self.tokens += tokens
+        if tokens and version is not None:
+            self.first_version = version if self.first_version is None else self.first_version
+            self.last_version = version
 
     async def stop(self) -> None:
         """End the session if it generates, or before it does; one that is being scored goes on."""
@@ -57,7 +68,7 @@ class Client(LLMServerClient):
             output = await super().generate(request_id, **kwargs)
         finally:
             live.request = None
-        live.tokens += len(output.token_ids)
+        live.generated(len(output.token_ids), output.extra_fields.get("global_steps"))
         if live.stopped:
             raise Stopped
         return output
@@ -75,6 +86,13 @@ class Client(LLMServerClient):
                 raise Stopped
             live.request = engine_id
         return engine_id
+
+
+class ResumingClient(FullyAsyncLLMServerClient, Client):
+    """verl's client that goes on with what an update broke off; each of its attempts is a request of the other's.
+
+    One that is broken off and stopped at once is not sent again.
+    """
 
 
 def _abort(server: Any, request: str) -> bool:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.settings import SECTION, Settings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
@@ -17,15 +19,18 @@ def configure(config: Any) -> Settings:
     """Check the configuration, complete it in place, and return our settings. Doing so twice changes nothing more.
 
     Args:
-        config: verl's, with `trainer.v1.trainer_mode=rollalloc`.
+        config: verl's, with a `trainer.v1.trainer_mode` of ours.
 
     Raises:
         ValueError: a wrong key or value of ours, or one of verl's that cannot go with them; names what to do.
     """
     section = OmegaConf.to_container(config.trainer.v1.get("rollalloc") or OmegaConf.create({}), resolve=True)
     rollout = config.actor_rollout_ref.rollout
-    settings = read_settings(section, config.data.train_batch_size, rollout.n)  # pyright: ignore[reportArgumentType]
-    for wrong, why in _conflicts(config, settings):
+    mode = verls_mode(config.trainer.v1.trainer_mode)
+    overlap = None if mode == "sync" else _overlap(config.trainer.v1, mode)
+    sizes = config.data.train_batch_size, rollout.n
+    settings = read_settings(section, *sizes, overlap)  # pyright: ignore[reportArgumentType]
+    for wrong, why in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
         if wrong:
             raise ValueError(why)
     with open_dict(config):
@@ -92,3 +97,73 @@ def _conflicts(config: Any, settings: Settings) -> list[tuple[Any, str]]:
             f"{SECTION}.recipe names its own advantages, which need no critic; set algorithm.adv_estimator=grpo",
         ),
     ]
+
+
+def _overlap(v1: Any, mode: str) -> Overlap:
+    sampler = v1.sampler
+    return Overlap(
+        mode=mode, max_versions=sampler.max_off_policy_threshold, batches=v1[mode].get("num_warmup_batches", 0)
+    )
+
+
+def _conflicts_of_overlap(config: Any) -> list[tuple[Any, str]]:
+    """What cannot go together where rollouts go on over an update."""
+    return [
+        (
+            config.trainer.v1.sampler.max_off_policy_strategy != "drop",
+            (
+                "trainer.v1.sampler.max_off_policy_strategy=wait, but the recipe drops what is too old and asks for other "
+                "rollouts instead of waiting; set it to drop"
+            ),
+        ),
+    ]
+
+
+def _conflicts_of_separate(config: Any) -> list[tuple[Any, str]]:
+    """What cannot go together where rollouts have devices of their own."""
+    actor, rollout, separate = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.trainer.v1.separate_async,
+    )
+    steps = config.data.train_batch_size / actor.ppo_mini_batch_size
+    return [
+        *_conflicts_of_overlap(config),
+        (
+            rollout.checkpoint_engine.backend == "naive",
+            (
+                "actor_rollout_ref.rollout.checkpoint_engine.backend=naive copies weights within a process's own devices; "
+                "with rollouts on devices of their own set it to nccl, nixl or mooncake (hccl on NPUs), which need GPUs or "
+                "NPUs, or use trainer_mode=rollalloc_colocate_async"
+            ),
+        ),
+        (
+            not (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
+            (
+                "rollouts need devices of their own: set actor_rollout_ref.rollout.nnodes and "
+                f"actor_rollout_ref.rollout.n_gpus_per_node above 0, got {rollout.nnodes} and {rollout.n_gpus_per_node}"
+            ),
+        ),
+        (
+            separate.parameter_sync_step != steps,
+            (
+                "trainer.v1.separate_async.parameter_sync_step must be data.train_batch_size / "
+                f"actor.ppo_mini_batch_size = {steps:g}, optimizer steps between two syncs of the weights, got "
+                f"{separate.parameter_sync_step}"
+            ),
+        ),
+        (
+            separate.hybrid_rollout.enable_switch,
+            (
+                "trainer.v1.separate_async.hybrid_rollout.enable_switch=True lends the trainer's devices until verl's "
+                "buffer has enough prompts, of which the recipe keeps its own count; set it to False"
+            ),
+        ),
+    ]
+
+
+_CONFLICTS_OF: dict[str, Callable[[Any], list[tuple[Any, str]]]] = {
+    "sync": lambda _: [],
+    "colocate_async": _conflicts_of_overlap,
+    "separate_async": _conflicts_of_separate,
+}

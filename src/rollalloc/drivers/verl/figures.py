@@ -11,6 +11,8 @@ from rollalloc.core.events import Order
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import Stage
 
+_Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
+
 
 @dataclass
 class Step:
@@ -23,7 +25,8 @@ class Step:
 
     held: AbstractSet[int] = frozenset()
     rounds: int = 0
-    _entered: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
+    _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))  # entered earlier; it still ran
     _rollouts: Counter[int] = field(default_factory=Counter)
 
     def order(self, orders: Iterable[Order]) -> None:
@@ -33,16 +36,39 @@ class Step:
             self._entered[order.stage][order.group] = order.prompt  # an order may come in parts
             self._rollouts[order.stage] += len(order.rollouts)
 
+    def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
+        """The step after this one, in which what still runs is decided."""
+        undecided: _Stages = defaultdict(dict)
+        for at in self._entered.keys() | self._undecided.keys():
+            undecided[at] = {
+                group: prompt for group, prompt in self._met(at).items() if not self._left(at, group, running)
+            }
+        return Step(held, _undecided=undecided)
+
+    def _met(self, at: int) -> dict[int, int]:
+        """Groups that were in a stage."""
+        return self._undecided[at] | self._entered[at]
+
+    def _left(self, at: int, group: int, running: AbstractSet[int]) -> bool:
+        """Whether a group is not in that stage any more."""
+        return group not in running or group in self._entered[at + 1]
+
     def metrics(
-        self, stages: Sequence[Stage], ledger: Ledger, trained: AbstractSet[int], held: AbstractSet[int]
+        self,
+        stages: Sequence[Stage],
+        ledger: Ledger,
+        trained: AbstractSet[int],
+        held: AbstractSet[int],
+        running: AbstractSet[int],
     ) -> dict[str, float]:
-        """The step's figures, when nothing runs any more.
+        """The step's figures, when its batch is made.
 
         Args:
             stages: the recipe's.
             ledger: the allocator's, in which these groups' visits were the last of their prompts.
             trained: groups in the batch.
             held: groups held for a later one.
+            running: groups of which rollouts go on over the update; what becomes of them is a later step's figure.
         """
         figures: dict[str, float] = {
             "rollalloc/rounds": self.rounds,
@@ -54,13 +80,14 @@ class Step:
         for at, stage in enumerate(stages):
             entered = self._entered[at]
             there = trained | held | self._entered[at + 1].keys()
-            passed = sum(group in there or ledger.record(prompt).fate == "surplus" for group, prompt in entered.items())
+            left = {group: prompt for group, prompt in self._met(at).items() if self._left(at, group, running)}
+            passed = sum(group in there or ledger.record(prompt).fate == "surplus" for group, prompt in left.items())
             name = f"rollalloc/stage/{stage.name.replace(' ', '_')}"
             figures |= {
                 f"{name}/groups": len(entered),
                 f"{name}/rollouts": self._rollouts[at],
                 f"{name}/passed": passed,
             }
-            if entered:
-                figures[f"{name}/pass_rate"] = passed / len(entered)
+            if left:
+                figures[f"{name}/pass_rate"] = passed / len(left)
         return figures

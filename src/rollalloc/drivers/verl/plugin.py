@@ -24,7 +24,7 @@ def _register_trainer(_: ModuleType) -> None:
     try:
         import_module("rollalloc.drivers.verl.trainer")
     except Exception:  # another version of verl: its own trainers must go on working
-        log.exception("trainer_mode=rollalloc is not there; rollalloc was written for verl 0.9")
+        log.exception("the trainer modes of rollalloc are not there; it was written for verl 0.9")
 
 
 def _refuse_tied_embeddings(path: str) -> None:
@@ -50,7 +50,7 @@ def _check_early(module: ModuleType) -> None:
 
     @wraps(check)
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if OmegaConf.select(config, "trainer.v1.trainer_mode") == "rollalloc":
+        if str(OmegaConf.select(config, "trainer.v1.trainer_mode")).startswith("rollalloc"):
             import_module("rollalloc.drivers.verl.configure").configure(config)
         if _ON_CPU:
             _refuse_tied_embeddings(OmegaConf.select(config, "actor_rollout_ref.model.path"))

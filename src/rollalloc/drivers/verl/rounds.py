@@ -86,8 +86,9 @@ class Crew(Protocol):
         """Stop those that still generate; each still has its outcome."""
         ...
 
-    def outcomes(self) -> Sequence[Outcome]:
-        """Wait for outcomes. Every session submitted has one, also one whose worker died."""
+    def outcomes(self, wait: bool = True) -> Sequence[Outcome]:
+        """Outcomes since the last call; waits for one, or else may have none. Every session submitted has one in the end,
+        also one whose worker died."""
         ...
 
     def copy(self, keys: Mapping[str, str]) -> None:
@@ -151,28 +152,37 @@ class Rounds:
     """Asks the core, lets the crew generate, tells the core, until there is a batch.
 
     A batch is handed out when nothing is generated any more: on a colocated engine the update takes the same devices. What
-    ends after the batch was made stays for the next one, where the recipe allows it.
+    ends after the batch was made stays for the next one, where the recipe allows it. Where rollouts may go on over an update
+    a batch is handed out at once, with orders for the next one beside it.
 
     Args:
         allocator: decides.
         crew: generates.
         loader: offers prompts, for a recipe whose prompt rule is `AsOffered`; None otherwise.
+        overlaps: whether rollouts may go on over an update.
     """
 
-    def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None) -> None:
-        self.allocator, self.crew, self.loader = allocator, crew, loader
+    def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None, overlaps: bool = False) -> None:
+        self.allocator, self.crew, self.loader, self.overlaps = allocator, crew, loader, overlaps
         self.seconds = 0.0  # of own work, waiting for the crew excluded
-        self.reasons: dict[str, int] = {}  # why rollouts failed since the last batch
+        self.reasons: dict[str, int] = {}  # why rollouts failed, from the last batch but one to the last
+        self._failing: dict[str, int] = {}  # since the last batch
         self._step = Step()
+        self._figures: dict[str, float] = {}  # of the last batch's step
+        self._broken_off: tuple[Order, ...] = ()  # by the end of the process that was saved; generated again
         self._running: dict[Session, int] = {}  # -> rollout
+        self._stopped: set[int] = set()  # of those that run
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
         self._kept: dict[int, tuple[str, ...]] = {}  # rollout -> copies of rows trained, which may be replayed
         self._unneeded: list[str] = []  # rows to release, all at once when the round is over
         self._reading_since: int | None = None  # the loader's epoch at the first offer since something was ordered
         self._gave_up = False  # the loader was said to have ended, for the sake of one batch
 
-    def next_batch(self) -> TrainingRows:
+    def next_batch(self, last: bool = False) -> TrainingRows:
         """Generate until there is a batch.
+
+        Args:
+            last: no batch will be asked for after it, so that nothing is ordered beside it.
 
         Raises:
             Finished: there is none, and there will be none.
@@ -180,23 +190,45 @@ class Rounds:
             MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
         """
         started, waited = time.perf_counter(), 0.0
-        self.reasons, self._step = {}, Step(self._held_groups())
+        self._submit(self._broken_off, again=f"a{self.allocator.version}")  # rows of the first time may be held
+        self._broken_off = ()
         batch: Batch | None = None
         while True:
             actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
             self._carry_out(actions)
             batch = batch or actions.batch
-            if not self._running and (batch or actions.finished):
-                self._release()
-                if batch is None:
-                    raise Finished(actions.finished)
-                rows = self._hand_over(batch)
-                self.seconds = time.perf_counter() - started - waited
-                return rows
-            before = time.perf_counter()
-            outcomes = self.crew.outcomes()
-            waited += time.perf_counter() - before
+            if (batch and self.overlaps) or (not self._running and (batch or actions.finished)):
+                break
+            if self._running:
+                before = time.perf_counter()
+                outcomes = self.crew.outcomes()
+                waited += time.perf_counter() - before
+                self._tell(outcomes)
+        self._release()
+        if batch is None:
+            raise Finished(actions.finished)
+        rows = self._hand_over(batch)
+        self._order_beside(last)
+        self._end_step(batch)
+        self.seconds = time.perf_counter() - started - waited
+        return rows
+
+    def attend(self, last: bool = False) -> None:
+        """While the batch is trained: tell what ended, without waiting, and carry out what follows from it.
+
+        Args:
+            last: as for `next_batch`.
+        """
+        if self._running and (outcomes := self.crew.outcomes(wait=False)):
             self._tell(outcomes)
+            self._order_beside(last)
+
+    def _order_beside(self, last: bool) -> None:
+        """What the core wants done while the batch is trained."""
+        if self.overlaps:
+            only_stops = last or self._gave_up  # a loader that was said to have ended is read again after the update
+            self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
+            self._release()
 
     def trained(self, version: int) -> None:
         """The batch was trained: the weights are of this version now."""
@@ -207,8 +239,12 @@ class Rounds:
         return {key for held in (self._keys, self._kept) for keys in held.values() for key in keys}
 
     def _held_groups(self) -> set[int]:
-        """Groups that wait for their batch; their rows are named as `_submission` names them."""
-        return {int(key[1 : key.index("s")]) for keys in self._keys.values() for key in keys}
+        """Groups of which rows wait for their batch."""
+        return {_group_of(key) for keys in self._keys.values() for key in keys}
+
+    def _running_groups(self) -> set[int]:
+        """Groups of which a rollout runs that is not to be stopped."""
+        return {_group_of(uid) for (uid, _), rollout in self._running.items() if rollout not in self._stopped}
 
     # ------------------------------------------------------------------------------------------------------- the round
 
@@ -251,15 +287,27 @@ class Rounds:
     def _carry_out(self, actions: Actions) -> None:
         held = (self._keys, self._kept)
         self._unneeded += [key for rollout in actions.release for of in held for key in of.pop(rollout, ())]
-        submissions = [_submission(order) for order in actions.generate]
+        if actions.generate:
+            self._step.order(actions.generate)
+            self._submit(actions.generate)
+        if actions.cancel:
+            self._stop(set(actions.cancel))
+
+    def _submit(self, orders: Sequence[Order], again: str = "") -> None:
+        submissions = [_submission(order, again) for order in orders]
         for submission in submissions:
             self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
         if submissions:
-            self._step.order(actions.generate)
             self.crew.submit(submissions)
-        if actions.cancel:
-            stopped = set(actions.cancel)
-            self.crew.cancel([session for session, rollout in self._running.items() if rollout in stopped])
+
+    def _stop(self, rollouts: set[int]) -> None:
+        """Have rollouts stopped; one that nobody generates, since the process that did is gone, has ended."""
+        sessions = [session for session, rollout in self._running.items() if rollout in rollouts]
+        gone = rollouts.difference(self._running.values())
+        self.allocator.tell([Cancelled(rollout, 0) for rollout in sorted(gone)])
+        self._stopped |= rollouts - gone
+        if sessions:
+            self.crew.cancel(sessions)
 
     def _release(self) -> None:
         if self._unneeded:
@@ -272,6 +320,7 @@ class Rounds:
             if rollout is None:  # its worker was given up for dead before
                 self._unneeded += outcome.keys
                 continue
+            self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
             try:
                 self.allocator.tell([self._event(rollout, outcome)])
@@ -282,7 +331,7 @@ class Rounds:
         if outcome.cancelled:
             return Cancelled(rollout, outcome.tokens)
         if outcome.reward is None:
-            self.reasons[outcome.reason] = self.reasons.get(outcome.reason, 0) + 1
+            self._failing[outcome.reason] = self._failing.get(outcome.reason, 0) + 1
             return Failed(rollout, outcome.reason, outcome.tokens)
         version = self.allocator.version if outcome.version is None else outcome.version
         return Done(
@@ -314,6 +363,15 @@ class Rounds:
 
     # ------------------------------------------------------------------------------------------------ figures and state
 
+    def _end_step(self, batch: Batch) -> None:
+        """What was done for the batch is known; what is done from here on is the next one's."""
+        held, running = self._held_groups(), self._running_groups()
+        trained = {row.group for row in batch.rows if not row.replays}
+        recipe, ledger = self.allocator.recipe, self.allocator.ledger
+        self._figures = self._step.metrics(recipe.stages, ledger, trained, held, running)
+        self._step = self._step.following(held, running)
+        self.reasons, self._failing = self._failing, {}
+
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
@@ -326,7 +384,8 @@ class Rounds:
             **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
             "rollalloc/prompts/epoch": self.allocator.epoch,
             **prediction_figures(self.allocator),
-            **self._step.metrics(self.allocator.recipe.stages, self.allocator.ledger, trained, self._held_groups()),
+            **self._figures,
+            "rollalloc/running": len(self._running),
             "rollalloc/batch/groups": len(trained),
             "rollalloc/batch/rows": len(batch.rows),
             "rollalloc/batch/replayed": sum(row.replays > 0 for row in batch.rows),
@@ -337,8 +396,7 @@ class Rounds:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The core's state and the keys of the rows held; taken after `trained`, when nothing runs."""
-        assert not self._running, self._running
+        """The core's state and the keys of the rows held, taken after `trained`. What runs is ordered again after a load."""
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
@@ -371,6 +429,10 @@ class Rounds:
         self.allocator.load_state_dict(state["allocator"])
         self._keys, self._kept = keys, kept
         self._reading_since, self._gave_up = state["reading_since"], state["gave_up"]
+        self._step = Step(self._held_groups())
+        left = self.allocator.outstanding()
+        self._broken_off = left.generate
+        self._stop(set(left.cancel))
         return present - needed
 
 
@@ -380,9 +442,14 @@ def _again(key: str, replays: int) -> str:
     return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 
 
-def _submission(order: Order) -> Submission:
-    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}"  # an order may be split: its first rollout is its own
+def _submission(order: Order, again: str) -> Submission:
+    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"  # an order may be split: its first rollout is its own
     return Submission(uid, order.prompt, order.rollouts)
+
+
+def _group_of(uid: str) -> int:
+    """The group of a submission, or of a row of it."""
+    return int(uid[1 : uid.index("s")])
 
 
 __all__ = ["Crew", "Finished", "Loader", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]

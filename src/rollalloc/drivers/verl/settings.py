@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.drivers.verl.modes import Overlap
 from rollalloc.named import make_recipe, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
 from rollalloc.rules.advantages import GRPO, settled
@@ -90,7 +91,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
+def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Overlap | None = None) -> Settings:
     """The settings that verl's configuration holds.
 
     `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`. A prompt rule
@@ -101,6 +102,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
             is a name, `module:object` (which runs that module's code), or several joined by "+", which are mixed.
         groups: verl's prompts in a batch.
         n: verl's rollouts a prompt.
+        overlap: of an asynchronous mode; None: nothing runs during an update.
 
     Raises:
         ValueError: a key or a value that is wrong, naming the right one.
@@ -122,7 +124,8 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int) -> Settings:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
-    settings = Settings(recipe=recipe, **own)
+    settings = Settings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
+    recipe = settings.recipe
     if settings.own_advantages:
         recipe = replace(recipe, advantage=settled(recipe.advantage, VERLS_GRPO))
     if recipe.prompts == Shuffled():

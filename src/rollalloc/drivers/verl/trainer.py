@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's synchronous trainer, with the core between its loader and its update."""
+"""verl's three V1 trainers, with the core between their loader and their update."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from omegaconf import open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.drivers.verl.client import Client, requests_left
+from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
@@ -56,7 +58,7 @@ class _Buffer(ReplayBuffer):
 class _Crew:
     """verl's workers and its TransferQueue, as the rounds need them."""
 
-    def __init__(self, trainer: RollallocTrainer) -> None:
+    def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -66,8 +68,8 @@ class _Crew:
     def cancel(self, sessions: Sequence[Session]) -> None:
         self._trainer.agent_loop_manager.cancel(sessions)
 
-    def outcomes(self) -> Sequence[Outcome]:
-        return self._trainer.agent_loop_manager.outcomes()
+    def outcomes(self, wait: bool = True) -> Sequence[Outcome]:
+        return self._trainer.agent_loop_manager.outcomes(wait)
 
     def copy(self, keys: Mapping[str, str]) -> None:
         tags, fields = tq.kv_list(_PARTITION)[_PARTITION], tq.kv_batch_get(keys=list(keys), partition_id=_PARTITION)
@@ -78,18 +80,23 @@ class _Crew:
         tq.kv_clear(keys=list(keys), partition_id=_PARTITION)
 
 
-@register_trainer("rollalloc")
-class RollallocTrainer(PPOTrainerSync):
-    """`trainer.v1.trainer_mode=rollalloc`: any recipe, on devices that trainer and rollouts share."""
+class RecipeTrainer(PPOTrainer):
+    """What a recipe changes in a trainer of verl's, whichever of the three follows it among the bases.
+
+    Attributes:
+        overlaps: whether rollouts go on over an update.
+    """
+
+    overlaps = True
 
     def __init__(self, config: Any) -> None:
         self.settings = configure(config)
         self._trained: TrainingRows | None = None  # the batch at work
         super().__init__(config)
 
-    def get_llm_client(self) -> LLMServerClient:
-        """verl's client, able to stop single requests."""
-        return self.llm_server_manager.get_client(client_cls=Client)
+    @property
+    def _is_last_step(self) -> bool:
+        return self.global_steps >= self.total_training_steps
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train until verl's steps are done, or the recipe has no further batch."""
@@ -124,7 +131,8 @@ class RollallocTrainer(PPOTrainerSync):
         if recipe.reads_features and features is None:
             log.warning("no features: a prompt without a record is expected to do as well as the mean")
         allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
-        self.rounds = Rounds(allocator, _Crew(self), self.prompts if self.settings.loader_draws else None)
+        loader = self.prompts if self.settings.loader_draws else None
+        self.rounds = Rounds(allocator, _Crew(self), loader, self.overlaps)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         sampler = self.config.trainer.v1.sampler
@@ -138,23 +146,26 @@ class RollallocTrainer(PPOTrainerSync):
             poll_interval=self.settings.poll_interval,
         )
 
+    def on_train_begin(self) -> None:
+        """Nothing: the rounds submit what the core orders, the batches ahead too."""
+
     def prepare_step(self) -> dict[str, Any]:
-        """Nothing: the rounds submit what the core orders."""
+        """Nothing, for the same reason."""
         return {}
 
     def _sample(self) -> tuple[KVBatchMeta, dict[str, Any]]:
-        rows = self._trained = self.rounds.next_batch()
+        rows = self._trained = self.rounds.next_batch(self._is_last_step)
         if rows.batch.short_because:
             log.warning("step %d: a short batch: %s", self.global_steps, rows.batch.short_because)
         for reason, count in self.rounds.reasons.items():
             log.warning("step %d: %d rollouts failed: %s", self.global_steps, count, reason)
         keys = list(rows.keys)
-        if len(self.settings.recipe.stages) > 1:  # verl's estimators find a group by this field
+        if len(self.settings.recipe.stages) > 1 or self.overlaps:  # verl's estimators find a group by this field
             groups = np.array([f"g{row.group}" for row in rows.rows], dtype=object)
             tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=tu.get_tensordict({"uid": groups}))
         tags = tq.kv_list(_PARTITION)[_PARTITION]
         metrics: dict[str, Any] = self.rounds.metrics(rows.batch)
-        if self.settings.stops:
+        if self.settings.stops and not self.overlaps:
             metrics["rollalloc/requests_left"] = self._requests_left()
         return KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=[tags[key] for key in keys]), metrics
 
@@ -264,7 +275,7 @@ class RollallocTrainer(PPOTrainerSync):
         path = Path(named or Path(trainer.default_local_dir) / f"global_step_{self.global_steps}") / _STATE
         if not path.exists():
             raise ValueError(
-                f"{path} is missing: the checkpoint was not written under trainer_mode=rollalloc, or is torn; resume from "
+                f"{path} is missing: the checkpoint was not written under a trainer_mode of ours, or is torn; resume from "
                 "another one, or start afresh with trainer.resume_mode=disable"
             )
         state = json.loads(path.read_text())
@@ -275,3 +286,44 @@ class RollallocTrainer(PPOTrainerSync):
         self.prompts.epoch = state["epoch"]
         if unneeded:
             self.rounds.crew.release(sorted(unneeded))
+
+
+@register_trainer("rollalloc")
+class RollallocTrainer(RecipeTrainer, PPOTrainerSync):
+    """`trainer.v1.trainer_mode=rollalloc`: any recipe, on devices that trainer and rollouts share."""
+
+    overlaps = False
+
+    def get_llm_client(self) -> LLMServerClient:
+        """verl's client, able to stop single requests."""
+        return self.llm_server_manager.get_client(client_cls=Client)
+
+
+@register_trainer("rollalloc_colocate_async")
+class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
+    """The same devices; what is not done when the batch is goes on after the update, from where it was."""
+
+    def get_llm_client(self) -> LLMServerClient:
+        """verl's client that goes on with what an update broke off, able to stop single requests."""
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
+
+
+@register_trainer("rollalloc_separate_async")
+class RollallocSeparateAsync(RecipeTrainer, PPOTrainerSeparateAsync):
+    """Rollouts on devices of their own, which generate while the batch is trained; between the stages of an update the core
+    is told what ended meanwhile, and what it orders or stops is carried out."""
+
+    def get_llm_client(self) -> LLMServerClient:
+        """As for `RollallocColocateAsync`, of the servers that always serve."""
+        return self.standalone_server_manager.get_client(client_cls=ResumingClient)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        self.rounds.attend(self._is_last_step)
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.rounds.attend(self._is_last_step)
+        batch = super()._update_actor(batch, metrics)
+        self.rounds.attend(self._is_last_step)
+        return batch

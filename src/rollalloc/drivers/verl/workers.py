@@ -119,7 +119,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             self._scored[session] = self._outcome(session, outputs)
 
     def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
-        first, last = outputs[0], outputs[-1]
+        first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
         scored = _scored(last)
         length = len(last.response_ids)
         full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._most_tokens
@@ -128,8 +128,8 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             tokens=sum(sum(output.response_mask) for output in outputs),
             reward=scored.reward,
             metric=scored.metric,
-            version=first.extra_fields.get("min_global_steps"),
-            last_version=last.extra_fields.get("max_global_steps"),
+            version=_known(live.first_version, first.extra_fields.get("min_global_steps")),
+            last_version=_known(live.last_version, last.extra_fields.get("max_global_steps")),
             truncated=full and last.response_ids[-1] != self.tokenizer.eos_token_id,
             rows=len(outputs),
         )
@@ -140,6 +140,11 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         except TimeoutError:
             raise Unscored(f"the reward took more than {self._reward_timeout} s") from None
         _scored(outputs[-1])
+
+
+def _known(version: int | None, verls: int | None) -> int | None:
+    """Our own record of a version; verl's where there is none, which also counts requests that generated nothing."""
+    return verls if version is None else version
 
 
 def _scored(output: Any) -> Scored:
@@ -180,18 +185,20 @@ class Manager(AgentLoopManagerTQ):
         for worker, named in of_worker.items():
             worker.cancel.remote(named)
 
-    def outcomes(self) -> list[Outcome]:
-        """Wait for sessions to end."""
+    def outcomes(self, wait: bool = True) -> list[Outcome]:
+        """Sessions that ended; waits for one, or else may return none."""
         while not self._lost:
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
             calls = [*self._listening, *self._starting]  # what a worker told before it died is read first
-            if not ray.wait(calls, timeout=_PATIENCE)[0]:
+            if not ray.wait(calls, timeout=_PATIENCE if wait else 0)[0]:
+                if not wait:
+                    return []
                 log.info("%d sessions are still to end", len(self._open))
                 continue
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            if ended := [outcome for call in ready for outcome in self._result(call)]:
+            if (ended := [outcome for call in ready for outcome in self._result(call)]) or not (wait or self._lost):
                 return ended
         lost, self._lost = self._lost, []
         return lost

@@ -1,0 +1,329 @@
+"""Rollouts that go on over an update, without verl: verl's asynchronous modes as the rounds see them."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+from made_up_crew import RECIPES, FakeCrew, FakeLoader, by_quarter, figures, mixed
+
+from rollalloc import Allocator
+from rollalloc.drivers.verl.modes import MODES, Overlap, verls_mode
+from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds
+from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
+
+OVERLAP = Overlap(mode="colocate_async", max_versions=8, batches=1)
+PILOTS = RECIPES["pilot_commit"]
+
+
+# ------------------------------------------------------------------------------------------------- what a recipe becomes
+
+
+def recipe_of(section, **overlap):
+    return read_settings(section, 4, 4, replace(OVERLAP, **overlap)).recipe
+
+
+def test_verls_own_keys_say_how_old_rollouts_may_be_and_how_many_run_ahead():
+    recipe = recipe_of({"recipe": "grpo"})
+    assert (recipe.max_staleness, recipe.intake) == (7, Ahead(Fill(), 4))
+    assert recipe_of({"recipe": "grpo"}, max_versions=2).max_staleness == 1
+    assert recipe_of({"recipe": "grpo"}, batches=1.6).intake == Ahead(Fill(), 6)
+    assert recipe_of({"recipe": "grpo"}, batches=0.2).intake == Fill()
+    assert recipe_of({"recipe": "dapo", "gen_groups": 8}).intake == Ahead(KeepInFlight(8), 4)
+
+
+def test_what_a_recipe_says_itself_holds():
+    recipe = recipe_of(PILOTS)
+    assert (recipe.max_staleness, recipe.intake) == (4, KeepInFlight(8, ahead=True))
+    assert recipe_of(PILOTS, max_versions=None) == recipe, "its own staleness needs no threshold of verl's"
+    carry = recipe_of({"recipe": "dapo", "gen_groups": 8, "surplus": "carry"})
+    assert carry.max_staleness == 1
+
+
+@pytest.mark.parametrize("versions", [1, 0, None, True, 2.0, "8"])
+def test_versions_that_leave_no_update_are_refused(versions):
+    with pytest.raises(
+        ValueError, match=r"max_off_policy_threshold must be .* at least 2 .*or use trainer_mode=rollalloc"
+    ):
+        recipe_of({"recipe": "grpo"}, max_versions=versions)
+
+
+@pytest.mark.parametrize("batches", [-1, float("nan"), float("inf"), None, True, "1"])
+def test_batches_ahead_that_are_no_number_are_refused(batches):
+    with pytest.raises(ValueError, match=r"colocate_async.num_warmup_batches must be a number of 0 or more"):
+        recipe_of({"recipe": "grpo"}, batches=batches)
+
+
+def test_a_mode_of_ours_that_is_none_is_refused_with_those_there_are():
+    assert [verls_mode(mode) for mode in MODES] == ["sync", "colocate_async", "separate_async"]
+    with pytest.raises(ValueError, match=r"one of rollalloc, rollalloc_colocate_async, .* got 'rollalloc_async'"):
+        verls_mode("rollalloc_async")
+
+
+# ---------------------------------------------------------------------------------------------------------- the rounds
+
+
+@dataclass
+class Engine(FakeCrew):
+    """A crew whose rollouts have the version of the weights with which they began, and where some end in an update."""
+
+    meanwhile: int = 0
+    began: dict = field(default_factory=dict)
+
+    def submit(self, submissions):
+        super().submit(submissions)
+        sessions = [(s.uid, at) for s in submissions for at in range(len(s.rollouts))]
+        assert self.began.keys().isdisjoint(sessions), "an id is used twice"
+        self.began |= dict.fromkeys(sessions, self.version)
+
+    def outcomes(self, wait=True):
+        if wait:
+            return super().outcomes()
+        self.at_once, now = self.meanwhile, self.at_once
+        try:
+            return super().outcomes(wait=False)
+        finally:
+            self.at_once = now
+
+    def _end(self, submission, session):
+        outcome = super()._end(submission, session)
+        return outcome if outcome.cancelled else replace(outcome, version=self.began[submission.uid, session])
+
+
+def rounds_of(section, outcome=mixed, prompts=256, overlap=OVERLAP, **crew):
+    settings = read_settings(section, 4, 4, overlap)
+    loader = FakeLoader(prompts, 4) if settings.loader_draws else None
+    return Rounds(Allocator(settings.recipe, prompts, settings.seed), Engine(outcome, **crew), loader, overlaps=True)
+
+
+def step(rounds, last=False):
+    """A batch, trained, during which the crew goes on."""
+    rows = rounds.next_batch(last)
+    metrics = rounds.metrics(rows.batch)
+    causes = figures(metrics, "rollalloc/rollouts/")
+    assert causes.pop("paid") == sum(causes.values())
+    assert set(rows.keys) <= rounds.crew.rows
+    rounds.attend(last)
+    rounds.trained(rounds.allocator.version + 1)
+    rounds.crew.version = rounds.allocator.version
+    rounds.crew.rows -= set(rows.keys)
+    assert rounds.held() <= rounds.crew.rows
+    return rows, metrics
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 1000])
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_gives_full_batches_of_rollouts_that_are_each_trained_once(section, at_once):
+    rounds = rounds_of(section, at_once=at_once, meanwhile=3)
+    seen = Counter()
+    for _ in range(6):
+        rows, metrics = step(rounds)
+        assert rows.batch.short_because is None
+        assert len({row.group for row in rows.rows}) == 4
+        assert metrics["rollalloc/staleness/max"] <= rounds.allocator.recipe.max_staleness
+        seen.update(row.rollout for row in rows.rows)
+    assert set(seen.values()) == {1}
+
+
+def test_a_batch_does_not_wait_for_the_others_which_go_on_over_the_update():
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4)
+    first, metrics = step(rounds)
+    assert {row.group for row in first.rows} == {0, 1, 2, 3}
+    assert metrics["rollalloc/running"] == 2 * 16, "the next batch, and the one ordered beside this one"
+    assert len(rounds.crew.waiting) == 2 * 16
+    second, metrics = step(rounds)
+    assert {row.group for row in second.rows} == {4, 5, 6, 7}
+    assert {row.version for row in second.rows} == {0}, "of the first token, before the update"
+    assert metrics["rollalloc/staleness/max"] == 1
+    assert len(rounds.crew.submitted) == 4 * 4
+
+
+def test_what_is_too_old_after_an_update_is_stopped_and_not_trained():
+    slow = Overlap(mode="colocate_async", max_versions=2, batches=3)
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4, overlap=slow)
+    for _ in range(8):
+        _, metrics = step(rounds)
+        assert metrics["rollalloc/staleness/max"] <= 1
+    assert metrics["rollalloc/rollouts/stale"] > 0
+
+
+def test_beside_the_last_batch_nothing_is_ordered():
+    ahead, last = (rounds_of({"recipe": "grpo"}, at_once=4) for _ in range(2))
+    step(ahead)
+    step(last, last=True)
+    assert (len(ahead.crew.submitted), len(last.crew.submitted)) == (12, 8)
+
+
+def test_what_ends_while_a_batch_is_trained_is_told_and_stops_are_carried_out():
+    rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=2)
+    rounds.next_batch()
+    stopped, ordered, rounds.crew.meanwhile = set(rounds.crew.cancelled), len(rounds.crew.submitted), 1
+    rounds.attend()
+    assert rounds.crew.cancelled > stopped
+    rounds.crew.meanwhile = 1000
+    rounds.attend(last=True)
+    assert len(rounds.crew.submitted) == ordered
+    rounds.attend()  # with nothing told, nothing is asked
+
+
+def test_what_falls_while_a_batch_is_trained_is_replaced_then():
+    rounds = rounds_of({"recipe": "dapo", "gen_groups": 8}, by_quarter, at_once=4, meanwhile=32)
+    rounds.next_batch()
+    before = len(rounds.crew.submitted)
+    rounds.attend()
+    assert len(rounds.crew.submitted) > before
+
+
+def test_reasons_of_failures_come_with_the_next_batch():
+    def outcome(submission, session):
+        if session:
+            return Outcome(submission.uid, session, tokens=2, reason="away")
+        return mixed(submission, session)
+
+    rounds = rounds_of({"recipe": "grpo"}, outcome, at_once=4, meanwhile=4)
+    rounds.next_batch()
+    assert rounds.reasons == {"away": 4 * 3}
+    rounds.attend()
+    assert rounds.reasons == {"away": 4 * 3}
+    rounds.trained(1)
+    rounds.next_batch()
+    assert rounds.reasons == {"away": 4 * 3}
+
+
+def test_a_budget_ends_the_run_when_nothing_runs():
+    rounds = rounds_of({"recipe": "grpo", "max_rollouts": 50}, at_once=3)
+    assert sum(len(step(rounds)[0].rows) for _ in range(3)) == 48
+    with pytest.raises(Finished, match="budget"):
+        rounds.next_batch()
+    assert not rounds.crew.waiting
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "pilot_commit", "racing"])
+def test_each_group_is_decided_in_one_step(name, at_once):
+    """Those that entered a stage are those that left it and those that are still there."""
+    rounds = rounds_of(RECIPES[name], by_quarter, at_once=at_once, meanwhile=2)
+    names = [stage.name.replace(" ", "_") for stage in rounds.allocator.recipe.stages]
+    entered, left, passed = Counter(), Counter(), Counter()
+    for _ in range(8):
+        _, metrics = step(rounds)
+        for stage in names:
+            of = figures(metrics, f"rollalloc/stage/{stage}/")
+            entered[stage] += of["groups"]
+            passed[stage] += of["passed"]
+            left[stage] += round(of["passed"] / of["pass_rate"]) if of.get("pass_rate") else 0
+            assert 0 <= of.get("pass_rate", 0) <= 1
+    undecided = [len(rounds._step._undecided[at]) for at in range(len(names))]
+    for at, stage in enumerate(names):
+        assert passed[stage] <= left[stage] <= entered[stage] - undecided[at]
+        if name == "grpo":
+            assert passed[stage] == left[stage] == entered[stage] - undecided[at]
+    assert passed[names[0]] > 0
+
+
+def test_a_group_that_waits_for_nothing_but_its_stopped_rollouts_has_passed():
+    rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=1, meanwhile=1)
+    step(rounds)
+    rows = rounds.next_batch()
+    assert {row.group for row in rows.rows} & {int(uid[1 : uid.index("s")]) for uid, _ in rounds.crew.cancelled}
+    assert rounds._stopped
+    assert rounds.metrics(rows.batch)["rollalloc/stage/rollout/passed"] == 4
+
+
+# ----------------------------------------------------------------------------------------------------------- resuming
+
+
+def resumed(rounds, section, **crew):
+    """The run in a new process: what is left is the state and the rows, those of late finishers among them."""
+    made = rounds_of(section, **crew)
+    made.crew.version, made.crew.rows = rounds.crew.version, set(rounds.crew.rows)
+    unneeded = made.load_state_dict(json.loads(json.dumps(rounds.state_dict())), made.crew.rows)
+    made.crew.release(sorted(unneeded))
+    if made.loader:
+        made.loader.at, made.loader.epoch = rounds.loader.at, rounds.loader.epoch
+    assert made.crew.rows == made.held()
+    return made
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+def test_what_ran_at_a_checkpoint_is_generated_again_and_paid_once(section, at_once):
+    rounds = rounds_of(section, at_once=at_once, meanwhile=3)
+    for _ in range(3):
+        step(rounds)
+    running = {s.rollouts[at] for s, at in rounds.crew.waiting} - rounds._stopped
+    paid = rounds.allocator.paid
+    for _ in range(2):  # a kill before the first batch, and after it
+        again = resumed(rounds, section, at_once=at_once, meanwhile=3)
+    assert again.allocator.paid == paid
+    rows, _ = step(again)
+    restarted = {rollout for s in again.crew.submitted if "a" in s.uid for rollout in s.rollouts}
+    dropped = running - restarted  # what the update made too old
+    assert restarted <= running
+    assert all(rollout not in {row.rollout for row in rows.rows} for row in rows.rows for rollout in dropped)
+    for _ in range(4):
+        rows, _ = step(again)
+        assert rows.batch.short_because is None
+        assert len({row.group for row in rows.rows}) == 4
+    again = resumed(again, section, at_once=at_once, meanwhile=3)
+    step(again)
+
+
+def test_a_rollout_that_is_generated_again_does_not_take_the_key_of_a_row_that_is_held():
+    def order(submission, session):  # the second of a group ends first
+        return mixed(submission, session)
+
+    rounds = rounds_of({"recipe": "grpo"}, order, at_once=4)
+    step(rounds)
+    crew = rounds.crew
+    crew.waiting.rotate(-1)  # session 0 goes to the end, where it was the next
+    crew.at_once = 3
+    rounds.attend()
+    crew.meanwhile = 3
+    rounds.attend()
+    held = rounds.held()
+    assert {key.split("_")[0][:2] for key in held} == {"g4"}
+    again = resumed(rounds, {"recipe": "grpo"}, at_once=1000)
+    rows = again.next_batch()
+    assert held <= set(rows.keys)
+    of_group = [key for key, row in zip(rows.keys, rows.rows, strict=True) if row.group == 4]
+    assert len(of_group) == len(set(of_group)) == 4
+    assert again.crew.submitted[0].uid == "g4s0r16a1"
+
+
+def test_a_rollout_that_was_to_be_stopped_at_a_checkpoint_has_ended_with_its_process():
+    slow = Overlap(mode="colocate_async", max_versions=2, batches=3)
+    rounds = rounds_of({"recipe": "grpo"}, at_once=3, overlap=slow)
+    for _ in range(9):
+        step(rounds)
+        if rounds.state_dict()["allocator"]["cancel"]:  # of a group of which the update made a part too old
+            break
+    else:
+        raise AssertionError("nothing to stop")
+    again = resumed(rounds, {"recipe": "grpo"}, overlap=slow, at_once=3)
+    for _ in range(4):
+        step(again)
+    assert again.metrics(again.next_batch().batch)["rollalloc/rollouts/cancelled"] > 0
+
+
+def test_of_a_rollout_stopped_before_a_checkpoint_nothing_is_awaited_after_it():
+    section = {"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}
+    rounds = rounds_of(section, at_once=2, meanwhile=1)
+    step(rounds)
+    assert rounds._stopped
+    again = resumed(rounds, section, at_once=2)
+    assert not again._stopped
+    assert again.allocator.accounts()["cancelled"] == rounds.allocator.accounts()["cancelled"] + 1
+    for _ in range(3):
+        step(again)
+
+
+def test_an_outcome_of_no_session_frees_its_rows():
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4)
+    rounds.next_batch()
+    rounds.crew.rows.add("g99s0r99_0_0")
+    rounds._tell([Outcome("g99s0r99", 0, tokens=1, reward=1.0, metric=1.0, rows=1)])
+    rounds.trained(1)
+    rounds.next_batch()
+    assert "g99s0r99_0_0" not in rounds.crew.rows

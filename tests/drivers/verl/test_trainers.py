@@ -1,0 +1,243 @@
+"""Our three trainers, the client that resumes and the check of the configuration, with the installed verl; Ray's calls are
+made up."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="verl's environment: make verl-test")
+
+import verl
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, get_trainer_cls
+from verl.workers.rollout import llm_server
+from verl.workers.rollout.replica import TokenOutput
+
+from rollalloc.drivers.verl import trainer, workers
+from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, Stopped
+from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.modes import MODES
+from rollalloc.rules.intake import Ahead, Fill
+
+pytestmark = pytest.mark.verl
+BASES = {"sync": PPOTrainerSync, "colocate_async": PPOTrainerColocateAsync, "separate_async": PPOTrainerSeparateAsync}
+
+
+def test_each_mode_of_ours_is_verls_under_the_same_part():
+    for ours, verls in MODES.items():
+        cls = get_trainer_cls(ours)
+        assert cls.__mro__[1:3] == (trainer.RecipeTrainer, BASES[verls])
+        assert cls.overlaps == (verls != "sync")
+
+
+def test_verls_warm_up_orders_nothing_beside_the_core():
+    for mode in MODES:
+        made = get_trainer_cls(mode).__new__(get_trainer_cls(mode))
+        made.on_train_begin()
+        assert made.prepare_step() == {}
+
+
+def test_the_servers_that_serve_are_asked_for_a_client_that_resumes_where_requests_are_broken_off():
+    asked = {}
+    for mode, manager in {
+        "rollalloc": "llm_server_manager",
+        "rollalloc_colocate_async": "llm_server_manager",
+        "rollalloc_separate_async": "standalone_server_manager",
+    }.items():
+        made = get_trainer_cls(mode).__new__(get_trainer_cls(mode))
+        setattr(made, manager, SimpleNamespace(get_client=lambda client_cls: client_cls))
+        asked[mode] = made.get_llm_client()
+    assert list(asked.values()) == [Client, ResumingClient, ResumingClient]
+
+
+@pytest.mark.parametrize(("step", "last"), [(3, False), (4, True)])
+def test_between_the_stages_of_an_update_the_core_is_told(step, last, monkeypatch):
+    """Where rollouts have devices of their own; in the other modes nothing is generated meanwhile."""
+    happened = []
+    made = trainer.RollallocSeparateAsync.__new__(trainer.RollallocSeparateAsync)
+    made.global_steps, made.total_training_steps = step, 4
+    made.rounds = SimpleNamespace(attend=lambda last: happened.append(last))
+    for stage in ("_compute_old_log_prob", "_update_actor"):
+        for owner in (trainer.RecipeTrainer, PPOTrainerSeparateAsync):
+            monkeypatch.setattr(owner, stage, lambda self, batch, metrics: happened.append("stage"), raising=False)
+    made._compute_old_log_prob("batch", {})
+    made._update_actor("batch", {})
+    assert happened == ["stage", last, last, "stage", last]
+
+
+# ------------------------------------------------------------------------------------------------------------ the client
+
+
+class Server:
+    """Answers each request with the next of `outputs`; the engine's part of verl's server."""
+
+    def __init__(self, *outputs):
+        self.outputs, self.sent = list(outputs), []
+        self.generate = SimpleNamespace(remote=self._answer)
+
+    async def _answer(self, prompt_ids, sampling_params, **_):
+        self.sent.append((prompt_ids, dict(sampling_params)))
+        tokens, version, why, then = self.outputs.pop(0)
+        if then:
+            then(LIVE.get())
+        return TokenOutput(
+            token_ids=list(tokens),
+            log_probs=[-1.0] * len(tokens),
+            stop_reason=why,
+            extra_fields={"global_steps": version},
+        )
+
+
+@pytest.fixture
+def generate(monkeypatch):
+    """Runs one request of a session on a server; gives its output, or what it raised, and the session."""
+
+    async def at_once(_):
+        pass
+
+    monkeypatch.setattr(llm_server.asyncio, "sleep", at_once)
+
+    def run(server):
+        async def acquire(self, request_id, **extra):
+            return "server", server
+
+        monkeypatch.setattr(llm_server.LLMServerClient, "_acquire_server", acquire)
+        monkeypatch.setattr(llm_server.LLMServerClient, "_release_server", lambda self, server_id, request_id: None)
+        client = ResumingClient(
+            OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "response_length": 8}}})
+        )
+
+        async def session():
+            LIVE.set(live := Live())
+            try:
+                return await client.generate("request", prompt_ids=[7], sampling_params={}), live
+            except Stopped as stopped:
+                return stopped, live
+
+        return asyncio.run(session())
+
+    return run
+
+
+def test_a_request_that_was_broken_off_goes_on_from_its_tokens_with_the_version_of_the_first(generate):
+    server = Server(((), 1, "aborted", None), ((1, 2), 3, "aborted", None), ((3,), 4, "completed", None))
+    output, live = generate(server)
+    assert (output.token_ids, output.log_probs, output.stop_reason) == ([1, 2, 3], [-1.0] * 3, "completed")
+    assert [prompt for prompt, _ in server.sent] == [[7], [7], [7, 1, 2]]
+    assert [params["max_tokens"] for _, params in server.sent] == [8, 8, 6]
+    assert (live.tokens, live.first_version, live.last_version, live.request) == (3, 3, 4, None)
+
+
+def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_its_count(generate):
+    def stop(live):
+        live.stopped = True
+
+    server = Server(((1, 2), 3, "aborted", stop), ((3,), 4, "completed", None))
+    output, live = generate(server)
+    assert isinstance(output, Stopped)
+    assert (len(server.sent), live.tokens) == (1, 2)
+
+
+def test_the_first_tokens_version_is_the_sessions_also_where_verl_counts_a_request_without_tokens():
+    worker = workers.Worker.__new__(workers.Worker)
+    worker.rollout_config, worker._most_tokens = SimpleNamespace(response_length=20), 30
+    worker.tokenizer = SimpleNamespace(eos_token_id=0)
+    verls = {"min_global_steps": 1, "max_global_steps": 5}
+    output = SimpleNamespace(
+        prompt_ids=[5], response_ids=[5, 0], response_mask=[1, 1], reward_score=1.0, extra_fields=verls
+    )
+
+    def versions(live):
+        LIVE.set(live)
+        outcome = worker._outcome(("g0", 0), [output])
+        return outcome.version, outcome.last_version
+
+    try:
+        assert versions(Live(first_version=3, last_version=4)) == (3, 4)
+        assert versions(Live()) == versions(None) == (1, 5)
+    finally:
+        LIVE.set(None)
+
+
+# ----------------------------------------------------------------------------------------------------- the configuration
+
+
+@pytest.fixture(scope="module")
+def verls_config():
+    """verl's own, composed as its command does."""
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        sizes = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+        return compose("ppo_trainer", [*sizes, "actor_rollout_ref.rollout.name=vllm"])
+
+
+def config_of(verls_config, mode, changes):
+    config = verls_config.copy()
+    OmegaConf.set_struct(config, False)
+    config.trainer.v1.trainer_mode = mode
+    config.trainer.v1.rollalloc = {"recipe": "grpo"}
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+SEPARATE = {
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+    "actor_rollout_ref.rollout.nnodes": 1,
+    "actor_rollout_ref.rollout.n_gpus_per_node": 1,
+    "trainer.v1.separate_async.parameter_sync_step": 2,
+}
+
+
+def test_verls_keys_of_an_asynchronous_mode_become_the_recipes(verls_config):
+    assert configure(config_of(verls_config, "rollalloc", {})).recipe.intake == Fill()
+    for mode, changes in {"rollalloc_colocate_async": {}, "rollalloc_separate_async": SEPARATE}.items():
+        config = config_of(verls_config, mode, changes)
+        recipe = configure(config).recipe
+        assert (recipe.max_staleness, recipe.intake) == (7, Ahead(Fill(), 8))
+        assert config.actor_rollout_ref.rollout.calculate_log_probs
+        assert config.algorithm.rollout_correction.rollout_is == "token"
+        assert configure(config).recipe == recipe
+        verls = f"trainer.v1.{MODES[mode]}.num_warmup_batches"
+        changed = changes | {verls: 0.5, "trainer.v1.sampler.max_off_policy_threshold": 3}
+        recipe = configure(config_of(verls_config, mode, changed)).recipe
+        assert (recipe.max_staleness, recipe.intake) == (2, Ahead(Fill(), 4))
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "says"),
+    [
+        ("rollalloc_async", {}, r"must be one of rollalloc, rollalloc_colocate_async, rollalloc_separate_async"),
+        ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": 1}, "at least 2"),
+        ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": None}, "at least 2"),
+        ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_strategy": "wait"}, "set it to drop"),
+        (
+            "rollalloc_separate_async",
+            SEPARATE | {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
+            r"backend=naive .* set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
+        ),
+        ("rollalloc_separate_async", SEPARATE | {"actor_rollout_ref.rollout.nnodes": 0}, "devices of their own: set"),
+        (
+            "rollalloc_separate_async",
+            SEPARATE | {"trainer.v1.separate_async.parameter_sync_step": 4},
+            r"parameter_sync_step must be .* = 2, .* got 4",
+        ),
+        (
+            "rollalloc_separate_async",
+            SEPARATE | {"trainer.v1.separate_async.hybrid_rollout.enable_switch": True},
+            "enable_switch=True .* set it to False",
+        ),
+        (
+            "rollalloc_separate_async",
+            SEPARATE | {"trainer.v1.sampler.max_off_policy_strategy": "wait"},
+            "set it to drop",
+        ),
+    ],
+)
+def test_what_cannot_go_with_a_mode_is_refused_by_name(mode, changes, says, verls_config):
+    with pytest.raises(ValueError, match=says):
+        configure(config_of(verls_config, mode, changes))
