@@ -257,6 +257,14 @@ class Allocator:
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
 
+    def scoreless(self) -> bool:
+        """Whether the run is over for want of scores: most rollouts failed, and none has a score, or none any more."""
+        why, accounts = self._run.finished, self.accounts()
+        if why is None or 2 * accounts["failed"] <= self.paid:
+            return False
+        without_score = sum(accounts[cause] for cause in ("failed", "cancelled", "open"))
+        return without_score == self.paid or why.startswith("failed:")
+
     # --------------------------------------------------------------------------------------------- saving and loading
 
     def state_dict(self) -> dict[str, Any]:

@@ -210,8 +210,7 @@ class Loop:
         if actions.finished is None or 2 * accounts["failed"] <= paid:
             return actions.finished
         why = f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.outcomes.commonest_failure()}"
-        without_score = sum(accounts[cause] for cause in ("failed", "cancelled", "open"))
-        if without_score == paid or actions.finished.startswith("failed:"):
+        if self.allocator.scoreless():
             self._give_up(why)
         return why
 

@@ -6,7 +6,7 @@ from made_up_crew import RECIPES, by_quarter, figures
 
 from rollalloc import MetricError
 from rollalloc.core.recipe import Replay
-from rollalloc.drivers.verl.rounds import Finished, Outcome
+from rollalloc.drivers.verl.rounds import Finished, NoScores, Outcome
 
 AS_LARGE_AS_REWARDS = (
     "rloo",
@@ -88,6 +88,20 @@ def test_a_failed_session_costs_itself_and_not_its_group(make_rounds):
     assert len(rows.rows) == 4 * 3
     assert rounds.reasons == {"its agent loop worker died": 4}
     assert rounds.allocator.accounts()["failed"] == 4
+
+
+@pytest.mark.parametrize("scored", [0, 40])
+def test_a_run_whose_rollouts_all_fail_does_not_pass_for_one_that_ended(make_rounds, scored):
+    def dies(submission, session):
+        nonlocal scored
+        scored -= 1
+        if scored >= 0:
+            return mixed_pair(submission, session)
+        return Outcome(submission.uid, session, tokens=0, reason="the engine died")
+
+    rounds = make_rounds({"recipe": "grpo"}, dies, prompts=256)
+    with pytest.raises(NoScores, match=r"the engine died.*resume"):
+        train(rounds, 100)
 
 
 def mixed_pair(submission, session):

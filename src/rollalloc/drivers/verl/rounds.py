@@ -116,6 +116,10 @@ class Finished(RuntimeError):
     """There will be no further batch; says why."""
 
 
+class NoScores(RuntimeError):
+    """There will be no further batch, since rollouts fail; the checkpoint before goes on once that is mended."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
     """A batch in verl's terms.
@@ -186,6 +190,7 @@ class Rounds:
 
         Raises:
             Finished: there is none, and there will be none.
+            NoScores: for want of scores: the reward or the engine fails.
             Starved: nothing can be done although the run is not over; the message says what would help.
             MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
         """
@@ -206,6 +211,10 @@ class Rounds:
                 self._tell(outcomes)
         self._release()
         if batch is None:
+            if self.allocator.scoreless():
+                raise NoScores(
+                    f"{actions.finished}. Rollouts fail: {self._failing}; repair the reward or the engine, then resume"
+                )
             raise Finished(actions.finished)
         rows = self._hand_over(batch)
         self._order_beside(last)
@@ -452,4 +461,4 @@ def _group_of(uid: str) -> int:
     return int(uid[1 : uid.index("s")])
 
 
-__all__ = ["Crew", "Finished", "Loader", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]
+__all__ = ["Crew", "Finished", "Loader", "NoScores", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]
