@@ -213,7 +213,7 @@ class Rounds:
         if batch is None:
             if self.allocator.scoreless():
                 raise NoScores(
-                    f"{actions.finished}. Rollouts fail: {self._failing}; repair the reward or the engine, then resume"
+                    f"{actions.finished}. Rollouts fail: {self._failing or self.reasons}; repair the reward or the engine, then resume"
                 )
             raise Finished(actions.finished)
         rows = self._hand_over(batch)
