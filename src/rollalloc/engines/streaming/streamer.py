@@ -35,7 +35,7 @@ class Streamer(Rollouts):
     Args:
         begin: makes the back-end, for the version of the weights that the policy has then.
         streaming: what overlaps, and what becomes of rollouts that an update finds running.
-        everything else: as for `Rollouts`.
+        shared: as for `Rollouts`.
 
     Attributes:
         steps: (rows, seconds) of the newest decoding steps, for `rollalloc.simulate.cost.fitted_latency`.
