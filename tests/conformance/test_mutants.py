@@ -625,6 +625,24 @@ class RedundancyUpsideDown(sizes.Redundant):
 
 
 @dataclass(frozen=True)
+class PaysNoHeed(sizes.Priced):
+    """More rollouts than there may be."""
+
+    def __call__(self, groups, view, memory):
+        return [size + view.rows for size in super().__call__(groups, view, memory)]
+
+
+@dataclass(frozen=True)
+class PricedUpsideDown(sizes.Priced):
+    """Most rollouts where lengths vary least."""
+
+    def __call__(self, groups, view, memory):
+        std = [view.ledger.record(group.prompt).length_std for group in groups]
+        falling = sorted(sizes.Redundant(1.5, self.max_factor)(groups, view, memory), reverse=True)
+        return [falling[at] for at in np.argsort(np.argsort(std))]
+
+
+@dataclass(frozen=True)
 class Uniform(sizes.Knapsack):
     def __call__(self, groups, view, memory):
         return [self.mean_n] * len(groups)
@@ -1346,6 +1364,8 @@ RULES = [
     (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(1.5, 2.0))),
+    (9, "Priced", staged("darts_whole", size=PaysNoHeed(2.0, ((1, 1.0), (64, 3.0))))),
+    (9, "Priced", staged("darts_whole", size=PricedUpsideDown(2.0, ((1, 1.0), (64, 3.0))))),
     (9, "Knapsack", staged("knapsack", size=Uniform(5, most=16))),
     (9, "Knapsack", staged("knapsack", size=Overspends(5, most=16))),
     (9, "Knapsack", staged("knapsack", size=GivesTheSolved(5, most=16))),

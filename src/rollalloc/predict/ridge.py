@@ -128,10 +128,11 @@ def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
 
 def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> tuple[Floats, Floats]:
     """Mean and variance of the logits φθ_r under their posteriors, each of shape (K, R)."""
-    mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
-    turned_KF = phi_KF @ basis_FF
-    np.square(turned_KF, out=turned_KF)
-    return mean_KR.astype(np.float64), (turned_KF @ spread_RF.T).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # OpenBLAS computes lanes beyond the arrays, whose flags NumPy takes for theirs
+        mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
+        turned_KF = phi_KF @ basis_FF
+        np.square(turned_KF, out=turned_KF)
+        return mean_KR.astype(np.float64), (turned_KF @ spread_RF.T).astype(np.float64)
 
 
 def flatness(variance: Floats) -> Floats:
