@@ -212,8 +212,9 @@ class Rounds:
         self._release()
         if batch is None:
             if self.allocator.scoreless():
+                reasons = self._failing or self.reasons
                 raise NoScores(
-                    f"{actions.finished}. Rollouts fail: {self._failing or self.reasons}; repair the reward or the engine, then resume"
+                    f"{actions.finished}. Rollouts fail: {reasons}; repair the reward or the engine, then resume"
                 )
             raise Finished(actions.finished)
         rows = self._hand_over(batch)
