@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.core.events import Order
+from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.events import Event, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.rewards.function import Outcome, Scored
 
-HOW_TO_SET_THE_METRIC = (
+_HOW_TO_SET_THE_METRIC = (
     'The reward function sets it beside the reward: return {"score": reward, "acc": 1.0 if right else 0.0}. Once it does, '
     "the run can be resumed (--resume)"
 )
@@ -78,6 +79,18 @@ class Outcomes:
         """
         exact_keys(state, ("waves", "unscored"), "rollouts")
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
+
+
+def tell(allocator: Allocator, events: Sequence[Event]) -> None:
+    """Tell what came of rollouts.
+
+    Raises:
+        MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says how to set it.
+    """
+    try:
+        allocator.tell(events)
+    except MetricError as error:
+        raise MetricError(f"{error}. {_HOW_TO_SET_THE_METRIC}") from None
 
 
 class RolloutLog:

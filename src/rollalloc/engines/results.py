@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.behaviour import Behaviour
-from rollalloc.engines.outcomes import HOW_TO_SET_THE_METRIC, Outcomes, RolloutLog
+from rollalloc.engines.outcomes import Outcomes, RolloutLog, tell
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -144,10 +144,7 @@ class Rollouts:
                 events.append(done)
             else:
                 events.append(Failed(made.rollout, outcome.reason, tokens))
-        try:
-            allocator.tell(events)
-        except MetricError as error:
-            raise MetricError(f"{error}. {HOW_TO_SET_THE_METRIC}") from None
+        tell(allocator, events)
 
     def _write(
         self,

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.engines.outcomes import HOW_TO_SET_THE_METRIC, Outcomes, RolloutLog
+from rollalloc.engines.outcomes import Outcomes, RolloutLog, tell
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
@@ -141,7 +141,8 @@ class RemoteRoller:
         """Nothing: the next sampler has the weights."""
 
     def close(self) -> None:
-        """Nothing: the trainer ends the thread."""
+        """End the thread in which orders are played, and what is under way."""
+        self.remotely.close()
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, trained on or not."""
@@ -191,10 +192,7 @@ class RemoteRoller:
                 continue
             self.outcomes.add(outcome, truncated=cut, tokens=tokens)
             events.append(self._event(trajectory, outcome, version))
-        try:
-            allocator.tell(events)
-        except MetricError as error:
-            raise MetricError(f"{error}. {HOW_TO_SET_THE_METRIC}") from None
+        tell(allocator, events)
 
     def _event(self, trajectory: Trajectory, outcome: Outcome, version: int) -> Event:
         rollout, tokens = trajectory.rollout, trajectory.length

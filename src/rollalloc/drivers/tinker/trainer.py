@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 class TinkerTrainer(Loop):
     """Trains a model of a service under a recipe; `run`, `resume` and what they raise are `Loop`'s.
 
+    A service that fails ends `run` with a `ServiceFailed`: the newest checkpoint is still there, resume once it answers.
+
     The settings are the native trainer's, as far as the service has them: no KL term, no dual clip, temperature 1, the whole
     distribution; `precision`, `tokens_per_forward`, and of sampling `max_rows` and `kv_tokens`, mean nothing here.
 
@@ -94,17 +96,6 @@ class TinkerTrainer(Loop):
             place=place,
             listener=listener,
         )
-
-    def run(self, *, overwrite: bool = False) -> str:
-        """As `Loop.run`; a service that fails ends the run, too.
-
-        Raises:
-            ServiceFailed: the newest checkpoint is still there, resume once the service answers.
-        """
-        try:
-            return super().run(overwrite=overwrite)
-        finally:
-            self.remotely.close()
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
         """As `Loop.resume`; what was paid after the checkpoint, as far as the metrics say, is counted as lost.

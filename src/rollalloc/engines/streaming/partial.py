@@ -26,9 +26,8 @@ class Partials:
     def __init__(self, on: bool, sampling: Sampling, eos_ids: Sequence[int]) -> None:
         self._on, self._most = on, sampling.max_new_tokens
         self._ends = frozenset((*eos_ids, *sampling.stop_ids))
-        self._kept: OrderedDict[int, tuple[Generation, int]] = (
-            OrderedDict()
-        )  # by prompt: it, and the last version for it
+        # By prompt: what there is, and the last version at which it may be taken.
+        self._kept: OrderedDict[int, tuple[Generation, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
