@@ -509,6 +509,8 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
         def called(*arguments, **options):
             left[0] -= 1
             if left[0] < 0:
+                if do.__name__ == "save_file":  # which writes beside the file and renames
+                    (arguments[1].parent / ".tmpESNrY6").touch()
                 raise KeyboardInterrupt
             return do(*arguments, **options)
 
@@ -539,13 +541,30 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
         write(4)  # and the next one clears away what was left
         assert numbers(tmp_path / "run")[-1] == 4
         assert len(numbers(tmp_path / "run")) == 2
+        assert not list((tmp_path / "run/checkpoints").glob(".unfinished-*"))
         steps += 1
     assert steps > 8
     assert found == {2, 3}
 
 
+def test_what_is_not_ours_among_what_a_kill_left_stays_and_is_in_nobodys_way(run_of, tmp_path):
+    unbroken = run_of(tmp_path / "a", max_batches=3, checkpoint_every=1)
+    unbroken.run()
+    run_of(tmp_path / "b", max_batches=1, checkpoint_every=1).run()
+    left = tmp_path / "b/checkpoints/.unfinished-2"
+    left.mkdir()
+    for name in ("weights.safetensors", ".tmpESNrY6", "notes.txt", ".tmp"):
+        (left / name).write_text("begun")
+    resumed = run_of(tmp_path / "b", max_batches=3, checkpoint_every=1)
+    assert resumed.resume() == 1
+    resumed.run()
+    assert torch.equal(weights(resumed), weights(unbroken))
+    assert sorted(path.name for path in left.iterdir()) == [".tmp", "notes.txt"]
+    assert checkpoint.load_newest(tmp_path / "b").batches == 3
+
+
 CHILD = """
-import os, signal, sys, time, torch
+import os, signal, sys, time, torch, traceback
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {here!r})
@@ -564,10 +583,14 @@ for line in sys.stdin:  # a folder and seconds; each run in a process of its own
     name, seconds = line.split()
     folder = Path(name)
     if (child := os.fork()) == 0:
-        made = trainer(folder)
-        if checkpoint.newest(folder) is not None:
-            made.resume()
-        made.run(overwrite=True)  # of a run that was killed before its first checkpoint
+        try:
+            made = trainer(folder)
+            if checkpoint.newest(folder) is not None:
+                made.resume()
+            made.run(overwrite=True)  # of a run that was killed before its first checkpoint
+        except BaseException:  # and at once: while the interpreter ends, the kill comes, and the error would pass for it
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     if seconds != "never":
         time.sleep(float(seconds))

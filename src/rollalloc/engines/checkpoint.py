@@ -10,11 +10,13 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,9 @@ _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
+_TEMPORARY = re.compile(
+    r"\.tmp\w{6}"
+)  # what safetensors writes into, and renames when it is whole: of one that was killed
 
 
 class Torn(ValueError):
@@ -102,7 +107,7 @@ def save(
         OSError: it could not be written, e.g. to a full disk; those before it are still there.
     """
     parent = folder / CHECKPOINTS
-    partial, final = parent / f"{_HIDDEN}{batches}", parent / str(batches)
+    partial, final = _hidden(parent, str(batches)), parent / str(batches)
     try:
         parent.mkdir(exist_ok=True)
         clear_away(folder)
@@ -255,6 +260,8 @@ def _ours(place: Path) -> set[str]:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
         named = {file.name for file in place.glob("*.safetensors")}
+    if place.name.startswith(_HIDDEN):
+        named |= {file.name for file in place.iterdir() if _TEMPORARY.fullmatch(file.name)}
     return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}
 
 
@@ -275,7 +282,12 @@ def _stamp(file: Path) -> dict[str, Any]:
 
 def _remove(place: Path) -> None:
     """Remove a checkpoint with nothing else in it; half removed it does not pass for a torn one."""
-    _unlink(place.rename(place.with_name(f"{_HIDDEN}{place.name}-removed")))
+    _unlink(place.rename(_hidden(place.parent, place.name)))
+
+
+def _hidden(parent: Path, name: str) -> Path:
+    """A place that nothing has, for what is being written or removed: in an older one may be what is not ours to remove."""
+    return parent / f"{_HIDDEN}{name}-{token_hex(4)}"
 
 
 def _unlink(place: Path) -> None:
