@@ -2,6 +2,7 @@
 
 python benchmarks/simulate.py speed      # simulated rollouts a minute
 python benchmarks/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
+python benchmarks/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python benchmarks/simulate.py darts      # DARTS, part by part, in the published shape
 """
 
@@ -12,6 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollalloc import recipes
@@ -19,9 +22,9 @@ from rollalloc.bench.summary import interval
 from rollalloc.core.recipe import Recipe
 from rollalloc.rules.sizes import Fixed
 from rollalloc.simulate.cluster import Cluster, Scenario
-from rollalloc.simulate.cost import Costs, Latency
+from rollalloc.simulate.cost import Costs, Latency, fitted_latency
 from rollalloc.simulate.simulation import simulate
-from rollalloc.simulate.workload import Fitted, Lengths, Outcome
+from rollalloc.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
 
 SEEDS = range(5)
 SAMPLED_ROWS = (1, 4, 16, 64, 128, 192, 256)
@@ -102,6 +105,49 @@ def sampler() -> None:
     print(f"off by {statistics.median(off):+.0%} in the median, {min(off):+.0%} to {max(off):+.0%}")
 
 
+# ------------------------------------------------------------------------------------------------ the asynchronous engine
+
+
+def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
+    """Batches of walks under the asynchronous engine, generator and trainer a process each, and their simulation.
+
+    Each run is simulated with what it was itself: its rollouts, a curve through its decoding steps, the mean seconds of its
+    updates. So what is tested is how these come together, not whether one run says what another will cost.
+    """
+    from streaming import WARM, Task, lines
+
+    from rollalloc.bench.execution import one_thread
+
+    one_thread()
+    task = Task(Path(tasks))
+    made = lines(((1, 1.0),))
+    task.seconds(made["grpo: overlap"], 4999, 2)  # warms up
+    for name in ("grpo: overlap", "darts, shortest only: + overlap"):
+        line, off = made[name], []
+        for repeat in range(int(repeats)):
+            with TemporaryDirectory() as folder:
+                log = Path(folder) / "run"
+                real, done = task.seconds(line, 5000 + repeat, int(batches), log)
+                rollouts = read_rollouts(log / "rollouts.jsonl")
+            steps = [(rows, seconds) for rows, seconds in task.steps if rows]
+            curve, most = fitted_latency(steps), max(rows for rows, _ in steps)
+            if most > curve.concurrency[-1]:  # a point is the mean of its part
+                at, seconds = (*curve.concurrency, most), (*curve.seconds_per_token, curve.seconds_per_token[-1])
+                curve = Latency(at, seconds, curve.source)
+            scenario = Scenario(
+                cluster=Cluster(gpus=2, slots=most, schedule="async"), costs=replace(NO_TRAINER, update=done["update"]),
+                latency=curve, workload=rollouts, batches=int(batches), warmup=WARM,
+            )  # fmt: skip
+            simulated = simulate(line.recipe, scenario, 0, max_staleness=line.staleness).per_batch["seconds"]
+            off.append(simulated / real - 1)
+            print(f"{name}: real {real:.2f} s a batch, simulated {simulated:.2f} s, off by {off[-1]:+.0%}; update "
+                  f"{done['update']:.2f} s, processor {done['trainer']:.2f} and {done['generator']:.2f} s, at most "
+                  f"{most} rows", flush=True)  # fmt: skip
+        print(
+            f"{name}: off by {statistics.median(off):+.0%} in the median, {min(off):+.0%} to {max(off):+.0%}; bar 15%"
+        )
+
+
 # ----------------------------------------------------------------------------------------------------------------- DARTS
 
 
@@ -137,4 +183,4 @@ def darts(schedule: Any = "sync") -> None:
 
 
 if __name__ == "__main__":
-    {"speed": speed, "sampler": sampler, "darts": darts}[sys.argv[1]](*sys.argv[2:])
+    {"speed": speed, "sampler": sampler, "engine": engine, "darts": darts}[sys.argv[1]](*sys.argv[2:])

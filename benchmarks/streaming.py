@@ -82,8 +82,8 @@ class Task:
         self.prompts = load_prompts(*self.source.prompts)
         self.steps: list[tuple[int, float]] = []  # decoding steps of the last run that streamed
 
-    def seconds(self, line: Line, seed: int, batches: int) -> tuple[float, dict[str, float]]:
-        """Seconds a batch, and what was done in them."""
+    def seconds(self, line: Line, seed: int, batches: int, log: Path | None = None) -> tuple[float, dict[str, float]]:
+        """Seconds a batch, and what was done in them; `log` is a folder for the run, with all its rollouts."""
         policy = Policy.load(self.source.model, device="cpu")
         encoded = encode_prompts(self.prompts, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
         settings = Settings(
@@ -92,6 +92,7 @@ class Task:
             learning_rate=6e-4,
             max_batches=WARM + batches,
             stop_when_barren=False,
+            log_rollouts=log is not None,
             **line.settings,
         )
         lines: list[tuple[tuple[float, float, float], dict[str, Any]]] = []
@@ -101,15 +102,19 @@ class Task:
             encoded,
             InlineScorer(load_reward(self.source.reward)),
             settings,
+            folder=log,
             listener=lambda said: lines.append((clocks(trainer), said)),
         )
         trainer.run()
         self.steps = list(getattr(trainer.roller, "steps", ()))
-        (began, first), (ended, last) = [each for each in lines if each[1]["kind"] == "batch"][WARM - 1 :: batches]
+        trained = [each for each in lines if each[1]["kind"] == "batch"]
+        (began, first), (ended, last) = trained[WARM - 1 :: batches]
         paid, tokens = (last[name] - first[name] for name in ("rollouts_paid", "tokens_paid"))
         stopped = last["accounts"]["cancelled"] - first["accounts"]["cancelled"]
         seconds, trainer_s, generator_s = (after - before for before, after in zip(began, ended, strict=True))
-        done = {"trainer": trainer_s, "generator": generator_s, "paid": paid, "stopped": stopped, "tokens": tokens}
+        update_s = sum(said["update_seconds"] for _, said in trained[WARM:])
+        done = {"trainer": trainer_s, "generator": generator_s, "update": update_s}
+        done |= {"paid": paid, "stopped": stopped, "tokens": tokens}
         return seconds / batches, {name: value / batches for name, value in done.items()}
 
 
