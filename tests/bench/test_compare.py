@@ -150,13 +150,12 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
 
 def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
     worker = _Worker()
-    worker.process.kill()
-    worker.process.join()
+    worker.spawned.end()
     job = Job(run_of(max_rollouts=16), tmp_path)
     worker.give(job)
-    wait([worker.connection])
+    assert wait([worker.spawned.connection], timeout=120)
     assert worker.hear() == (job, None)
-    worker.process.kill()
+    worker.spawned.end()
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
 
 

@@ -247,15 +247,16 @@ def test_answers_that_are_none_are_counted():
         assert scorer.report()["discarded"] == 1
 
 
-def test_a_forked_process_has_workers_of_its_own():
+def test_a_forked_process_has_workers_of_its_own(forked):
     with worker_scorer("process_id") as scorer:
         ours = scorer.score(samples("4"))
-        child = os.fork()
-        if child == 0:
+
+        def act():
             theirs = scorer.score(samples("4"))
             scorer.close()
-            os._exit(theirs == ours)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            return theirs == ours
+
+        assert forked(act) == 0
         assert scorer.score(samples("4")) == ours
 
 

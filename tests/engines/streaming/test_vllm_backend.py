@@ -302,7 +302,8 @@ def test_weights_wait_for_those_before_them(made):
     later.join(0.2)
     assert later.is_alive()
     do(fake.answers.set)
-    later.join()
+    later.join(60)
+    assert not later.is_alive()
     do()
     assert len(fake.loaded) == 2
 
