@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollalloc.rewards._handle import WorkerHandle
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
@@ -163,6 +165,23 @@ def test_an_error_in_the_parent_leaves_no_answer_for_the_next_call():
         with pytest.raises(Exception, match="pickle"):
             scorer.score([*samples("4", "4"), unsendable])
         assert scorer.score(samples("5")) == [Scored(0.0, 0.0)]
+
+
+def test_an_error_in_the_thread_that_minds_the_workers_reaches_whoever_waits(monkeypatch):
+    """Also for samples that it has in hand at that moment, and although it cannot clear up."""
+    stop = WorkerHandle.stop
+
+    def stops(worker):
+        stop(worker)
+        raise OSError("no process can be stopped")
+
+    monkeypatch.setattr(WorkerHandle, "stop", stops)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with worker_scorer("obey", limit_s=1.0) as scorer:
+        in_hand, waiting = scorer.submit(samples("hang", "fine")), scorer.submit(samples(*["fine"] * 6))
+        for future in (in_hand, waiting):
+            with pytest.raises(OSError, match="no process can be stopped"):
+                future.result(timeout=60)
 
 
 def test_answers_come_while_the_caller_goes_on(tmp_path):
