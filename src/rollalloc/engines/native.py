@@ -103,7 +103,10 @@ class Trainer(Loop):
         if settings.engine == "sync":
             return Roller(*shared)
         if self.policy.adapter is not None:
-            raise ValueError("the asynchronous engine trains all weights; train adapters with engine sync")
+            raise ValueError(
+                "the asynchronous engine trains all weights, and this policy has adapters: train them with the synchronous one "
+                "(--engine sync), or all weights (no --lora)"
+            )
         return Streamer(*shared, begin=begin(self.policy, self.train.tokens, settings), streaming=settings.streaming)
 
     def _measure(self) -> Evaluation:
