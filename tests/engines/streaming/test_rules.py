@@ -220,6 +220,7 @@ def test_one_that_is_cancelled_while_it_is_to_begin_again_does_not(scripted):
     roller.updated(1)
     core.next = Actions(cancel=(1,))
     turn()
+    assert backend.aborted == [1, 2, 1]
     turn(ended(1, (7,), "aborted"), ended(2, (7,), "aborted"))
     assert core.told == [Cancelled(1, 1)]
     assert [row.rollout for row in backend.started] == [1, 2, 2]

@@ -95,7 +95,7 @@ class Streamer(Rollouts):
             else:
                 self._counts["stopped"] += len(running)
             self._backend.abort(running)
-        self._backend.load(checkpoint.weights(self.policy.model), version)
+        self._backend.load(checkpoint.weights(self.behaviour.policy().model), version)
 
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
