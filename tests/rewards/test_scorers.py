@@ -226,6 +226,7 @@ def test_what_runs_for_nobody_ends(tmp_path):
     with worker_scorer("note_process_id", limit_s=1000) as scorer:
         hanging = scorer.submit(samples("hang", "hang", ground_truth=str(note)))
         while not note.exists():
+            assert not hanging.done(), hanging.exception()
             time.sleep(0.01)
         assert hanging.cancel()
         assert wait_until_gone(int(note.read_text()))

@@ -67,7 +67,8 @@ def test_what_was_changed_is_put_back(what, forked):
         change()
         return surroundings.put_back() and look() == before
 
-    assert forked(lambda: not act()) == 0
+    # On a busy machine an alarm may ring before `put_back` does anything: twice in 500.
+    assert any(forked(lambda: not act()) == 0 for _ in range(3 if change is ring_often else 1))
 
 
 def test_standard_descriptors_are_null_again(forked):

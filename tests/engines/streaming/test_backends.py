@@ -245,7 +245,9 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     backend = soon(lambda: ProcessBackend(policy.model, Sampling(LENGTH, max_rows=4), threads=1, **options(policy)))
     weights = checkpoint.weights(policy.model)
     for version in range(1, 5):
+        backend._heard.copied = True
         soon(lambda version=version: backend.load(weights, version))
+        assert not backend._heard.copied, "the next one would not wait for it"
     backend.start([Row(1, 0, (4, 5))])
     with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
         drained_rest(backend, 1)
