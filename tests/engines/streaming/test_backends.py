@@ -259,8 +259,13 @@ def test_a_pipe_that_says_nothing_more_keeps_nobody_waiting(last):
     """Whatever was asked for before it ended, or after."""
     ours, theirs = multiprocessing.Pipe()
     heard = _Heard(ours)
+    waiting = threading.Thread(target=heard.wait_until_copied)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
     theirs.send(("copied", 0))
-    soon(heard.wait_until_copied)
+    waiting.join(60)
+    assert not waiting.is_alive()
     heard.copied = False
     theirs.send(("ended", 1))
     if last:
