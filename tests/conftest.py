@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,40 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 settings.register_profile("short", max_examples=40)
 settings.register_profile("long", max_examples=160)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+
+_CHILD_FAILED = 70  # exit code of a forked child that raised
+_CHILD_S = 120
+
+
+@pytest.fixture
+def forked() -> Callable[[Callable[[], object]], int]:
+    """Call something in a fork of this process: the exit code, what it returned or 0, 70 where it raised.
+
+    The child never comes back from it, whatever it raises: it would go on with this test and with those after it, and say
+    so to who waits for this process. One that hangs is killed.
+    """
+
+    def exit_code(act: Callable[[], object]) -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                try:
+                    os._exit(int(act() or 0))
+                finally:
+                    os._exit(_CHILD_FAILED)
+            finally:  # an alarm may ring in the other one
+                os._exit(_CHILD_FAILED)
+        until = time.monotonic() + _CHILD_S
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail(f"the forked child did not end within {_CHILD_S} s")
+            time.sleep(0.002)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    return exit_code
 
 
 @pytest.fixture

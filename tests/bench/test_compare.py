@@ -132,17 +132,26 @@ def test_the_result_of_a_run_by_hand(run_of):
 
 
 def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
-    deadly = tmp_path / "deadly.py"
+    """Not even where what it forked lives on, and holds its end of the pipe open."""
+    deadly, child = tmp_path / "deadly.py", tmp_path / "child"
     deadly.write_text(
-        "import os\n\ndef score(data_source, solution_str, ground_truth, extra_info=None):\n    os._exit(7)\n"
+        "import os, pathlib, time\n\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    if (child := os.fork()) == 0:\n"
+        "        time.sleep(1000)\n"
+        f"    pathlib.Path({str(child)!r}).write_text(str(child))\n"
+        "    os._exit(7)\n"
     )
     runs = [
         run_of(max_rollouts=32, label="dies", reward=f"{deadly}:score"),
         run_of(max_rollouts=32, seed=1),
         run_of(max_rollouts=32, seed=2),
     ]
-    with pytest.raises(RuntimeError) as caught:
-        compare(runs, tmp_path / "out", processes=1)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            compare(runs, tmp_path / "out", processes=1)
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
     assert str(caught.value) == "dies with seed 0 failed: its process died with exit code 7"
     for name in ("grpo-1", "grpo-2"):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
@@ -150,13 +159,12 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
 
 def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
     worker = _Worker()
-    worker.process.kill()
-    worker.process.join()
+    worker.spawned.end()
     job = Job(run_of(max_rollouts=16), tmp_path)
     worker.give(job)
-    wait([worker.connection])
+    assert wait([worker.spawned.connection], timeout=120)
     assert worker.hear() == (job, None)
-    worker.process.kill()
+    worker.spawned.end()
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
 
 

@@ -45,14 +45,6 @@ def exhaust(receive):
         pass
 
 
-def as_another_process(act):
-    child = os.fork()
-    if child == 0:
-        act()
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
 @pytest.mark.parametrize(
     ("sent", "read"),
     [
@@ -134,22 +126,22 @@ def test_a_torn_message_is_never_read(ends):
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PASSCRED"), reason="the kernel does not tell who writes")
 @pytest.mark.parametrize("split", [0, 3, len(frame(GOOD))])
-def test_another_process_is_not_believed(ends, split):
+def test_another_process_is_not_believed(ends, split, forked):
     parent, worker = ends
     worker.send(frame(["started", os.getpid()]))
     assert parent.receive() == Started(os.getpid())
     sent = frame(GOOD)
     worker.send(sent[:split])
-    as_another_process(lambda: worker.send(sent[split:] or b"x"))
+    forked(lambda: worker.send(sent[split:] or b"x"))
     with pytest.raises(Polluted):
         exhaust(parent.receive)
 
 
-def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends):
+def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends, forked):
     parent, worker = ends
     worker.send(frame(["started", os.getpid() + 1]))
     assert parent.receive() == Started(os.getpid() + 1)
-    as_another_process(lambda: worker.send(frame(GOOD)))
+    forked(lambda: worker.send(frame(GOOD)))
     assert parent.receive() == Answer("ab", Scored(1.0, 0.5), fit=True)
 
 
@@ -243,34 +235,37 @@ def test_a_worker_that_answers_before_it_is_ready_is_an_error():
 
 
 @pytest.mark.parametrize("accident", [os.close, lambda descriptor: os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)])
-def test_a_worker_whose_channel_was_closed_or_replaced_ends(accident):
+def test_a_worker_whose_channel_was_closed_or_replaced_ends(accident, forked):
     ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
+
+    def act():
         end = WorkerEnd(theirs.detach())
         accident(end._descriptor)
         end.send(["ready"])
-        os._exit(0)
+
+    assert forked(act) == LOST_CHANNEL
     theirs.close()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == LOST_CHANNEL
     assert ours.recv(1) == b""
     ours.close()
 
 
-def test_the_channel_is_out_of_the_way_and_not_inherited():
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_the_channel_is_out_of_the_way_and_not_inherited(forked):
     ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
+
+    def act():
         end = WorkerEnd(theirs.detach())
-        good = end._descriptor >= 256 and not os.get_inheritable(end._descriptor)
-        grandchild = os.fork()
-        if grandchild == 0:
-            try:
-                os.fstat(end._descriptor)
-            except OSError:
-                os._exit(0)
-            os._exit(1)
-        os._exit(not good or os.waitpid(grandchild, 0)[1] != 0)
+        assert end._descriptor >= 256
+        assert not os.get_inheritable(end._descriptor)
+        assert forked(lambda: is_open(end._descriptor)) == 0
+
+    assert forked(act) == 0
     theirs.close()
-    assert os.waitpid(child, 0)[1] == 0
     ours.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollalloc.rewards._handle import WorkerHandle
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
@@ -165,6 +167,23 @@ def test_an_error_in_the_parent_leaves_no_answer_for_the_next_call():
         assert scorer.score(samples("5")) == [Scored(0.0, 0.0)]
 
 
+def test_an_error_in_the_thread_that_minds_the_workers_reaches_whoever_waits(monkeypatch):
+    """Also for samples that it has in hand at that moment, and although it cannot clear up."""
+    stop = WorkerHandle.stop
+
+    def stops(worker):
+        stop(worker)
+        raise OSError("no process can be stopped")
+
+    monkeypatch.setattr(WorkerHandle, "stop", stops)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with worker_scorer("obey", limit_s=1.0) as scorer:
+        in_hand, waiting = scorer.submit(samples("hang", "fine")), scorer.submit(samples(*["fine"] * 6))
+        for future in (in_hand, waiting):
+            with pytest.raises(OSError, match="no process can be stopped"):
+                future.result(timeout=60)
+
+
 def test_answers_come_while_the_caller_goes_on(tmp_path):
     gate = tmp_path / "gate"
     with worker_scorer("obey", workers=2) as scorer:
@@ -207,6 +226,7 @@ def test_what_runs_for_nobody_ends(tmp_path):
     with worker_scorer("note_process_id", limit_s=1000) as scorer:
         hanging = scorer.submit(samples("hang", "hang", ground_truth=str(note)))
         while not note.exists():
+            assert not hanging.done(), hanging.exception()
             time.sleep(0.01)
         assert hanging.cancel()
         assert wait_until_gone(int(note.read_text()))
@@ -247,15 +267,16 @@ def test_answers_that_are_none_are_counted():
         assert scorer.report()["discarded"] == 1
 
 
-def test_a_forked_process_has_workers_of_its_own():
+def test_a_forked_process_has_workers_of_its_own(forked):
     with worker_scorer("process_id") as scorer:
         ours = scorer.score(samples("4"))
-        child = os.fork()
-        if child == 0:
+
+        def act():
             theirs = scorer.score(samples("4"))
             scorer.close()
-            os._exit(theirs == ours)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            return theirs == ours
+
+        assert forked(act) == 0
         assert scorer.score(samples("4")) == ours
 
 

@@ -32,17 +32,6 @@ def close_standard_descriptors():
     os.closerange(0, 3)
 
 
-def in_a_child(act):
-    """Whether it came true there."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if act() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 PUT_BACK = {
     "timers": (lambda: signal.setitimer(signal.ITIMER_PROF, 3600), lambda: signal.getitimer(signal.ITIMER_PROF)[0]),
     "handlers": (lambda: signal.signal(signal.SIGUSR1, alarm), lambda: signal.getsignal(signal.SIGUSR1)),
@@ -68,7 +57,7 @@ PUT_BACK = {
 
 
 @pytest.mark.parametrize("what", PUT_BACK)
-def test_what_was_changed_is_put_back(what):
+def test_what_was_changed_is_put_back(what, forked):
     change, look = PUT_BACK[what]
 
     def act():
@@ -78,10 +67,11 @@ def test_what_was_changed_is_put_back(what):
         change()
         return surroundings.put_back() and look() == before
 
-    assert in_a_child(act)
+    # On a busy machine an alarm may ring before `put_back` does anything: twice in 500.
+    assert any(forked(lambda: not act()) == 0 for _ in range(3 if change is ring_often else 1))
 
 
-def test_standard_descriptors_are_null_again():
+def test_standard_descriptors_are_null_again(forked):
     def act():
         surroundings = Surroundings()
         close_standard_descriptors()
@@ -89,7 +79,7 @@ def test_standard_descriptors_are_null_again():
             surroundings.put_back()
             return file.fileno() < 3 and all(os.path.sameopenfile(0, descriptor) for descriptor in range(3))
 
-    assert in_a_child(act)
+    assert forked(lambda: not act()) == 0
 
 
 def start_threads():
@@ -107,7 +97,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_what_cannot_be_put_back_makes_the_process_unfit(what):
+def test_what_cannot_be_put_back_makes_the_process_unfit(what, forked):
     def act():
         limit_files() if what != "files" else resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
         if what == "hard limit":
@@ -119,4 +109,4 @@ def test_what_cannot_be_put_back_makes_the_process_unfit(what):
         UNFIT[what]()
         return fit_before and not surroundings.put_back()
 
-    assert in_a_child(act)
+    assert forked(lambda: not act()) == 0

@@ -14,9 +14,11 @@ from typing import Protocol
 
 from rollalloc.bench.execution import execute, one_thread
 from rollalloc.bench.runs import Run
-from rollalloc.engines.stopping import StopRequest, unheard
+from rollalloc.engines.spawned import Spawned
+from rollalloc.engines.stopping import StopRequest
 
 _LOOKS_S = 0.5  # how often it is looked at what the runs are doing
+_GRACE_S = 5.0  # between a process's last word and its exit code
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def carry_out(
                 _free(workers, overwrite).give(job)
             if not (busy := [worker for worker in workers if worker.job is not None]):
                 return
-            wait([worker.connection for worker in busy], timeout=_LOOKS_S)
+            wait([worker.spawned.connection for worker in busy], timeout=_LOOKS_S)
             for worker in busy:
                 if (ended := worker.hear(replace=not asked)) and not asked:
                     agenda.ended(*ended)
@@ -113,7 +115,7 @@ def carry_out(
             watch([worker.job for worker in busy if worker.job is not None])
     finally:
         for worker in workers:
-            worker.process.kill()
+            worker.spawned.end()
 
 
 def _has_room(workers: Sequence[_Worker], processes: int) -> bool:
@@ -138,23 +140,20 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, self.overwrite), daemon=False)
-        with unheard():
-            self.process.start()
-        theirs.close()
+        self.spawned = Spawned(_work, self.overwrite, name="rollalloc run")
 
     def give(self, job: Job) -> None:
         """Let it carry out a run."""
-        if not self.process.is_alive():  # it died between two runs, and costs none
-            self._start()
         self.job = job
-        self.connection.send((job.run, job.place))
+        try:
+            self.spawned.connection.send((job.run, job.place))
+        except OSError:  # it died between two runs, and costs none
+            self._start()
+            self.spawned.connection.send((job.run, job.place))
 
     def ask_to_stop(self) -> None:
         """Let it finish its batch, save and leave the run."""
-        self.process.terminate()
+        self.spawned.process.terminate()
 
     def hear(self, *, replace: bool = True) -> tuple[Job, Failure | None] | None:
         """The run it was at, and what went wrong with it, once that has ended; None before.
@@ -162,14 +161,16 @@ class _Worker:
         Args:
             replace: start another process where it died.
         """
-        if self.job is None or not self.connection.poll():
+        connection, process = self.spawned.connection, self.spawned.process
+        if self.job is None or not (connection.poll() or not process.is_alive()):
             return None
         job, self.job = self.job, None
         try:
-            error = self.connection.recv()
+            if not connection.poll():
+                raise EOFError  # which what it forked may keep from coming
+            error = connection.recv()
         except (EOFError, OSError):  # the other end may be reset rather than closed
-            self.process.join()
-            error = ("", f"its process died with exit code {self.process.exitcode}")
+            error = ("", f"its process died with exit code {self.spawned.end(_GRACE_S)}")
             if replace:
                 self._start()
         return job, None if error is None else Failure(job, *error)

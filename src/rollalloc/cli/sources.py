@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
     useless = [name for name in _OF_STREAMING if getattr(given, name) != getattr(Given, name)]
     if given.engine == "sync" and useless:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        options = _as_said(useless)
         raise ValueError(
             f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
         )
@@ -55,11 +55,16 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     return run
 
 
+def _as_said(names: Sequence[str]) -> str:
+    """Options as they were given, with another value than the default."""
+    return ", ".join(f"--{'no-' if getattr(Given, name) is True else ''}{name.replace('_', '-')}" for name in names)
+
+
 def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
     task = str(given.task)
     said = [name for name in _OF_OWN_RUNS if getattr(given, name) != getattr(Given, name)]
     if said:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        options = _as_said(said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     if given.pool != Given.pool and task not in POOLED:
         of = task.partition("/")[0]
@@ -80,7 +85,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
     useless = [name for name in _OF_EVALUATION if getattr(given, name) != getattr(Given, name)]
     if given.heldout is None and useless:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        options = _as_said(useless)
         raise ValueError(f"{options}: without prompts to evaluate on it does nothing; give --heldout as well")
     source = Source(
         model=model,
@@ -121,7 +126,7 @@ def _lora(given: Given) -> Lora | None:
         return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
     said = [name for name in ("lora_alpha", "lora_target") if getattr(given, name) != getattr(Given, name)]
     if said:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        options = _as_said(said)
         raise ValueError(f"{options}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
     return None
 

@@ -1,4 +1,4 @@
-"""The policy that samples: the trained one itself, or a copy of it in half precision."""
+"""The policy that samples: the trained one itself, or a copy of it, in half precision or without adapters."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ class Behaviour:
     Args:
         policy: that is trained.
         dtype: of the weights and the key-value cache while sampling.
+        plain: let a policy with adapters be sampled from through a copy in any case, as what generates elsewhere needs it.
 
     Attributes:
         trained: the policy that is trained.
     """
 
-    def __init__(self, policy: Policy, dtype: SamplingDtype) -> None:
+    def __init__(self, policy: Policy, dtype: SamplingDtype, *, plain: bool = False) -> None:
         self.trained = policy
         self._copy: Policy | None = None
-        if dtype == "float32":
+        if dtype == "float32" and (policy.adapter is None or not plain):
             return
         model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
         for parameter in model.parameters():  # no buffers: frequencies of rotary positions need all their digits
             parameter.data = parameter.data.to(getattr(torch, dtype))
-        self._copy = replace(policy, model=model.requires_grad_(False), adapter=None)
+        model.requires_grad_(plain)  # by which `checkpoint.weights` knows what to hand on
+        self._copy = replace(policy, model=model, adapter=None)
 
     def policy(self) -> Policy:
         """The policy with the weights as they are now."""

@@ -71,7 +71,7 @@ class Trainer(Loop):
             recipe, train.prompt_set.table(None if features is None else features.blocks, priors), settings.seed
         )
         logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
-        self.behaviour = Behaviour(policy, settings.sampling_dtype)
+        self.behaviour = Behaviour(policy, settings.sampling_dtype, plain=settings.engine == "async")
         roller = self._rollouts(logged)
         updater = Updater(policy, train.tokens, settings)
         state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
@@ -102,9 +102,7 @@ class Trainer(Loop):
         shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
         if settings.engine == "sync":
             return Roller(*shared)
-        if self.policy.adapter is not None:
-            raise ValueError("the asynchronous engine trains all weights; train adapters with engine sync")
-        return Streamer(*shared, begin=begin(self.policy, self.train.tokens, settings), streaming=settings.streaming)
+        return Streamer(*shared, begin=begin(self.behaviour, self.train.tokens, settings), streaming=settings.streaming)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None

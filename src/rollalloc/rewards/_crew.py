@@ -74,6 +74,7 @@ class Crew:
         self._tally = tally
         self._cache = cache
         self._workers: list[WorkerHandle[Task]] = []
+        self._jobs: set[Job] = set()  # whose futures are not done
         self._waiting: deque[Task] = deque()
         self._again: deque[Task] = deque()  # for fresh workers only
         self._lock = Lock()  # between a new job and the end
@@ -89,9 +90,10 @@ class Crew:
         with self._lock:
             if self._ended or os.getpid() != self._process_id:
                 return False
+            self._jobs.add(job)
             self._waiting.extend(job.tasks)
             self._ring()
-        job.future.add_done_callback(self._heed_cancel)
+        job.future.add_done_callback(lambda _: self._forget(job))
         return True
 
     def close(self) -> None:
@@ -104,8 +106,10 @@ class Crew:
         if current_thread() is not self._thread:  # it calls back when a future completes
             self._thread.join()
 
-    def _heed_cancel(self, future: Future[list[Outcome]]) -> None:
-        if future.cancelled() and os.getpid() == self._process_id:
+    def _forget(self, job: Job) -> None:
+        """A future is done, or was cancelled, which is to be heeded soon."""
+        self._jobs.discard(job)
+        if job.future.cancelled() and os.getpid() == self._process_id:
             self._ring()
 
     def _ring(self) -> None:
@@ -232,18 +236,19 @@ class Crew:
         task.job.note_answer()
 
     def _dismiss(self, error: BaseException | None) -> None:
-        """Stops the workers, and tells whoever still waits."""
+        """Stops the workers, and tells whoever still waits, whatever comes between."""
         with self._lock:
             self._ended = True
-        given = [request.task for worker in self._workers for request in worker.given]
-        for worker in self._workers:
-            worker.ask_to_stop()
-        for worker in self._workers:
-            worker.stop()
-        self._bell.close()
-        self._bell_button.close()
-        for job in {task.job for task in (*self._waiting, *self._again, *given)}:
-            if error is None:
-                job.future.cancel()
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)
+        try:
+            for worker in self._workers:
+                worker.ask_to_stop()
+            for worker in self._workers:
+                worker.stop()
+        finally:
+            self._bell.close()
+            self._bell_button.close()
+            for job in list(self._jobs):
+                if error is None:
+                    job.future.cancel()
+                if job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)

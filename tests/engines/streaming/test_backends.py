@@ -1,8 +1,11 @@
 """The back-ends: what they sample, and that each rollout comes back once."""
 
+import multiprocessing
+import multiprocessing.spawn
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -16,7 +19,7 @@ from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import BackendDied, Row
 from rollalloc.engines.streaming.local import LocalBackend, slots_of
-from rollalloc.engines.streaming.process import ProcessBackend
+from rollalloc.engines.streaming.process import ProcessBackend, _as_it_travels, _Heard
 
 LENGTH = 20
 
@@ -109,9 +112,12 @@ def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
 
 
 def drained_rest(backend, count):
-    ended = []
+    ended, in_vain = [], 0
     while len(ended) < count:
-        ended += backend.step(5.0)
+        now = backend.step(5.0)
+        in_vain = 0 if now else in_vain + 1
+        assert in_vain < 60, f"{len(ended)} of {count} came back"
+        ended += now
     return ended
 
 
@@ -186,9 +192,11 @@ def process(policy):
     """A back-end in a process of its own; each takes seconds to begin."""
     backend = ProcessBackend(policy.model, Sampling(LENGTH, max_rows=64), threads=1, **options(policy))
     yield backend
+    running = backend._spawned.process
     backend.close()
     backend.close()
-    assert not backend._process.is_alive()
+    assert running.exitcode == -signal.SIGKILL
+    assert "rollalloc generator's pipe" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_process_that_dies_is_replaced_once(policy, process, expected):
@@ -196,7 +204,7 @@ def test_a_process_that_dies_is_replaced_once(policy, process, expected):
     rollouts = range(40)
     process.start(rows_of(tokens, rollouts))
     process.abort([39])
-    os.kill(process._process.pid, signal.SIGKILL)
+    os.kill(process._spawned.process.pid, signal.SIGKILL)
     ended = {each.rollout: each for each in drained_rest(process, 40)}
     assert process.figures() == {"restarts": 1}
     assert ended.keys() == set(rollouts)
@@ -213,9 +221,75 @@ def test_a_process_that_dies_is_replaced_once(policy, process, expected):
     # and twice in a row without a rollout between is too often
     process.start(rows_of(tokens, range(50, 60)))
     process._ended_since = False
-    os.kill(process._process.pid, signal.SIGKILL)
+    os.kill(process._spawned.process.pid, signal.SIGKILL)
     with pytest.raises(BackendDied, match="SIGKILL"):
         drained_rest(process, 10)
+
+
+def soon(act):
+    """What it returns; it may not wait for ever."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(act()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for ever"
+    assert returned, "it raised"
+    return returned[0]
+
+
+def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(policy_of, monkeypatch):
+    """Nor where the model is more than a pipe holds, nor for weights."""
+    monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
+    policy = policy_of()
+    policy.model.register_buffer("large", torch.zeros(2**20))
+    backend = soon(lambda: ProcessBackend(policy.model, Sampling(LENGTH, max_rows=4), threads=1, **options(policy)))
+    weights = checkpoint.weights(policy.model)
+    for version in range(1, 5):
+        backend._heard.copied = True
+        soon(lambda version=version: backend.load(weights, version))
+        assert not backend._heard.copied, "the next one would not wait for it"
+    backend.start([Row(1, 0, (4, 5))])
+    with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
+        drained_rest(backend, 1)
+    backend.close()
+
+
+@pytest.mark.parametrize("last", [b"", b"what nobody can read"])
+def test_a_pipe_that_says_nothing_more_keeps_nobody_waiting(last):
+    """Whatever was asked for before it ended, or after."""
+    ours, theirs = multiprocessing.Pipe()
+    heard = _Heard(ours)
+    waiting = threading.Thread(target=heard.wait_until_copied)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    theirs.send(("copied", 0))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    heard.copied = False
+    theirs.send(("ended", 1))
+    if last:
+        theirs.send_bytes(last)
+    else:
+        theirs.close()
+    assert [heard.inbox.get(timeout=60) for _ in range(2)] == [("ended", 1), None]
+    soon(heard.wait_until_copied)
+    heard.copied = False
+    soon(heard.wait_until_copied)
+    heard.end(ours)
+    assert ours.closed
+
+
+class Odd(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
+def test_an_error_that_does_not_travel_is_said_in_words():
+    assert str(_as_it_travels(FloatingPointError("diverged"))) == "diverged"
+    said = _as_it_travels(Odd(1, 2))
+    assert isinstance(said, RuntimeError)
+    assert str(said) == "the process that generates failed: Odd: 1 and 2"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rollalloc import recipes
+from rollalloc.engines.lora import Lora
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Streaming
 
@@ -43,6 +44,30 @@ def test_the_same_batches(trainer_of, name):
     for one, other in zip(waves.policy.model.parameters(), streams.policy.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert waves.allocator.accounts() == streams.allocator.accounts()
+
+
+def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of, tmp_path):
+    """What generates has plain weights; of those in a checkpoint, once it is loaded."""
+
+    def trainer(folder=None, batches=4, **how):
+        policy = policy_of().with_lora(Lora(2), seed=0)
+        return trainer_of(
+            TIMELESS["grpo"],
+            policy=policy,
+            max_batches=batches,
+            sampling=Sampling(8),
+            folder=folder,
+            learning_rate=0.05,
+            **how,
+        )
+
+    waves, streams = trainer(), trainer(tmp_path / "run", 2, **IN_PROCESS)
+    expected, begun = trained(waves), trained(streams)
+    resumed = trainer(tmp_path / "run", **IN_PROCESS)
+    assert resumed.resume() == 2
+    assert begun + trained(resumed) == expected
+    assert {row.version for batch in expected for row, _ in batch} == {0, 1, 2, 3}
+    assert resumed.policy.adapter is not None
 
 
 @pytest.mark.parametrize("rows", [1, 5])

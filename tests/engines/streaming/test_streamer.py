@@ -165,6 +165,21 @@ def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of,
     settled(resumed)
 
 
+def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
+    """Never, that is: it would be an error of ours."""
+    trainer = trainer_of(AHEAD, max_batches=1, sampling=FEW, **STREAMS)
+    start, lost = trainer.roller._start, []
+
+    def losing(orders, backend):
+        lost.extend(orders)
+        start(orders[1:], backend)
+
+    trainer.roller._start = losing
+    with pytest.raises(RuntimeError, match="room for 6 rollouts: the run would wait for ever"):
+        trainer.run()
+    assert lost
+
+
 def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
     trainer_of(AHEAD, max_batches=2, folder=tmp_path / "run", **STREAMS).run()
     with pytest.raises(ValueError, match="engine"):

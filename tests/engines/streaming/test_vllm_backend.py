@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings, Streaming
 from rollalloc.engines.streaming import begin
@@ -302,7 +303,8 @@ def test_weights_wait_for_those_before_them(made):
     later.join(0.2)
     assert later.is_alive()
     do(fake.answers.set)
-    later.join()
+    later.join(60)
+    assert not later.is_alive()
     do()
     assert len(fake.loaded) == 2
 
@@ -397,5 +399,6 @@ def test_settings_that_cannot_be_are_refused():
 
 def test_where_it_is_not_installed_that_is_said(policy, monkeypatch):
     monkeypatch.setattr(begin, "find_spec", lambda name: None)
+    settings = Settings(sampling=Sampling(LENGTH), streaming=Streaming(backend="vllm"))
     with pytest.raises(ImportError, match=r"vLLM is not installed.*--backend own"):
-        begin.begin(policy, [(1, 2)], Settings(sampling=Sampling(LENGTH), streaming=Streaming(backend="vllm")))
+        begin.begin(Behaviour(policy, "float32"), [(1, 2)], settings)

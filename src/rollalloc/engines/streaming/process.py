@@ -11,7 +11,8 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -19,21 +20,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollalloc.engines import checkpoint
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.stopping import unheard
+from rollalloc.engines.spawned import Spawned
 from rollalloc.engines.streaming.backend import BackendDied, Ended, Row
-from rollalloc.engines.streaming.local import LocalBackend, slots_of
+from rollalloc.engines.streaming.local import LocalBackend, refuse_unfit, slots_of
 from rollalloc.engines.streaming.shared import SharedWeights
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 5.0  # to end in peace
-_GONE = None  # what the reader says when the pipe ends
+_GRACE_S = 5.0  # between a process's last word and its exit code
+_GONE = None  # what is heard when the pipe ends
 
 
 class ProcessBackend:
@@ -69,6 +69,7 @@ class ProcessBackend:
         threads: int | None = None,
     ) -> None:
         self.slots = slots_of(sampling, longest_prompt)
+        self._longest, self._most = longest_prompt, sampling.max_new_tokens
         self._weights = SharedWeights(checkpoint.weights(model))
         self._model = pickle.dumps(model)  # as it is: a process that is spawned would share each tensor instead
         self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
@@ -85,7 +86,6 @@ class ProcessBackend:
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
         self._ended_since = True  # whether a rollout ended since the process was last replaced
-        self._closed = False
         self._begin()
 
     # ------------------------------------------------------------------------------------------------- the interface
@@ -94,8 +94,7 @@ class ProcessBackend:
         return max(0, self.slots - len(self._rows))
 
     def start(self, rows: Sequence[Row]) -> None:
-        if twice := {row.rollout for row in rows} & self._rows.keys():
-            raise ValueError(f"rollouts {sorted(twice)[:5]} run already")
+        refuse_unfit(rows, self._rows, self._longest, self._most)
         self._rows |= {row.rollout: row for row in rows}
         self._send("start", list(rows))
 
@@ -109,23 +108,21 @@ class ProcessBackend:
         until = monotonic() + wait_s
         while self._rows and not ended:
             try:
-                said = self._inbox.get(timeout=max(0.0, until - monotonic()))
+                said = self._heard.inbox.get(timeout=max(0.0, until - monotonic()))
                 while True:  # and what else is there
                     ended += self._take(said)
-                    said = self._inbox.get_nowait()
+                    said = self._heard.inbox.get_nowait()
             except Empty:
                 if monotonic() >= until:
                     break
         return ended
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self._copied.wait()  # what it was given last; set as well when the process is gone
+        self._heard.wait_until_copied()  # what it was given last
         self._weights.put(weights)
         self._version = version
-        self._copied.clear()
+        self._heard.copied = False
         self._send("load", version)
-        if not self._process.is_alive():
-            self._copied.set()
 
     def paces(self) -> Sequence[tuple[int, float]]:
         paces, self._paces = self._paces, []
@@ -135,37 +132,22 @@ class ProcessBackend:
         return {"restarts": self._restarts}
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._pipe.close()
-        self._process.join(_GRACE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._spawned.end()  # it has nothing to save
+        self._heard.end(self._spawned.connection)
         self._rows.clear()
 
     # ----------------------------------------------------------------------------------------------------- the process
 
     def _begin(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would have the threads' locks, but not the threads
-        self._pipe, theirs = context.Pipe()
-        arguments = (theirs, self._model, self._weights, self._version, self._options, self._threads)
-        self._process = context.Process(target=_serve, args=arguments, name="rollalloc generator", daemon=True)
-        with unheard():
-            self._process.start()
-        theirs.close()
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._copied = threading.Event()
-        self._copied.set()
-        reading = (self._pipe, self._inbox.put, self._copied)
-        threading.Thread(target=_read, args=reading, name="rollalloc generator's pipe", daemon=True).start()
+        arguments = (self._weights, self._version, self._options, self._threads)
+        self._spawned = Spawned(_serve, *arguments, name="rollalloc generator")
+        self._heard = _Heard(self._spawned.connection)
+        with suppress(OSError):  # it is gone, as `step` will hear
+            self._spawned.connection.send_bytes(self._model)
 
     def _send(self, what: str, with_it: Any) -> None:
-        try:
-            self._pipe.send((what, with_it))
-        except OSError:  # it is gone, as `step` will hear
-            log.debug("could not tell the generator to %s", what)
+        with suppress(OSError):  # it is gone, as `step` will hear
+            self._spawned.connection.send((what, with_it))
 
     def _take(self, said: Any) -> list[Ended]:
         if said is _GONE:
@@ -183,19 +165,18 @@ class ProcessBackend:
 
     def _replace(self) -> list[Ended]:
         """The process is gone: begin with another one, and with what ran in it."""
-        self._process.join(_GRACE_S)
-        code = self._process.exitcode
+        code = self._spawned.end(_GRACE_S)
+        self._heard.end(self._spawned.connection)
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         if not self._ended_since:
             raise BackendDied(
                 f"the process that generates ended {how}, and so did the one before it, without a single rollout between; "
-                "it may lack memory (--slots, --kv-tokens), or the program that began this run has no `if __name__ == "
+                "it may lack memory (--max-rows, --kv-tokens), or the program that began this run has no `if __name__ == "
                 '"__main__":`, which a process that is spawned needs'
             )
         log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
         self._restarts += 1
         self._ended_since = False
-        self._pipe.close()
         self._begin()
         lost = [Ended(rollout, (), np.zeros(0, np.float32), (), "aborted") for rollout in sorted(self._aborted)]
         for rollout in self._aborted:
@@ -205,41 +186,73 @@ class ProcessBackend:
         return lost
 
 
-def _read(pipe: Connection, put: Callable[[Any], None], copied: threading.Event) -> None:
-    """Take what comes out of a pipe, at once, so that its writer never waits."""
-    while True:
+class _Heard:
+    """What comes out of a pipe, taken in at once, so that its writer never waits; at last, whatever happens, `_GONE`.
+
+    Attributes:
+        inbox: what was said.
+        copied: whether the weights that were given last are copied; only the one who gives them says that they are not.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.copied = False
+        self._gone = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(pipe,), name="rollalloc generator's pipe", daemon=True)
+        self._thread.start()
+
+    def wait_until_copied(self) -> None:
+        """Until they are, or never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.copied or self._gone)
+
+    def end(self, pipe: Connection) -> None:
+        """Close the pipe of a process that is gone."""
+        self._thread.join(_GRACE_S)  # before that: it might read from whoever has the pipe's number next
+        pipe.close()
+
+    def _read(self, pipe: Connection) -> None:
         try:
-            said = pipe.recv()
-        except (EOFError, OSError, TypeError):  # TypeError: closed by this process while it waited
-            copied.set()
-            put(_GONE)
-            return
-        if said[0] == "copied":
-            copied.set()
-        else:
-            put(said)
+            while True:
+                said = pipe.recv()
+                if said[0] == "copied":
+                    with self._changed:
+                        self.copied = True
+                        self._changed.notify_all()
+                else:
+                    self.inbox.put(said)
+        except (EOFError, OSError):
+            pass
+        except Exception:  # what cannot be read is as good as nothing
+            log.exception("the process that generates said what cannot be read")
+        finally:
+            with self._changed:
+                self._gone = True
+                self._changed.notify_all()
+            self.inbox.put(_GONE)
 
 
-def _serve(
-    pipe: Connection, model: bytes, weights: SharedWeights, version: int, options: dict[str, Any], threads: int
-) -> None:
+def _serve(pipe: Connection, weights: SharedWeights, version: int, options: dict[str, Any], threads: int) -> None:
     """The process: do what is said, decode while anything runs, and say what ended."""
     torch.set_num_threads(threads)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides; a pipe that ends says so
         signal.signal(each, signal.SIG_IGN)
     try:
-        backend = LocalBackend(pickle.loads(model), version=version, **options)
-        backend.load(weights.views(), version)
+        backend = LocalBackend(pickle.loads(pipe.recv_bytes()), version=version, **options)
+
+        def load(version: int) -> None:
+            backend.load(weights.views(), version)
+            pipe.send(("copied", version))
+
+        do = {"start": backend.start, "abort": backend.abort, "load": load}
+        load(version)
         busy = False
         while True:
             while pipe.poll(0 if busy else None):
                 busy = True
                 what, with_it = pipe.recv()
-                if what == "load":
-                    backend.load(weights.views(), with_it)
-                    pipe.send(("copied", with_it))
-                else:
-                    getattr(backend, what)(with_it)
+                do[what](with_it)
             ended = backend.step(0)
             busy = backend.busy
             if ended:
@@ -247,4 +260,12 @@ def _serve(
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # nobody is there any more
     except Exception as error:
-        pipe.send(("failed", error))
+        pipe.send(("failed", _as_it_travels(error)))
+
+
+def _as_it_travels(error: Exception) -> Exception:
+    """An error that can be sent; one that is not the same elsewhere is said in words."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"the process that generates failed: {type(error).__name__}: {error}")

@@ -59,18 +59,29 @@ class Streamer(Rollouts):
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def advance(self, allocator: Allocator) -> Actions:
-        """Ask and carry out, until there is a batch or the run is over."""
+        """Ask and carry out, until there is a batch or the run is over.
+
+        Raises:
+            RuntimeError: the core waits for rollouts of which nothing is in flight.
+        """
         while True:
-            actions = self._ask(allocator, self._open(allocator))
+            backend = self._open(allocator)
+            room = backend.capacity()
+            actions = self._ask(allocator, backend, room)
             if actions.batch is not None or actions.finished is not None:
                 return actions
-            self._take_in(allocator, self._open(allocator), wait=not actions.generate)
+            if room and not (self._order_of or actions.cancel or actions.release):
+                raise RuntimeError(
+                    f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts: the run "
+                    f"would wait for ever. This is an error of rollalloc's; accounts: {allocator.accounts()}"
+                )
+            self._take_in(allocator, backend, wait=not actions.generate)
 
     def go_on(self, allocator: Allocator) -> None:
         """One turn, without waiting."""
         backend = self._open(allocator)
         self._take_in(allocator, backend, wait=False)
-        self._ask(allocator, backend)
+        self._ask(allocator, backend, backend.capacity())
 
     def updated(self, version: int) -> None:
         """Hand the weights on, and do with what runs as the settings say."""
@@ -84,7 +95,7 @@ class Streamer(Rollouts):
             else:
                 self._counts["stopped"] += len(running)
             self._backend.abort(running)
-        self._backend.load(checkpoint.weights(self.policy.model), version)
+        self._backend.load(checkpoint.weights(self.behaviour.policy().model), version)
 
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
@@ -121,8 +132,8 @@ class Streamer(Rollouts):
 
     # ---------------------------------------------------------------------------------------------------------- asking
 
-    def _ask(self, allocator: Allocator, backend: Backend) -> Actions:
-        actions = allocator.ask(capacity=backend.capacity())
+    def _ask(self, allocator: Allocator, backend: Backend, room: int) -> Actions:
+        actions = allocator.ask(capacity=room)
         self.release(actions)
         if actions.cancel:
             self._restarting.difference_update(actions.cancel)
