@@ -307,6 +307,32 @@ def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed
         assert metrics[-1]["rollalloc/rollouts/paid"] == len(sessions)
 
 
+def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(tmp_path):
+    """Some are stopped, in a turn or while they wait for the tool, and some go on over an update between their turns."""
+    run = Run(tmp_path / "run")
+    turns = ["default_agent_loop=tool_agent", "multi_turn.format=digits", "multi_turn.max_assistant_turns=3"]
+    turns = [f"actor_rollout_ref.rollout.{key}" for key in ("agent." + turns[0], *turns[1:])]
+    turns.append(f"actor_rollout_ref.rollout.multi_turn.function_tool_path={HERE / 'calculator.py'}")
+    reward = f"reward.custom_reward_function.path={HERE / 'halves.py'}"
+    steps = ["trainer.total_training_steps=3", "trainer.resume_mode=disable", *FEW_AT_ONCE, reward]
+    assert run.start(*steps, *turns, section=RECIPES["darts"], mode="rollalloc_colocate_async") == 0, run.log[-3000:]
+    several = 0
+    for step in run.recorded("advantages"):
+        columns = (step[name] for name in ("tokens", "masks", "behaviour", "given", "core"))
+        for tokens, mask, behaviour, given, core in zip(*columns, strict=True):
+            assert len(tokens) == len(mask) == len(behaviour) <= 192
+            assert all((logprob < 0) == bool(generated) for logprob, generated in zip(behaviour, mask, strict=True))
+            assert given == pytest.approx([core], abs=1e-5)
+            several += mask != sorted(mask)
+            assert mask[-1] == 1
+    assert several > 0
+    metrics = run.metrics()
+    assert max(step["training/num_turns/max"] for step in metrics) > 3
+    last = metrics[-1]
+    assert last["rollalloc/rollouts/failed"] == 0 < last["rollalloc/rollouts/cancelled"]
+    assert last["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
 def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_path):
     """verl's separate_async, with the transfer of the weights made up and no replica on the trainer's devices."""
     run = Run(tmp_path / "run")
