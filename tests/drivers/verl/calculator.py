@@ -23,7 +23,11 @@ def calculator(numbers: list[int]) -> str:
 
 @ToolParser.register("digits")
 class Digits(ToolParser):
-    """Whatever has a digit in it is a call."""
+    """The first digit ends a turn, and is a call."""
+
+    @property
+    def stop_token_ids(self):
+        return self.tokenizer.convert_tokens_to_ids(list("0123456789"))
 
     async def extract_tool_calls(self, responses_ids, tools=None):
         text = self.tokenizer.decode(responses_ids)

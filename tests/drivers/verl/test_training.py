@@ -43,6 +43,15 @@ FEW_AT_ONCE = [  # so that an update breaks some off in their middle
 ]
 
 
+TURNS = [  # verl's loop of turns, with a toy tool and a parser of the calls that a random model makes of it
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+    "actor_rollout_ref.rollout.multi_turn.format=digits",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
+    f"actor_rollout_ref.rollout.multi_turn.function_tool_path={HERE / 'calculator.py'}",
+    f"reward.custom_reward_function.path={HERE / 'halves.py'}",
+]
+
+
 class Run:
     """A run of the example, and what it left."""
 
@@ -310,12 +319,8 @@ def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed
 def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(tmp_path):
     """Some are stopped, in a turn or while they wait for the tool, and some go on over an update between their turns."""
     run = Run(tmp_path / "run")
-    turns = ["default_agent_loop=tool_agent", "multi_turn.format=digits", "multi_turn.max_assistant_turns=3"]
-    turns = [f"actor_rollout_ref.rollout.{key}" for key in ("agent." + turns[0], *turns[1:])]
-    turns.append(f"actor_rollout_ref.rollout.multi_turn.function_tool_path={HERE / 'calculator.py'}")
-    reward = f"reward.custom_reward_function.path={HERE / 'halves.py'}"
-    steps = ["trainer.total_training_steps=3", "trainer.resume_mode=disable", *FEW_AT_ONCE, reward]
-    assert run.start(*steps, *turns, section=RECIPES["darts"], mode="rollalloc_colocate_async") == 0, run.log[-3000:]
+    steps = ["trainer.total_training_steps=3", "trainer.resume_mode=disable", *FEW_AT_ONCE, *TURNS]
+    assert run.start(*steps, section=RECIPES["darts"], mode="rollalloc_colocate_async") == 0, run.log[-3000:]
     several = 0
     for step in run.recorded("advantages"):
         columns = (step[name] for name in ("tokens", "masks", "behaviour", "given", "core"))
@@ -352,6 +357,42 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
     assert metrics[-1]["rollalloc/rollouts/failed"] == 0
     assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
+def test_a_run_over_two_nodes_works_on_both(tmp_path):
+    """Two raylets on this machine, each with one of two data-parallel ranks; the run joins them as it would a cluster."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28}
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args=node | {"include_dashboard": False})
+    try:
+        nodes = {cluster.head_node.node_id, cluster.add_node(**node).node_id}
+        cluster.wait_for_nodes()
+        run = Run(tmp_path / "run")
+        join = ["ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null", "trainer.nnodes=2"]
+        spread = ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
+        steps = ["trainer.total_training_steps=2", "trainer.resume_mode=disable"]
+        how = {"section": RECIPES["darts"], "RAY_ADDRESS": cluster.address}
+        assert run.start(*join, *spread, *steps, *LONG, **how) == 0, run.log[-3000:]
+        placed = _placed()
+    finally:
+        cluster.shutdown()
+    for actor in ("WorkerDict", "vLLMHttpServer", "Worker", "RewardLoopWorker"):
+        assert placed[actor] == nodes, (actor, placed)
+    assert len(placed["TaskRunnerV1"]) == 1, "decisions are made in one place"
+    metrics = run.metrics()[-1]
+    assert metrics["rollalloc/rollouts/failed"] == 0 < metrics["rollalloc/rollouts/cancelled"]
+    assert metrics["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
+def _placed():
+    """Nodes on which actors of each class ran, in the whole life of the cluster that this process is connected to."""
+    import ray
+
+    nodes = {}
+    for actor in ray._private.state.actors().values():
+        nodes.setdefault(actor["ActorClassName"].split(".")[-1], set()).add(actor["Address"]["NodeID"])
+    return nodes
 
 
 def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path):

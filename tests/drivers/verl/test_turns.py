@@ -73,7 +73,8 @@ def tokenizer(tmp_path_factory):
 
 
 class Server:
-    """An engine that answers with the next of `turns`: tokens and the version of the weights; None: it never ends."""
+    """An engine that answers with the next of `turns`: tokens, the version of the weights and why it ended; None: it runs
+    until it is aborted."""
 
     def __init__(self, *turns, engine="vllm", aborts_with=()):
         self.turns, self.sent, self.running, self.aborts_with = list(turns), [], {}, aborts_with
@@ -109,7 +110,7 @@ class Server:
         return TokenOutput(
             token_ids=tokens,
             log_probs=[-0.5] * len(tokens),
-            stop_reason="completed",
+            stop_reason=turn[2] if turn[2:] else "completed",
             extra_fields={"global_steps": version},
         )
 
@@ -132,7 +133,7 @@ class Case:
         worker.tokenizer, worker.processor, worker.hf_model_type = tokenizer, None, "qwen2"
         worker.dataset_cls, worker.distillation_enabled = None, False
         worker.tools = [tool] if tool else []
-        worker._reward_timeout, worker._tool_timeout = 5, settings.get("tool_timeout", 30)
+        worker._reward_timeout, worker._tool_timeout = 10**6, settings.get("tool_timeout", 30)
         worker._poll_interval, worker._most_tokens = 0, 400
         worker._live, worker._scored, worker._ended = {}, {}, []
         worker._any_ended = asyncio.Event()
@@ -165,13 +166,24 @@ class Case:
         session = asyncio.create_task(self.worker._run_session(0, prompt, sampling, how))
         for do in meanwhile:
             await do()
-        await asyncio.wait_for(session, 20)
+        await session
         [outcome] = self.worker._ended
         assert not self.worker._live
         return outcome
 
     async def stop(self):
         await self.worker.cancel([("g0s0r0", 0)])
+
+    def passes(self, seconds):
+        """Lets so much time pass at once, by the event loop's clock."""
+
+        async def do():
+            loop, before = asyncio.get_running_loop(), asyncio.get_running_loop().time
+            loop.time = lambda: before() + seconds
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        return do
 
     def row(self):
         [(key, row)] = self.rows.items()
@@ -350,31 +362,104 @@ def test_an_agent_loop_of_ones_own_is_stopped_too(case, loop, requests):
 # ------------------------------------------------------------------------------------------------- tools that misbehave
 
 
+PATIENCE = 1000  # seconds, of which none really pass
+
+
 def test_a_tool_that_hangs_costs_its_rollout(case):
     async def test(case):
-        return case, await case.run()
+        async def still_runs():
+            assert case.worker._live
 
-    case, outcome = case(test, [([CALL, WORD], 2)], does=hangs, tool_timeout=0.05)
+        waits = [case.passes(PATIENCE - 100), still_runs, case.passes(200)]
+        return case, await case.run(case.tool.running.wait, *waits)
+
+    case, outcome = case(test, [([CALL, WORD], 2)], does=hangs, tool_timeout=PATIENCE)
     assert (outcome.reward, outcome.cancelled, outcome.tokens) == (None, False, 2)
-    assert outcome.reason == "a tool took more than 0.05 s"
+    assert outcome.reason == f"a tool took more than {PATIENCE} s"
     assert case.tool.released == 1
     assert not case.rows
 
 
-def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case):
+@register("never_begins")
+class NeverBegins(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        self.server_manager.begun.set()
+        await hangs()
+
+
+def test_an_agent_loop_that_never_begins_costs_its_rollout(case):
+    async def test(case):
+        case.worker.llm_client.begun = asyncio.Event()
+        return await case.run(case.worker.llm_client.begun.wait, case.passes(PATIENCE + 1))
+
+    assert "took more than" in case(test, loop="never_begins", tool_timeout=PATIENCE).reason
+
+
+@pytest.mark.parametrize("client", [Client, ResumingClient])
+def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case, client):
     async def test(case):
         case.score.clear()
-
-        async def slow():
-            await asyncio.sleep(0.2)
 
         async def answer():
             for event in case.server.running.values():
                 event.set()
 
-        return await case.run(case.server.busy.wait, slow, answer, case.scoring.wait, slow, _set(case.score))
+        passes = case.passes(2 * PATIENCE)
+        return await case.run(case.server.busy.wait, passes, answer, case.scoring.wait, passes, _set(case.score))
 
-    assert case(test, [None], aborts_with=(WORD,), tool_timeout=0.1).reward == 1.0
+    assert case(test, [None], aborts_with=(WORD,), tool_timeout=PATIENCE, client=client).reward == 1.0
+
+
+def test_the_wait_of_a_request_that_an_update_broke_off_is_no_tools(case, monkeypatch):
+    """verl's client sleeps before it sends it again."""
+    asleep, sleep = [], asyncio.sleep
+
+    async def long(seconds):
+        if seconds == 1:
+            asleep.append(seconds)
+            await case_.passes(2 * PATIENCE)()
+        else:
+            await sleep(seconds)
+
+    async def test(case):
+        nonlocal case_
+        case_ = case
+        monkeypatch.setattr(llm_server.asyncio, "sleep", long)
+        return await case.run()
+
+    case_ = None
+    turns = [([], 2, "aborted"), ([WORD], 3)]
+    assert case(test, turns, tool_timeout=PATIENCE, client=ResumingClient).reward == 1.0
+    assert asleep
+
+
+@register("leaves_one_running")
+class LeavesOneRunning(AgentLoopBase):
+    """Has its trajectory while a generation of no interest goes on."""
+
+    async def run(self, sampling_params, **kwargs):
+        turn = self.server_manager.generate("id", prompt_ids=[1], sampling_params=sampling_params)
+        self.worker_task = asyncio.create_task(turn)
+        while not self.server_manager.begun.is_set():
+            await asyncio.sleep(0)
+        return AgentLoopOutput(**WHOLE, metrics={})
+
+
+def test_a_turn_that_ends_after_the_trajectory_starts_no_clock(case):
+    async def test(case):
+        case.score.clear()
+        case.worker.llm_client.begun = case.server.busy
+
+        async def answer():
+            for event in case.server.running.values():
+                event.set()
+            while case.server.running:
+                await asyncio.sleep(0)
+
+        return await case.run(case.scoring.wait, answer, case.passes(2 * PATIENCE), _set(case.score))
+
+    outcome = case(test, [None], loop="leaves_one_running", aborts_with=(WORD,), tool_timeout=PATIENCE)
+    assert outcome.reward == 1.0
 
 
 async def leaves():

@@ -56,7 +56,7 @@ class Live:
 
     def between_turns(self) -> None:
         """Nothing is generated from now on, so its time runs."""
-        self._set(self.patience)
+        self._set(None if self._over else self.patience)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -54,6 +54,10 @@ def _conflicts(config: Any, settings: Settings) -> list[tuple[Any, str]]:
     filters = config.algorithm.get("filter_groups") or {}
     return [
         (
+            not config.trainer.get("use_v1", True),
+            "trainer.use_v1=False takes verl's former trainer, which knows no recipe; set it to True",
+        ),
+        (
             filters.get("enable"),
             f"algorithm.filter_groups filters what {SECTION}.recipe allots; disable it and take recipe=dapo",
         ),
