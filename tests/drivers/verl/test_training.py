@@ -359,30 +359,100 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
     assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
 
 
-def test_a_run_over_two_nodes_works_on_both(tmp_path):
-    """Two raylets on this machine, each with one of two data-parallel ranks; the run joins them as it would a cluster."""
+@pytest.fixture
+def two_nodes(monkeypatch):
+    """Two raylets on this machine, to which this process is connected."""
+    import ray
     from ray.cluster_utils import Cluster
 
+    for patience in ("RAY_agent_register_timeout_ms", "RAY_raylet_start_wait_time_s"):
+        monkeypatch.setenv(patience, "300000" if patience.endswith("ms") else "300")
     node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28}
     cluster = Cluster(initialize_head=True, connect=True, head_node_args=node | {"include_dashboard": False})
     try:
-        nodes = {cluster.head_node.node_id, cluster.add_node(**node).node_id}
+        cluster.add_node(**node)
         cluster.wait_for_nodes()
-        run = Run(tmp_path / "run")
-        join = ["ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null", "trainer.nnodes=2"]
-        spread = ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
-        steps = ["trainer.total_training_steps=2", "trainer.resume_mode=disable"]
-        how = {"section": RECIPES["darts"], "RAY_ADDRESS": cluster.address}
-        assert run.start(*join, *spread, *steps, *LONG, **how) == 0, run.log[-3000:]
-        placed = _placed()
+        yield cluster
     finally:
+        ray.shutdown()
         cluster.shutdown()
+
+
+def _ids(cluster):
+    return {node.node_id for node in cluster.list_all_nodes()}
+
+
+def test_a_run_over_two_nodes_works_on_both(two_nodes, tmp_path):
+    """Each has one of two data-parallel ranks; the run joins them as it would a cluster."""
+    run = Run(tmp_path / "run")
+    join = ["ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null", "trainer.nnodes=2"]
+    spread = ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
+    steps = ["trainer.total_training_steps=2", "trainer.resume_mode=disable", *FEW_AT_ONCE, *TURNS]
+    how = {"section": RECIPES["darts"], "RAY_ADDRESS": two_nodes.address}
+    assert run.start(*join, *spread, *steps, **how) == 0, run.log[-3000:]
+    placed = _placed()
     for actor in ("WorkerDict", "vLLMHttpServer", "Worker", "RewardLoopWorker"):
-        assert placed[actor] == nodes, (actor, placed)
+        assert placed[actor] == _ids(two_nodes), (actor, placed)
     assert len(placed["TaskRunnerV1"]) == 1, "decisions are made in one place"
     metrics = run.metrics()[-1]
     assert metrics["rollalloc/rollouts/failed"] == 0 < metrics["rollalloc/rollouts/cancelled"]
     assert metrics["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
+def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(two_nodes):
+    """verl's placement and our manager over the real Ray; its workers are made up."""
+    import asyncio
+
+    import ray
+    from omegaconf import OmegaConf
+    from verl.utils import tensordict_utils as tu
+
+    from rollalloc.drivers.verl.rounds import Outcome
+    from rollalloc.drivers.verl.workers import Manager
+
+    head = two_nodes.head_node.node_id
+
+    class Light:
+        """Ends its sessions at once on the head, and on the other node never."""
+
+        def __init__(self, *_):
+            self.ended = asyncio.Queue()
+
+        def where(self):
+            return ray.get_runtime_context().get_node_id()
+
+        async def generate_sequences(self, chunk):
+            if self.where() == head:
+                for uid in chunk["uid"]:
+                    self.ended.put_nowait(
+                        [Outcome(uid, 0, tokens=1, reward=1.0), Outcome(uid, 1, tokens=1, reward=0.0)]
+                    )
+
+        async def outcomes(self):
+            return await self.ended.get()
+
+        async def answers(self):
+            return True
+
+    def told(manager, *uids):
+        columns = {"uid": np.array(uids, dtype=object), "__rollout_n__": np.array([2] * len(uids), dtype=object)}
+        manager.generate_sequences(tu.get_tensordict(columns))
+        outcomes = []
+        while len(outcomes) < 2 * len(uids):
+            outcomes += manager.outcomes()
+        return Counter(outcome.reason for outcome in outcomes)
+
+    rollout = {"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}}, "model": {}}}
+    manager = Manager(OmegaConf.create(rollout), None)
+    manager.agent_loop_workers_class = ray.remote(max_restarts=3, num_cpus=1)(Light)
+    asyncio.run(manager._init_agent_loop_workers())
+    places = [ray.get(worker.where.remote()) for worker in manager.agent_loop_workers]
+    assert set(places) == _ids(two_nodes)
+    [other] = [node for node in two_nodes.list_all_nodes() if node.node_id != head]
+    two_nodes.remove_node(other)
+    assert told(manager, "g0s0r0", "g1s0r2") == {"": 2, "its agent loop worker died": 2}
+    assert {ray.get(worker.where.remote()) for worker in manager.agent_loop_workers} == {head}
+    assert told(manager, "g2s0r4", "g3s0r6") == {"": 4}
 
 
 def _placed():
