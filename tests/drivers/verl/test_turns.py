@@ -133,7 +133,7 @@ class Case:
         worker.tokenizer, worker.processor, worker.hf_model_type = tokenizer, None, "qwen2"
         worker.dataset_cls, worker.distillation_enabled = None, False
         worker.tools = [tool] if tool else []
-        worker._reward_timeout, worker._tool_timeout = 10**6, settings.get("tool_timeout", 30)
+        worker._reward_timeout, worker._tool_timeout = 10**6, settings.get("tool_timeout")
         worker._poll_interval, worker._most_tokens = 0, 400
         worker._live, worker._scored, worker._ended = {}, {}, []
         worker._any_ended = asyncio.Event()
