@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -362,31 +361,19 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
 
 @pytest.fixture
 def two_nodes():
-    """Two raylets on this machine, to which this process is connected."""
+    """Two raylets on this machine, to which this process is connected; one whose agents take 15 s to start ends itself."""
     import ray
     from ray.cluster_utils import Cluster
 
-    def node():  # a raylet that must find out where its agents listen waits 15 s for them, and crashes
-        agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-        ports = dict(zip(agents, _free_ports(len(agents)), strict=True))
-        return {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28, "include_dashboard": False} | ports
-
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args=node())
+    node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
     try:
-        cluster.add_node(**node())
+        cluster.add_node(**node)
         cluster.wait_for_nodes(timeout=300)
         yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def _free_ports(count):
-    with contextlib.ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _ids(cluster):
