@@ -115,6 +115,7 @@ def credited(trainer, tq, keys):
         "replays": [rows[key].replays for key in keys],
         "rollouts": [rows[key].rollout for key in keys],
         "tokens": [row.tolist() for row in data["responses"].unbind()],
+        "masks": [row.int().tolist() for row in data["response_mask"].unbind()],
         "behaviour": [row.tolist() for row in data["rollout_log_probs"].unbind()]
         if "rollout_log_probs" in data
         else [],

@@ -126,6 +126,39 @@ def test_every_recipe_gives_full_batches_of_rollouts_that_are_each_trained_once(
     assert set(seen.values()) == {1}
 
 
+def trajectory(submission, session):
+    """Of one to four turns: as long as all of them, begun under older weights than it ended; a tool of every ninth hangs."""
+    draw = sum(submission.rollouts) + 7 * session
+    if draw % 9 == 8:
+        return Outcome(submission.uid, session, tokens=11, reason="a tool took more than 300.0 s")
+    right = float(draw % 2)
+    tokens = sum(10 + (draw + turn) % 5 for turn in range(draw % 4 + 1))
+    return Outcome(submission.uid, session, tokens, right, right, truncated=draw % 4 == 3, rows=1)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
+def test_under_every_recipe_a_trajectory_of_several_turns_is_a_rollout(section, overlaps):
+    """Batches fill, each token that the model generated is paid once, and each rollout has one cause."""
+    rounds = rounds_of(section, trajectory, overlap=OVERLAP if overlaps else None, at_once=3, meanwhile=2)
+    rounds.overlaps = overlaps
+    told, ends = 0, rounds.crew._end
+
+    def counted(submission, at):
+        nonlocal told
+        outcome = ends(submission, at)
+        told += outcome.tokens
+        return outcome
+
+    rounds.crew._end = counted
+    for _ in range(6):
+        rows, metrics = step(rounds)
+        assert len({row.group for row in rows.rows}) == 4
+        assert metrics["rollalloc/staleness/max"] <= rounds.allocator.recipe.max_staleness
+    assert rounds.allocator.tokens_paid == told
+    assert metrics["rollalloc/rollouts/failed"] > 0
+
+
 def test_a_batch_does_not_wait_for_the_others_which_go_on_over_the_update():
     rounds = rounds_of({"recipe": "grpo"}, at_once=4)
     first, metrics = step(rounds)
@@ -189,6 +222,24 @@ def test_reasons_of_failures_come_with_the_next_batch():
     rounds.trained(1)
     rounds.next_batch()
     assert rounds.reasons == {"away": 4 * 3}
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_updates_are_told_between_batches_and_in_order(overlaps):
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4, overlap=OVERLAP if overlaps else None)
+    rounds.overlaps = overlaps
+    rounds.next_batch()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"still to be trained: call trained\(version\)"):
+            rounds.next_batch()
+    rounds.trained(3)
+    rounds.crew.version = 3
+    before = rounds.state_dict()
+    for version in (3, 2, -1):
+        with pytest.raises(ValueError, match="version must"):
+            rounds.trained(version)
+    assert rounds.state_dict() == before
+    assert {row.group for row in rounds.next_batch().rows} == {4, 5, 6, 7}
 
 
 def test_a_budget_ends_the_run_when_nothing_runs():

@@ -22,6 +22,8 @@ REFUSED = {
         "reward_timeout must be a number of seconds above 0, got None",
     ),
     "a timeout without end": (PILOT_COMMIT | {"reward_timeout": float("nan")}, "reward_timeout must be a number"),
+    "no patience with tools": (PILOT_COMMIT | {"tool_timeout": 0}, "tool_timeout must be a number .* above 0, got 0"),
+    "a word for patience": (PILOT_COMMIT | {"tool_timeout": "long"}, "tool_timeout must be a number .* got 'long'"),
     "a poll interval": (PILOT_COMMIT | {"poll_interval": "often"}, "poll_interval must be in .* got 'often'"),
     "a negative seed": (PILOT_COMMIT | {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     "a seed that is no number": (PILOT_COMMIT | {"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),

@@ -127,7 +127,7 @@ def test_a_request_that_was_broken_off_goes_on_from_its_tokens_with_the_version_
     assert (output.token_ids, output.log_probs, output.stop_reason) == ([1, 2, 3], [-1.0] * 3, "completed")
     assert [prompt for prompt, _ in server.sent] == [[7], [7], [7, 1, 2]]
     assert [params["max_tokens"] for _, params in server.sent] == [8, 8, 6]
-    assert (live.tokens, live.first_version, live.last_version, live.request) == (3, 3, 4, None)
+    assert (live.tokens, live.first_version, live.last_version, live.requests) == (3, 3, 4, {})
 
 
 def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_its_count(generate):
@@ -208,6 +208,20 @@ def test_verls_keys_of_an_asynchronous_mode_become_the_recipes(verls_config):
         assert (recipe.max_staleness, recipe.intake) == (2, Ahead(Fill(), 4))
 
 
+STOPS = {
+    "trainer.v1.rollalloc": {"recipe": "darts", "shortest": 3, "longest": 1, "tail": "sampled"},
+    "algorithm.adv_estimator": "grpo",
+}
+
+
+@pytest.mark.parametrize("mode", ["rollalloc", "rollalloc_colocate_async"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_config):
+    assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).stops
+    if engine != "trtllm":
+        assert configure(config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})).stops
+
+
 @pytest.mark.parametrize(
     ("mode", "changes", "says"),
     [
@@ -235,6 +249,17 @@ def test_verls_keys_of_an_asynchronous_mode_become_the_recipes(verls_config):
             "rollalloc_separate_async",
             SEPARATE | {"trainer.v1.sampler.max_off_policy_strategy": "wait"},
             "set it to drop",
+        ),
+        ("rollalloc", {"trainer.use_v1": False}, "use_v1=False takes verl's former trainer, .* set it to True"),
+        (
+            "rollalloc",
+            STOPS | {"actor_rollout_ref.rollout.name": "trtllm"},
+            r"must be one of vllm, sglang, got trtllm; take one of these, or a recipe without stops",
+        ),
+        (
+            "rollalloc",
+            STOPS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
+            "on another server, under an id of its own; disable it, or take a recipe without stops",
         ),
     ],
 )

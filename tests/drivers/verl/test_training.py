@@ -43,6 +43,15 @@ FEW_AT_ONCE = [  # so that an update breaks some off in their middle
 ]
 
 
+TURNS = [  # verl's loop of turns, with a toy tool and a parser of the calls that a random model makes of it
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+    "actor_rollout_ref.rollout.multi_turn.format=digits",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
+    f"actor_rollout_ref.rollout.multi_turn.function_tool_path={HERE / 'calculator.py'}",
+    f"reward.custom_reward_function.path={HERE / 'halves.py'}",
+]
+
+
 class Run:
     """A run of the example, and what it left."""
 
@@ -307,6 +316,28 @@ def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed
         assert metrics[-1]["rollalloc/rollouts/paid"] == len(sessions)
 
 
+def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(tmp_path):
+    """Some are stopped, in a turn or while they wait for the tool, and some go on over an update between their turns."""
+    run = Run(tmp_path / "run")
+    steps = ["trainer.total_training_steps=3", "trainer.resume_mode=disable", *FEW_AT_ONCE, *TURNS]
+    assert run.start(*steps, section=RECIPES["darts"], mode="rollalloc_colocate_async") == 0, run.log[-3000:]
+    several = 0
+    for step in run.recorded("advantages"):
+        columns = (step[name] for name in ("tokens", "masks", "behaviour", "given", "core"))
+        for tokens, mask, behaviour, given, core in zip(*columns, strict=True):
+            assert len(tokens) == len(mask) == len(behaviour) <= 192
+            assert all((logprob < 0) == bool(generated) for logprob, generated in zip(behaviour, mask, strict=True))
+            assert given == pytest.approx([core], abs=1e-5)
+            several += mask != sorted(mask)
+            assert mask[-1] == 1
+    assert several > 0
+    metrics = run.metrics()
+    assert max(step["training/num_turns/max"] for step in metrics) > 3
+    last = metrics[-1]
+    assert last["rollalloc/rollouts/failed"] == 0 < last["rollalloc/rollouts/cancelled"]
+    assert last["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
 def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_path):
     """verl's separate_async, with the transfer of the weights made up and no replica on the trainer's devices."""
     run = Run(tmp_path / "run")
@@ -326,6 +357,110 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
     assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
     assert metrics[-1]["rollalloc/rollouts/failed"] == 0
     assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
+@pytest.fixture
+def two_nodes():
+    """Two raylets on this machine, to which this process is connected; one whose agents take 15 s to start ends itself."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
+    try:
+        cluster.add_node(**node)
+        cluster.wait_for_nodes(timeout=300)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _ids(cluster):
+    return {node.node_id for node in cluster.list_all_nodes()}
+
+
+def test_a_run_over_two_nodes_works_on_both(two_nodes, tmp_path):
+    """Each has one of two data-parallel ranks; the run joins them as it would a cluster."""
+    run = Run(tmp_path / "run")
+    join = ["ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null", "trainer.nnodes=2"]
+    spread = ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
+    steps = ["trainer.total_training_steps=2", "trainer.resume_mode=disable", *FEW_AT_ONCE, *TURNS]
+    how = {"section": RECIPES["darts"], "RAY_ADDRESS": two_nodes.address}
+    assert run.start(*join, *spread, *steps, **how) == 0, run.log[-3000:]
+    placed = _placed()
+    for actor in ("WorkerDict", "vLLMHttpServer", "Worker", "RewardLoopWorker"):
+        assert placed[actor] == _ids(two_nodes), (actor, placed)
+    assert len(placed["TaskRunnerV1"]) == 1, "decisions are made in one place"
+    metrics = run.metrics()[-1]
+    assert metrics["rollalloc/rollouts/failed"] == 0 < metrics["rollalloc/rollouts/cancelled"]
+    assert metrics["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+
+
+def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(two_nodes):
+    """verl's placement and our manager over the real Ray; its workers are made up."""
+    import asyncio
+
+    import ray
+    from omegaconf import OmegaConf
+    from verl.utils import tensordict_utils as tu
+
+    from rollalloc.drivers.verl.rounds import Outcome
+    from rollalloc.drivers.verl.workers import Manager
+
+    head = two_nodes.head_node.node_id
+
+    class Light:
+        """Ends its sessions at once on the head, and on the other node never."""
+
+        def __init__(self, *_):
+            self.ended = asyncio.Queue()
+
+        def where(self):
+            return ray.get_runtime_context().get_node_id()
+
+        async def generate_sequences(self, chunk):
+            if self.where() == head:
+                for uid in chunk["uid"]:
+                    self.ended.put_nowait(
+                        [Outcome(uid, 0, tokens=1, reward=1.0), Outcome(uid, 1, tokens=1, reward=0.0)]
+                    )
+
+        async def outcomes(self):
+            return await self.ended.get()
+
+        async def answers(self):
+            return True
+
+    def told(manager, *uids):
+        columns = {"uid": np.array(uids, dtype=object), "__rollout_n__": np.array([2] * len(uids), dtype=object)}
+        manager.generate_sequences(tu.get_tensordict(columns))
+        outcomes = []
+        while len(outcomes) < 2 * len(uids):
+            outcomes += manager.outcomes()
+        return Counter(outcome.reason for outcome in outcomes)
+
+    rollout = {"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}}, "model": {}}}
+    manager = Manager(OmegaConf.create(rollout), None)
+    manager.agent_loop_workers_class = ray.remote(max_restarts=3, num_cpus=1)(Light)
+    asyncio.run(manager._init_agent_loop_workers())
+    places = [ray.get(worker.where.remote()) for worker in manager.agent_loop_workers]
+    assert set(places) == _ids(two_nodes)
+    [other] = [node for node in two_nodes.list_all_nodes() if node.node_id != head]
+    two_nodes.remove_node(other)
+    assert told(manager, "g0s0r0", "g1s0r2") == {"": 2, "its agent loop worker died": 2}
+    assert {ray.get(worker.where.remote()) for worker in manager.agent_loop_workers} == {head}
+    assert told(manager, "g2s0r4", "g3s0r6") == {"": 4}
+
+
+def _placed():
+    """Nodes on which actors of each class ran, in the whole life of the cluster that this process is connected to."""
+    import ray
+
+    nodes = {}
+    for actor in ray._private.state.actors().values():
+        nodes.setdefault(actor["ActorClassName"].split(".")[-1], set()).add(actor["Address"]["NodeID"])
+    return nodes
 
 
 def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path):

@@ -171,6 +171,17 @@ def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config)
     assert seen == [made]
 
 
+@pytest.mark.parametrize("mode", ["sync", "separate_async", "rolaloc"])
+def test_keys_of_ours_that_nothing_would_read_are_refused(mode):
+    v1 = {"trainer_mode": mode, "rollalloc": {"recipe": "grpo"}}
+    module = SimpleNamespace(validate_config=lambda config: None)
+    plugin._check_early(module)
+    with pytest.raises(
+        ValueError, match=rf"nothing reads it under .*={mode}; set that to one of rollalloc, rollalloc_c"
+    ):
+        module.validate_config(OmegaConf.create({"trainer": {"v1": v1}}))
+
+
 @pytest.fixture
 def saving(tmp_path):
     """A trainer after step 2, as far as its checkpoint needs one."""

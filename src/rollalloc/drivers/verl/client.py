@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
@@ -15,29 +17,35 @@ from verl.workers.rollout.replica import TokenOutput
 _RETRY = 0.05  # seconds between two tries to stop a request that has not reached the engine yet
 
 
-class Stopped(Exception):
-    """The session was stopped while it generated."""
+class Stopped(BaseException):
+    """The session was stopped while it generated; no `Exception`, which agent loops and tools take for a bad answer."""
 
 
 @dataclass
 class Live:
-    """A session that runs.
+    """A session that runs: turns of the model, and what its agent loop does between them.
 
     Attributes:
+        patience: seconds that it may spend before a turn, as in a tool; None: any number.
         tokens: generated in its finished requests.
         first_version: of the weights at its first token; None: none is known.
         last_version: at its last token in a finished request.
         stopped: it shall end.
-        server: the server of its running request.
-        request: the engine's id of it; None while nothing is generated.
+        truncated: it ended since there was no room for a tool's answer.
+        requests: those that run: the engine's id of each -> its server.
+        clock: ends the session when its patience is over; None: nothing does.
     """
 
+    patience: float | None = None
     tokens: int = 0
     first_version: int | None = None
     last_version: int | None = None
     stopped: bool = False
-    server: Any = None
-    request: str | None = None
+    truncated: bool = False
+    requests: dict[str, Any] = field(default_factory=dict)
+    clock: asyncio.Timeout | None = None
+    _turns: int = 0  # at once; an agent loop may have several
+    _over: bool = False
 
     def generated(self, tokens: int, version: int | None) -> None:
         """A request ended; one that was aborted before its first token says nothing of the weights."""
@@ -46,14 +54,53 @@ class Live:
             self.first_version = version if self.first_version is None else self.first_version
             self.last_version = version
 
+    def between_turns(self) -> None:
+        """Nothing is generated from now on, so its time runs."""
+        self._set(None if self._over else self.patience)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While it generates, or waits for a server, its time does not run."""
+        self._turns += 1
+        self._set(None)
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self.between_turns()
+
+    def over(self) -> None:
+        """Its trajectory is whole: scoring it has a limit of its own, and is not stopped."""
+        self._over = True
+        self._set(None)
+
+    def _set(self, seconds: float | None) -> None:
+        if self.clock is not None and not self.clock.expired():
+            self.clock.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+
     async def stop(self) -> None:
-        """End the session if it generates, or before it does; one that is being scored goes on."""
+        """End the session if it generates, waits for a tool, or has not begun; one that is being scored goes on."""
         self.stopped = True
-        while self.request is not None and not await self.server.__ray_call__.remote(_abort, self.request):
-            await asyncio.sleep(_RETRY)
+        if not (self._turns or self._over):
+            self._set(0)
+        for request, server in list(self.requests.items()):
+            while request in self.requests and not await server.__ray_call__.remote(_abort, request):
+                await asyncio.sleep(_RETRY)
 
 
 LIVE: ContextVar[Live | None] = ContextVar("the session of this task", default=None)
+
+
+@dataclass
+class _Call:
+    """One call of `Client.generate`; an agent loop may have several at once."""
+
+    server: Any = None
+    request: str = ""
+
+
+_CALL: ContextVar[_Call] = ContextVar("the call of this task")
 
 
 class Client(LLMServerClient):
@@ -64,10 +111,16 @@ class Client(LLMServerClient):
         live = LIVE.get()
         if live is None:
             return await super().generate(request_id, **kwargs)
-        try:
-            output = await super().generate(request_id, **kwargs)
-        finally:
-            live.request = None
+        _CALL.set(call := _Call())
+        with live.turn():
+            try:
+                output = await super().generate(request_id, **kwargs)
+            except Exception:
+                if live.stopped:  # an engine may raise for a request that was aborted
+                    raise Stopped from None
+                raise
+            finally:
+                live.requests.pop(call.request, None)
         live.generated(len(output.token_ids), output.extra_fields.get("global_steps"))
         if live.stopped:
             raise Stopped
@@ -75,16 +128,19 @@ class Client(LLMServerClient):
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         server_id, server = await super()._acquire_server(request_id, **extra)
-        if (live := LIVE.get()) is not None:
-            live.server = server
+        if LIVE.get() is not None:
+            _CALL.get().server = server
         return server_id, server
 
     def _vllm_request_id(self, request_id: str) -> str:
+        """Of any engine's request, whatever its name says."""
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
             if live.stopped:  # while it waited for a server: nothing is sent
                 raise Stopped
-            live.request = engine_id
+            call = _CALL.get()
+            call.request = engine_id
+            live.requests[engine_id] = call.server
         return engine_id
 
 
@@ -94,11 +150,21 @@ class ResumingClient(FullyAsyncLLMServerClient, Client):
     One that is broken off and stopped at once is not sent again.
     """
 
+    async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
+        """As verl's, one turn with the waits between its attempts."""
+        live = LIVE.get()
+        if live is None:
+            return await super().generate(request_id, **kwargs)
+        with live.turn():
+            return await super().generate(request_id, **kwargs)
+
 
 def _abort(server: Any, request: str) -> bool:
     """Runs in the server: abort a request, which then returns what it has; False where the engine does not know it."""
-    known = request in server.engine.output_processor.external_req_ids
-    if known:
+    if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
+        if known := request in sglang.rid_to_state:
+            sglang.abort_request(request)
+    elif known := request in server.engine.output_processor.external_req_ids:
         task = asyncio.get_running_loop().create_task(server.engine.abort(request))
         _ABORTS.add(task)
         task.add_done_callback(_ABORTS.discard)
@@ -110,4 +176,6 @@ _ABORTS: set[asyncio.Task[None]] = set()  # the event loop itself holds only wea
 
 def requests_left(server: Any) -> int:
     """Runs in the server: requests that its engine has."""
+    if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
+        return len(sglang.rid_to_state)
     return len(server.engine.output_processor.request_states)

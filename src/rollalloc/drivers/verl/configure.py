@@ -13,6 +13,7 @@ from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.settings import SECTION, Settings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
+ENGINES_THAT_STOP = ("vllm", "sglang")  # `client` knows how to end one request of theirs
 
 
 def configure(config: Any) -> Settings:
@@ -53,6 +54,10 @@ def _conflicts(config: Any, settings: Settings) -> list[tuple[Any, str]]:
     filters = config.algorithm.get("filter_groups") or {}
     return [
         (
+            not config.trainer.get("use_v1", True),
+            "trainer.use_v1=False takes verl's former trainer, which knows no recipe; set it to True",
+        ),
+        (
             filters.get("enable"),
             f"algorithm.filter_groups filters what {SECTION}.recipe allots; disable it and take recipe=dapo",
         ),
@@ -75,8 +80,18 @@ def _conflicts(config: Any, settings: Settings) -> list[tuple[Any, str]]:
             ),
         ),
         (
-            settings.stops and rollout.name != "vllm",
-            f"{SECTION}.recipe stops rollouts, which is implemented for rollout.name=vllm, got {rollout.name}",
+            settings.stops and rollout.name not in ENGINES_THAT_STOP,
+            (
+                f"{SECTION}.recipe stops rollouts, for which actor_rollout_ref.rollout.name must be one of "
+                f"{', '.join(ENGINES_THAT_STOP)}, got {rollout.name}; take one of these, or a recipe without stops"
+            ),
+        ),
+        (
+            settings.stops and rollout.disaggregation.enabled,
+            (
+                f"{SECTION}.recipe stops rollouts, but with actor_rollout_ref.rollout.disaggregation the request that "
+                "decodes is on another server, under an id of its own; disable it, or take a recipe without stops"
+            ),
         ),
         (
             not settings.loader_draws and not config.data.get("shuffle", True),

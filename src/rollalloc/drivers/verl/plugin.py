@@ -50,8 +50,15 @@ def _check_early(module: ModuleType) -> None:
 
     @wraps(check)
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(OmegaConf.select(config, "trainer.v1.trainer_mode")).startswith("rollalloc"):
+        mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+        if mode.startswith("rollalloc"):
             import_module("rollalloc.drivers.verl.configure").configure(config)
+        elif OmegaConf.select(config, "trainer.v1.rollalloc") is not None:
+            modes = import_module("rollalloc.drivers.verl.modes").MODES
+            raise ValueError(
+                f"trainer.v1.rollalloc is set, but nothing reads it under trainer.v1.trainer_mode={mode}; set that to "
+                f"one of {', '.join(modes)}, or leave the section out"
+            )
         if _ON_CPU:
             _refuse_tied_embeddings(OmegaConf.select(config, "actor_rollout_ref.model.path"))
         return check(config, *args, **kwargs)

@@ -181,6 +181,7 @@ class Rounds:
         self._unneeded: list[str] = []  # rows to release, all at once when the round is over
         self._reading_since: int | None = None  # the loader's epoch at the first offer since something was ordered
         self._gave_up = False  # the loader was said to have ended, for the sake of one batch
+        self._at_work = False  # a batch was handed over and is not trained yet
 
     def next_batch(self, last: bool = False) -> TrainingRows:
         """Generate until there is a batch.
@@ -193,7 +194,10 @@ class Rounds:
             NoScores: for want of scores: the reward or the engine fails.
             Starved: nothing can be done although the run is not over; the message says what would help.
             MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
+            RuntimeError: the last batch was not told as `trained`; the core gives no other before.
         """
+        if self._at_work:
+            raise RuntimeError("the last batch is still to be trained: call trained(version) before next_batch()")
         started, waited = time.perf_counter(), 0.0
         self._submit(self._broken_off, again=f"a{self.allocator.version}")  # rows of the first time may be held
         self._broken_off = ()
@@ -220,6 +224,7 @@ class Rounds:
         rows = self._hand_over(batch)
         self._order_beside(last)
         self._end_step(batch)
+        self._at_work = True
         self.seconds = time.perf_counter() - started - waited
         return rows
 
@@ -243,6 +248,7 @@ class Rounds:
     def trained(self, version: int) -> None:
         """The batch was trained: the weights are of this version now."""
         self.allocator.tell([Updated(version)])
+        self._at_work = False
 
     def held(self) -> set[str]:
         """Keys of the rows that a later batch may need."""

@@ -30,6 +30,7 @@ class Settings:
         seed: of the core's draws.
         max_rollouts: rollouts to pay at most in the whole run; None: no limit.
         reward_timeout: seconds in which a rollout must be scored; then it has failed.
+        tool_timeout: seconds that an agent loop may take before each turn of the model, as for a tool; then it has failed.
         poll_interval: seconds for which results are collected before the core is asked again.
         rollout_correction: where rows may be older than the weights, correct for it by verl's truncated importance weights
             unless those are configured otherwise.
@@ -43,6 +44,7 @@ class Settings:
     seed: int = 0
     max_rollouts: int | None = None
     reward_timeout: float = 300.0
+    tool_timeout: float = 300.0
     poll_interval: float = 0.02
     rollout_correction: bool = True
     features: str | None = None
@@ -51,10 +53,10 @@ class Settings:
         at_least(f"{SECTION}.seed", self.seed, 0)
         if self.max_rollouts is not None:
             at_least(f"{SECTION}.max_rollouts", self.max_rollouts, 1, "null: no limit")
-        if not (_is_number(self.reward_timeout) and 0 < self.reward_timeout < inf):
-            raise ValueError(
-                f"{SECTION}.reward_timeout must be a number of seconds above 0, got {self.reward_timeout!r}"
-            )
+        for name in ("reward_timeout", "tool_timeout"):
+            seconds = getattr(self, name)
+            if not (_is_number(seconds) and 0 < seconds < inf):
+                raise ValueError(f"{SECTION}.{name} must be a number of seconds above 0, got {seconds!r}")
         if not (_is_number(self.poll_interval) and 0 <= self.poll_interval <= 1):
             raise ValueError(f"{SECTION}.poll_interval must be in [0, 1] seconds, got {self.poll_interval!r}")
         if not isinstance(self.rollout_correction, bool):

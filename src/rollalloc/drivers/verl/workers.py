@@ -21,6 +21,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from rollalloc.drivers.verl.client import LIVE, Live, Stopped
 from rollalloc.drivers.verl.rounds import Outcome, Session
 from rollalloc.drivers.verl.scores import read_score
+from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
 from rollalloc.rewards.function import Scored
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self.background_tasks: set[asyncio.Task[None]] = set()
         section = self.config.trainer.v1.rollalloc
         self._reward_timeout = section.get("reward_timeout", 300.0)
+        self._tool_timeout = section.get("tool_timeout", 300.0)
         self._poll_interval = section.get("poll_interval", 0.02)
         self._most_tokens = self._context()
         self._live: dict[Session, Live] = {}
@@ -76,8 +78,11 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         return True
 
     async def cancel(self, sessions: Sequence[Session]) -> None:
-        """Stop those of these sessions that generate."""
-        await asyncio.gather(*(self._live[session].stop() for session in sessions if session in self._live))
+        """Stop those of these sessions that are not being scored."""
+        stops = [self._live[session].stop() for session in sessions if session in self._live]
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if error is not None:
+                log.warning("a session could not be stopped, and goes on: %s: %s", type(error).__name__, error)
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -96,27 +101,60 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
     ) -> None:
         """One session, from the first token to its outcome."""
         session = (prompt["uid"], index)
-        live = self._live[session] = Live()
+        live = self._live[session] = Live(self._tool_timeout)
         LIVE.set(live)  # each session is a task with a context of its own
         reason, cancelled = "the agent loop returned nothing", False
         try:
-            await self._run_agent_loop(sampling_params, session_id=index, **how, **prompt)
+            async with asyncio.timeout(None) as live.clock:
+                live.between_turns()
+                await self._run_agent_loop(sampling_params, session_id=index, **how, **prompt)
         except Stopped:
             cancelled = True
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"[:_REASON]
-            log.warning("session %s_%d: %s", *session, reason)
+        except BaseException as error:  # a tool may raise what is none of Exception; a session without an outcome hangs
+            late = live.clock is not None and live.clock.expired()
+            cancelled = late and live.stopped
+            reason = (
+                f"a tool took more than {live.patience} s" if late else f"{type(error).__name__}: {error}"[:_REASON]
+            )
+            if not cancelled:
+                log.warning("session %s_%d: %s", *session, reason)
         del self._live[session]
         failed = Outcome(*session, tokens=live.tokens, reason=reason, cancelled=cancelled)
         self._ended.append(self._scored.pop(session, failed))
         self._any_ended.set()
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
-        await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
+        if not validate:
+            if (live := LIVE.get()) is not None:
+                live.over()
+            for each in outputs:
+                self._check(each)
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
         if not validate and outputs:
             session = (kwargs["uid"], kwargs["session_id"])
             self._scored[session] = self._outcome(session, outputs)
+
+    def _check(self, output: Any) -> None:
+        """An agent loop's row, before it is written: one that does not fit would end the run at its update.
+
+        Raises:
+            ValueError: columns of different lengths, a mask of other numbers than 0 and 1, or a missing column.
+        """
+        tokens, mask, logprobs = output.response_ids, output.response_mask, output.response_logprobs
+        if not tokens or len(mask) != len(tokens) or not {0, 1}.issuperset(mask):
+            raise ValueError(
+                f"an agent loop must return a response_mask of 1 (generated) and 0 (not) for each of its response_ids, at "
+                f"least one, got {len(mask)} for {len(tokens)}"
+            )
+        if logprobs is None and not self.rollout_config.calculate_log_probs:
+            return
+        if logprobs is None or len(logprobs) != len(tokens):
+            raise ValueError(
+                "an agent loop must return response_logprobs, 0 where nothing was generated, for each of its "
+                f"{len(tokens)} response_ids, got {logprobs if logprobs is None else len(logprobs)}: "
+                "actor_rollout_ref.rollout.calculate_log_probs is true"
+            )
 
     def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
         first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
@@ -125,12 +163,13 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._most_tokens
         return Outcome(
             *session,
-            tokens=sum(sum(output.response_mask) for output in outputs),
+            # What the model generated, in all turns: tools' answers are masked. A loop may drop turns that were paid for.
+            tokens=max(live.tokens, sum(sum(output.response_mask) for output in outputs)),
             reward=scored.reward,
             metric=scored.metric,
             version=_known(live.first_version, first.extra_fields.get("min_global_steps")),
             last_version=_known(live.last_version, last.extra_fields.get("max_global_steps")),
-            truncated=full and last.response_ids[-1] != self.tokenizer.eos_token_id,
+            truncated=live.truncated or (full and last.response_ids[-1] != self.tokenizer.eos_token_id),
             rows=len(outputs),
         )
 
