@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Updated
 from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
@@ -33,10 +34,6 @@ log = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 _NAMED = 20  # quarantined prompts that the last line of the metrics names
-
-
-class ScoringFailed(RuntimeError):
-    """The run learned nothing (more), since the reward function gave no scores."""
 
 
 class Rolls(Protocol):
@@ -151,7 +148,7 @@ class Loop:
             Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
                 or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
-            ScoringFailed: no rollout got a score, or none any more.
+            NoScores: no rollout got a score, or none any more.
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
@@ -219,7 +216,7 @@ class Loop:
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
-        raise ScoringFailed(f"{why}. No model is saved; repair the reward, then resume (--resume)")
+        raise NoScores(f"{why}. No model is saved; repair the reward, then resume (--resume)")
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""

@@ -11,9 +11,9 @@ from fake_tinker import Cloud, ModelInput
 
 from conftest import decode
 from rollalloc import recipes
+from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Environments, Remote
 from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
-from rollalloc.engines.loop import ScoringFailed
 
 
 class Env:
@@ -161,7 +161,7 @@ def test_an_endless_episode_is_cut_off(by_hand, trainer_of):
 @pytest.mark.parametrize("made", [0, None])
 def test_a_builder_that_makes_nothing_fails_its_order(by_hand, trainer_of, made):
     trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, episodes=environments([Builder(0, made=made)]))
-    with pytest.raises(ScoringFailed, match="make_envs failed"):
+    with pytest.raises(NoScores, match="make_envs failed"):
         trainer.run()
 
 

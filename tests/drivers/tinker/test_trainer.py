@@ -14,9 +14,9 @@ from fake_tinker import AuthenticationError, Cloud, sequence
 
 from conftest import rewarded
 from rollalloc import recipes
+from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
-from rollalloc.engines.loop import ScoringFailed
 from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.stopping import Stopped
@@ -338,7 +338,7 @@ def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
     cloud.mangle = mangle
     trainer = trainer_of(rollouts=16, cloud=cloud)
     if each == 4:
-        with pytest.raises(ScoringFailed, match=reason):
+        with pytest.raises(NoScores, match=reason):
             trainer.run()
     else:
         trainer.run()
