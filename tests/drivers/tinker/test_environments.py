@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from fake_tinker import Cloud, ModelInput
 from conftest import decode
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
-from rollalloc.drivers.tinker import Environments, Remote
+from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, rollouts
 from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
 
 
@@ -144,6 +145,30 @@ def test_what_fails_in_an_environment_has_no_score(by_hand, trainer_of, how):
     assert count == 4
     assert trainer.allocator.accounts()["failed"] == 4
     assert builder.cleaned == 1
+
+
+class Blocking(Env):
+    """Waits without `await`, so that nothing else is played meanwhile."""
+
+    released = threading.Event()
+
+    async def step(self, action, *, extra=None):
+        self.released.wait()
+        return await super().step(action, extra=extra)
+
+
+@pytest.mark.parametrize("where", ["training", "evaluation"])
+def test_an_environment_that_holds_up_all_others_ends_the_run(by_hand, trainer_of, monkeypatch, where):
+    monkeypatch.setattr(Blocking, "released", threading.Event())
+    monkeypatch.setattr(rollouts, "_CLOSING_S", 0.1)
+    blocked, fine = environments([Builder(0, env=Blocking)]), environments([Builder(0)])
+    given = {"episodes": blocked} if where == "training" else {"episodes": fine, "heldout": blocked}
+    trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=Remote(request_seconds=0.3), **given)
+    try:
+        with pytest.raises(ServiceFailed, match=r"does not return for more than 0\.3 s, and holds up all else"):
+            trainer.run()
+    finally:
+        Blocking.released.set()
 
 
 def test_an_endless_episode_is_cut_off(by_hand, trainer_of):

@@ -94,13 +94,13 @@ class RemoteUpdater:
         clips = self.service.remote.loss != "importance_sampling"
         thresholds = {"clip_low_threshold": 1 - clip.low, "clip_high_threshold": 1 + clip.high} if clips else None
         logprobs, measured = self.service.step(data, adam, thresholds)
-        for name, value in measured.items():
+        distance = _distance(data, logprobs)
+        for name, value in (measured | distance).items():
             if not isfinite(value):
                 raise FloatingPointError(
                     f"{name} is {value} in optimizer step {self.steps}: the training diverged; try a smaller learning rate"
                 )
-        figures = {_renamed(name): value for name, value in measured.items()}
-        return figures | _distance(data, logprobs)
+        return {_renamed(name): value for name, value in measured.items()} | distance
 
     def _learning_rate(self) -> float:
         return self.settings.learning_rate * self.settings.schedule.share(max(1, self.steps))
@@ -124,12 +124,15 @@ def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str,
 def _distance(data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], logprobs: list[Any]) -> dict[str, float]:
     """How far what is trained is from what sampled: of sampled tokens the mean of exp(d) − d − 1, d = trained − sampled."""
     total = tokens = 0.0
-    for (_, inputs), trained_T in zip(data, logprobs, strict=False):
+    if len(logprobs) != len(data):
+        return {}
+    for (_, inputs), trained_T in zip(data, logprobs, strict=True):
         if trained_T is None or len(trained_T) != len(inputs["logprobs"]):
             return {}
         taken_T = np.asarray(inputs["advantages"]) != 0
         d_T = (np.asarray(trained_T, np.float64) - np.asarray(inputs["logprobs"], np.float64))[taken_T]
-        total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks refuses what is not finite
+            total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
     return {"sampler_kl": total / tokens} if tokens else {}
 
 
