@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rollalloc import recipes
+from rollalloc import Budget, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
@@ -100,6 +101,44 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
         assert torch.equal(weights(resumed), weights(unbroken))
         assert resumed.allocator.state_dict() == unbroken.allocator.state_dict()
         assert numbers(folder) == numbers(tmp_path / "a")
+
+
+def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
+    recipe = replace(RECIPES["dapo_carry"], budget=Budget(run_rollouts=150))
+    changes = {"schedule": Schedule(shape="linear", floor=0.1), "learning_rate": 0.01, "max_batches": None}
+    unbroken = run_of(tmp_path / "a", recipe, **changes)
+    unbroken.run()
+    paid, rates = [0], []
+    for line in untimed(tmp_path / "a"):
+        if line["kind"] == "batch":
+            rates.append(line["learning_rate"])
+            paid.append(line["rollouts_paid"])
+    assert len(rates) > 4
+    assert rates == pytest.approx([0.01 * (0.1 + 0.9 * (1 - before / 150)) for before in paid[:-1]])
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", recipe, listener=killed_after(4), **changes).run()
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    resumed = run_of(tmp_path / "b", recipe, **changes)
+    assert resumed.resume() == 2
+    resumed.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    assert torch.equal(weights(resumed), weights(unbroken))
+    assert "learning rate" not in caplog.text
+    larger = run_of(tmp_path / "c", replace(recipe, budget=Budget(run_rollouts=300)), **changes)
+    larger.resume(accept_recipe=True)
+    spent = paid[2] / 150
+    assert f"{50 * spent:.0f}% of it are spent, no longer {100 * spent:.0f}%" in caplog.text
+    assert f"the rate goes from {rates[2]:.3g} to {0.01 * (1 - 0.45 * spent):.3g}" in caplog.text
+
+
+def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
+    changes = {"schedule": Schedule(shape="linear")}
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, listener=killed_after(3), **changes).run()
+    with pytest.raises(ValueError, match=r"run\.settings\.max_batches: saved 6, given 8"):
+        run_of(tmp_path, max_batches=8, **changes).resume()
+    with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
+        run_of(tmp_path, max_batches=None, **changes)
 
 
 def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):

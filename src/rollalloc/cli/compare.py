@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import Given, folder, parameters_of, with_given
+from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import leave
 from rollalloc.cli.saying import say
 from rollalloc.cli.standings import Standings, uses
@@ -28,7 +28,7 @@ _WIDE = 110  # columns of a terminal that the whole table fits
 _ENDS = {"rollouts": 15, "ratio": 11}  # columns of an interval's ends, e.g. [12,130–13,684]
 
 
-@with_given
+@with_fields(Given)
 def compare(
     given: Given,
     task: Annotated[

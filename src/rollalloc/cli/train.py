@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import Given, folder, parameters_of, with_given
+from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import RunProgress, leave
 from rollalloc.cli.saying import say
 
 
-@with_given
+@with_fields(Given)
 def train(
     given: Given,
     recipe: Annotated[

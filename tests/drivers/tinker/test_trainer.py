@@ -21,6 +21,7 @@ from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.stopping import Stopped
 from rollalloc.report.found import comparisons
 
@@ -112,6 +113,13 @@ def test_what_is_trained_on_is_what_sampled_it(by_hand, trainer_of):
     one = {"episodes": rewarded(1), "optimizer_steps_per_batch": 2, "learning_rate": 1.0}
     trainer_of(recipes.grpo(groups=1, n=16), 64, **one, listener=lines.append).run()
     assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) > 1e-4
+
+
+def test_the_rate_falls_over_the_budget(by_hand, trainer_of):
+    lines = []
+    trainer_of(rollouts=64, schedule=Schedule(shape="linear", floor=0.0), listener=lines.append).run()
+    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
+    assert rates == pytest.approx([4.0, 3.0, 2.0, 1.0])
 
 
 def test_clipping_is_the_services_own(by_hand, trainer_of):

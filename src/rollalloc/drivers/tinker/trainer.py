@@ -113,7 +113,7 @@ class TinkerTrainer(Loop):
         paid = self._paid_before()
         batches = super().resume(accept_recipe=accept_recipe)
         self.remote.lost = self.remote.lost + (paid - (self.service.usage + self.remote.lost))
-        self.counters.made = self._spent()
+        self.counters.made |= self._bill()
         return batches
 
     def _paid_before(self) -> Usage:

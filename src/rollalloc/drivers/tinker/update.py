@@ -44,7 +44,12 @@ class RemoteUpdater:
         self.steps = 0
 
     def update(
-        self, batch: Batch, generations: Mapping[int, Trajectory], *, measure_moved: bool = False
+        self,
+        batch: Batch,
+        generations: Mapping[int, Trajectory],
+        *,
+        spent: float | None = None,
+        measure_moved: bool = False,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps; fewer where a part has no gradient.
 
@@ -58,14 +63,18 @@ class RemoteUpdater:
         """
         figures: list[dict[str, float]] = []
         settings = self.settings
+
+        def rate(step: int) -> float:
+            return settings.learning_rate * settings.schedule.share(max(1, step), spent)
+
         for part in mini_batches(batch.rows, settings.optimizer_steps_per_batch, settings.seed, batch.version):
             rows = [batch.rows[index] for index in part]
             data = self._data(rows, generations)
             if data:
-                figures.append(self._step(data))
+                figures.append(self._step(data, rate(self.steps + 1)))
         names = dict.fromkeys(name for step in figures for name in step)
         means = {name: float(np.mean([step[name] for step in figures if name in step])) for name in names}
-        return {**means, "steps_in_batch": len(figures), "learning_rate": self._learning_rate()}
+        return {**means, "steps_in_batch": len(figures), "learning_rate": rate(self.steps)}
 
     def _data(
         self, rows: list[Row], generations: Mapping[int, Trajectory]
@@ -81,11 +90,11 @@ class RemoteUpdater:
             if row.advantage * row.weight and piece.sampled.any()
         ]
 
-    def _step(self, data: list[tuple[tuple[int, ...], dict[str, list[Any]]]]) -> dict[str, float]:
+    def _step(self, data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], rate: float) -> dict[str, float]:
         settings, clip = self.settings, self.settings.loss.clip
         self.steps += 1
         adam = {
-            "learning_rate": self._learning_rate(),
+            "learning_rate": rate,
             "beta1": settings.betas[0],
             "beta2": settings.betas[1],
             "weight_decay": settings.weight_decay,
@@ -101,9 +110,6 @@ class RemoteUpdater:
                     f"{name} is {value} in optimizer step {self.steps}: the training diverged; try a smaller learning rate"
                 )
         return {_renamed(name): value for name, value in measured.items()} | distance
-
-    def _learning_rate(self) -> float:
-        return self.settings.learning_rate * self.settings.schedule.share(max(1, self.steps))
 
 
 def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
