@@ -13,13 +13,12 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rollalloc import Budget, recipes
+from rollalloc import recipes
 from rollalloc.bench.tasks.tiny import EOS_ID
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
@@ -104,8 +103,13 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
 
 
 def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
-    recipe = replace(RECIPES["dapo_carry"], budget=Budget(run_rollouts=150))
-    changes = {"schedule": Schedule(shape="linear", floor=0.1), "learning_rate": 0.01, "max_batches": None}
+    recipe = RECIPES["dapo_carry"]
+    changes = {
+        "schedule": Schedule(shape="linear", floor=0.1),
+        "learning_rate": 0.01,
+        "max_batches": None,
+        "max_rollouts": 150,
+    }
     unbroken = run_of(tmp_path / "a", recipe, **changes)
     unbroken.run()
     paid, rates = [0], []
@@ -124,7 +128,7 @@ def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, c
     assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
     assert torch.equal(weights(resumed), weights(unbroken))
     assert "learning rate" not in caplog.text
-    larger = run_of(tmp_path / "c", replace(recipe, budget=Budget(run_rollouts=300)), **changes)
+    larger = run_of(tmp_path / "c", recipe, **changes | {"max_rollouts": 300})
     larger.resume(accept_recipe=True)
     spent = paid[2] / 150
     assert f"{50 * spent:.0f}% of it are spent, no longer {100 * spent:.0f}%" in caplog.text
@@ -585,7 +589,6 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
 
 CHILD = """
 import os, signal, sys, time, torch
-from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from conftest import *

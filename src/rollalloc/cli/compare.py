@@ -85,12 +85,12 @@ def compare(
     changes = by_label(parameters_of(set_), named)
     shapes = matched_shapes(matched, named)
     changes = {label: {**shapes[label], **changes[label]} for label in named}
-    with console.status("preparing"):
-        numbers = whole_numbers("--seeds", seeds)
-        runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+    numbers = whole_numbers("--seeds", seeds)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
-    runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
     try:
+        with console.status("preparing"):
+            runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+        runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
         with Standings(console) as standings:
             carry_out(runs, out, processes=processes, watcher=standings.show, overwrite=overwrite)
     except Stopped as stopped:
