@@ -35,9 +35,11 @@ def folder(text: str | Path) -> Path:
     """A folder to write into, as an option gives it.
 
     Raises:
-        typer.BadParameter: it is empty, or a file.
+        typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
     place(text)
+    if Path(text).is_symlink() and not Path(text).exists():
+        raise typer.BadParameter(f"{text} is a link that leads nowhere; give a folder, or remove it")
     there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
