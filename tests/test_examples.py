@@ -101,9 +101,9 @@ def test_the_loop_of_the_readme_trains_until_no_prompt_has_variance_left() -> No
     def train(batch: Batch) -> None:
         visits.update({row.prompt for row in batch.rows})
 
-    def generate_and_score(order: Order) -> list[tuple[int, float, float, int]]:
+    def generate_and_score(order: Order) -> list[tuple[float, float, int]]:
         results = [1.0 if visits[order.prompt] > 1 else float(rollout % 2) for rollout in order.rollouts]
-        return [(rollout, won, won, 7) for rollout, won in zip(order.rollouts, results, strict=True)]
+        return [(won, won, 7) for won in results]
 
     names: dict[str, Any] = {"train": train, "generate_and_score": generate_and_score}
     code = shown("In a loop of your own")
@@ -112,3 +112,6 @@ def test_the_loop_of_the_readme_trains_until_no_prompt_has_variance_left() -> No
     accounts = names["allocator"].accounts()
     assert sum(visits.values()) == accounts["trained"] / 16 == 600
     assert accounts["open"] == 0
+    forgetful: dict[str, Any] = names | {"generate_and_score": lambda order: generate_and_score(order)[:-1]}
+    with pytest.raises(ValueError, match="shorter"):  # rather than ask for ever
+        exec(code, forgetful)

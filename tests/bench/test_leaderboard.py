@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -300,3 +301,17 @@ def test_the_example_is_on_a_leaderboard(monkeypatch):
     assert len(own.grid) == 9
     assert own.matched == {"groups": 8, "n": 8, "gen_groups": 24}
     check_recipe(make_recipe(own.recipe, {"groups": 2, "n": 6, "gen_groups": 4}), seeds=(0,), batches=2)
+
+
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc, monkeypatch, tmp_path, command):
+    def made(*_):
+        signal.raise_signal(signal.SIGINT)  # as it comes in the middle of a warm-up
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(presets, "_prepare", made)
+    out = ("--out", tmp_path / "out", "--tasks" if command == "compare" else "--task-folder", tmp_path / "tasks")
+    what = ("--task", "sort", "--recipes", "grpo") if command == "compare" else ("--tier", "smoke")
+    code, _, error = rollalloc(command, *what, *out, "--processes", 1)
+    assert code == 130, error
+    assert "left at once; the same command goes on" in " ".join(error.split())

@@ -535,6 +535,20 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert run.track == ("tensorboard", "wandb")
 
 
+def test_a_falling_rate_needs_steps_or_a_budget(own, monkeypatch):
+    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
+    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+    what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
+    for given in (what | {"max_rollouts": 99}, {"task": "sort"}):
+        assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).settings.schedule.over_budget
+    with pytest.raises(ValueError, match=r"and there is none; give --max-rollouts .* or --schedule-steps"):
+        run_of(Given(**what, schedule="linear"), "grpo", {}, 0)
+    with pytest.raises(ValueError, match="--schedule-floor: a constant rate has none"):
+        run_of(Given(**what, schedule_floor=0.2), "grpo", {}, 0)
+    with pytest.raises(ValueError, match="a constant rate has no steps after which it is at its floor, got 5"):
+        run_of(Given(**what, schedule_steps=5), "grpo", {}, 0)
+
+
 def test_the_updates_options_default_to_those_of_the_trainer(own):
     run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
     plain = Settings(sampling=run.settings.sampling)

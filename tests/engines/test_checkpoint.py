@@ -102,6 +102,49 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
         assert numbers(folder) == numbers(tmp_path / "a")
 
 
+def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
+    recipe = RECIPES["dapo_carry"]
+    changes = {
+        "schedule": Schedule(shape="linear", floor=0.1),
+        "learning_rate": 0.01,
+        "max_batches": None,
+        "max_rollouts": 150,
+    }
+    unbroken = run_of(tmp_path / "a", recipe, **changes)
+    unbroken.run()
+    paid, rates = [0], []
+    for line in untimed(tmp_path / "a"):
+        if line["kind"] == "batch":
+            rates.append(line["learning_rate"])
+            paid.append(line["rollouts_paid"])
+    assert len(rates) > 4
+    assert rates == pytest.approx([0.01 * (0.1 + 0.9 * (1 - before / 150)) for before in paid[:-1]])
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", recipe, listener=killed_after(4), **changes).run()
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    resumed = run_of(tmp_path / "b", recipe, **changes)
+    assert resumed.resume() == 2
+    resumed.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    assert torch.equal(weights(resumed), weights(unbroken))
+    assert "learning rate" not in caplog.text
+    larger = run_of(tmp_path / "c", recipe, **changes | {"max_rollouts": 300})
+    larger.resume(accept_recipe=True)
+    spent = paid[2] / 150
+    assert f"{50 * spent:.0f}% of it are spent, no longer {100 * spent:.0f}%" in caplog.text
+    assert f"the rate goes from {rates[2]:.3g} to {0.01 * (1 - 0.45 * spent):.3g}" in caplog.text
+
+
+def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
+    changes = {"schedule": Schedule(shape="linear")}
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, listener=killed_after(3), **changes).run()
+    with pytest.raises(ValueError, match=r"run\.settings\.max_batches: saved 6, given 8"):
+        run_of(tmp_path, max_batches=8, **changes).resume()
+    with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
+        run_of(tmp_path, max_batches=None, **changes)
+
+
 def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):
     """The reference is not in the checkpoint: it is the policy that the resumed trainer was made with."""
     changes = {
@@ -565,7 +608,6 @@ def test_what_is_not_ours_among_what_a_kill_left_stays_and_is_in_nobodys_way(run
 
 CHILD = """
 import os, signal, sys, time, torch, traceback
-from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from conftest import *

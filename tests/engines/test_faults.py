@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from rollalloc import recipes
+from rollalloc.core.errors import NoScores
 from rollalloc.engines import checkpoint
 from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.native import ScoringFailed
 from rollalloc.engines.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
@@ -249,7 +249,7 @@ def test_a_reward_that_never_scores_ends_the_run_early_and_says_why(run_of, tmp_
         raise ModuleNotFoundError("No module named 'sympy'")
 
     trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=broken, prompts=1000, max_batches=None, heldout=None)
-    with pytest.raises(ScoringFailed, match=r"^failed: the last 64 prompts tried gave no score") as caught:
+    with pytest.raises(NoScores, match=r"^failed: the last 64 prompts tried gave no score") as caught:
         trainer.run()
     assert "mostly because: ModuleNotFoundError: No module named 'sympy'. No model is saved" in str(caught.value)
     last = untimed(tmp_path)[-1]
@@ -273,7 +273,7 @@ def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it
         calls.append(None)
         return starts_with_an_image(**sample) if len(calls) <= 40 else None
 
-    with pytest.raises(ScoringFailed, match=r"^failed: the last 64 prompts"):
+    with pytest.raises(NoScores, match=r"^failed: the last 64 prompts"):
         run_of(tmp_path / "b", recipes.grpo(4, 2), reward=outage, **given).run()
     assert numbers(tmp_path / "b")[-1] == 4
     resumed = run_of(tmp_path / "b", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
@@ -287,6 +287,6 @@ def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it
 
 def test_a_reward_that_never_scores_a_small_data_set_quarantines_it(run_of, tmp_path):
     trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=lambda **_: None, prompts=12, max_batches=None, heldout=None)
-    with pytest.raises(ScoringFailed, match=r"^prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined"):
+    with pytest.raises(NoScores, match=r"^prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined"):
         trainer.run()
     assert sorted(untimed(tmp_path)[-1]["quarantined_keys"]) == sorted(f"test/{prompt}" for prompt in range(12))

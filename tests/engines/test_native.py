@@ -14,9 +14,9 @@ import torch
 
 from rollalloc import MetricError, Warm, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.core.errors import NoScores
 from rollalloc.engines.evaluation import Evaluation, HeldOut
 from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import ScoringFailed
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
@@ -542,7 +542,7 @@ def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, n
     lines = []
     trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
     before = weights(trainer)
-    with pytest.raises(ScoringFailed, match=r"^failed: the last .* mostly because: reward function returned"):
+    with pytest.raises(NoScores, match=r"^failed: the last .* mostly because: reward function returned"):
         trainer.run()
     assert lines[-1]["kind"] == "failed"
     assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] <= 8 * (64 + 12)
@@ -625,7 +625,7 @@ def test_reasons_that_quote_the_completion_do_not_fill_the_metrics(trainer_of):
         calls.append(None)
         raise ValueError(f"cannot parse {len(calls)}")
 
-    with pytest.raises(ScoringFailed, match="cannot parse"):
+    with pytest.raises(NoScores, match="cannot parse"):
         trainer_of(RECIPES["grpo"], 200, reward=reward, listener=lines.append).run()
     assert len(lines[-1]["unscored"]) <= 30
     assert sum(lines[-1]["unscored"].values()) == 200

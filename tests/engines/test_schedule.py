@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from rollalloc.engines.schedule import Schedule
+from rollalloc.core.recipe import Budget
+from rollalloc.engines.schedule import Schedule, check_budget, share_spent
 
 HALF = math.sqrt(0.5)
 
@@ -53,10 +54,44 @@ def test_after_the_rise_the_shares_are_those_of_transformers(shape, theirs, warm
         ({"floor": 1.1}, "floor must be a share"),
         ({"floor": math.nan}, "floor must be a share"),
         ({"steps": 5}, "a constant rate has no steps"),
-        ({"shape": "linear"}, "a falling one needs them"),
         ({"shape": "cosine", "steps": 5, "warmup": 5}, "steps must be more than those of the warm-up, 5, got 5"),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**given)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        (Schedule(shape="linear", floor=0.2), [1, 0.8, 0.6, 0.4, 0.2]),
+        (Schedule(shape="cosine", floor=0.0), [1, (1 + HALF) / 2, 0.5, (1 - HALF) / 2, 0]),
+        (Schedule(warmup=2, shape="linear", floor=0.2), [0.5, 0.8, 0.6, 0.4, 0.2]),
+    ],
+)
+def test_without_steps_the_rate_falls_over_the_budget(schedule, shares):
+    assert schedule.over_budget
+    assert [schedule.share(1 + at, at / 4) for at in range(5)] == pytest.approx(shares, abs=1e-12)
+    check_budget(schedule, Budget(), 5)
+    check_budget(schedule, Budget(run_tokens=5), None)
+    with pytest.raises(ValueError, match=r"there is none; give --max-rollouts .*or --schedule-steps"):
+        check_budget(schedule, Budget(batch_rollouts=5), None)
+    check_budget(Schedule(), Budget(), None)
+    check_budget(Schedule(shape="linear", steps=5), Budget(), None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_batches", "share"),
+    [
+        (Budget(), None, None),
+        (Budget(batch_rollouts=8), None, None),
+        (Budget(run_rollouts=80), None, 0.25),
+        (Budget(run_tokens=100), None, 0.6),
+        (Budget(run_rollouts=80, run_tokens=100), 30, 0.6),
+        (Budget(run_rollouts=80), 4, 0.75),
+        (Budget(run_rollouts=10), None, 1.0),
+    ],
+)
+def test_the_share_spent_is_that_of_the_limit_that_binds(budget, max_batches, share):
+    assert share_spent(budget, max_batches, 3, {"rollouts_paid": 20, "tokens_paid": 60}) == share

@@ -119,3 +119,21 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, arguments, message):
     code, _, error = call(*arguments)
     assert code == 2
     assert message in said(error)
+
+
+def test_replay_reads_a_log_with_the_same_options(rollalloc, log):
+    asked = ("replay", log, "--recipe", "grpo", "--set", "groups=4", "--set", "n=4", "--resamples", 2, "--batches", 2)
+    code, plain, error = rollalloc(*asked, "--json")
+    assert code == 0, error
+    assert rollalloc(*asked, "--json", "--reward", "score")[1] == plain
+    code, graded, _ = rollalloc(*asked, "--json", "--reward", "step", "--threshold", 9)
+    assert json.loads(graded)["measures"] != json.loads(plain)["measures"]
+    for option, message in (
+        (("--weights", "1,2"), "weights: means nothing for a log of verl"),
+        (("--weights", "a"), "--weights: expected numbers separated by commas, got 'a'"),
+        (("--group-size", "4"), "group_size: means nothing for a log of verl"),
+        (("--group-size", "0"), "--group-size: expected a whole number of at least 1, got 0"),
+        (("--reward", " "), "--reward: expected the name of a field or column"),
+    ):
+        code, _, error = rollalloc(*asked, *option)
+        assert (code, message in said(error)) == (2, True)

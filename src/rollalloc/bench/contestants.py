@@ -53,6 +53,8 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe
+    for unknown in set() if own else set(recipe.split("+")) - set(RECIPES):
+        make_recipe(unknown, {})  # says which there are
     grids, shape, contents = _of_module(recipe) if own else (GRID, matched, "")
     shapes: Any = grids.get(recipe.rpartition(":")[2])
     if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):

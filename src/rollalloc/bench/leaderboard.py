@@ -84,11 +84,12 @@ def run_leaderboard(
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
     stop = stop or StopRequest()
-    with Lock(folder, KIND), stop.heard():
+    with Lock(folder, KIND):
         freeze(plan, folder)
-        agenda = _Agenda(plan, folder, tasks, base_of or _base)
-        carry_out(agenda, processes or os.cpu_count() or 1, stop, lambda at_work: _tell(watcher, agenda, at_work))
-        agenda.save_settings()
+        agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may make tasks, which Ctrl-C leaves at once
+        with stop.heard():
+            carry_out(agenda, processes or os.cpu_count() or 1, stop, lambda at_work: _tell(watcher, agenda, at_work))
+            agenda.save_settings()
     if stop.by is not None:
         raise Stopped(
             f"stopped by {stop.by.name} with {agenda.over} of {plan.runs} runs done; what was begun is saved in {folder}, "

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import Given, folder, parameters_of, with_given
+from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import leave
 from rollalloc.cli.saying import say
 from rollalloc.cli.standings import Standings, uses
@@ -28,7 +28,7 @@ _WIDE = 110  # columns of a terminal that the whole table fits
 _ENDS = {"rollouts": 15, "ratio": 11}  # columns of an interval's ends, e.g. [12,130–13,684]
 
 
-@with_given
+@with_fields(Given)
 def compare(
     given: Given,
     task: Annotated[
@@ -85,12 +85,12 @@ def compare(
     changes = by_label(parameters_of(set_), named)
     shapes = matched_shapes(matched, named)
     changes = {label: {**shapes[label], **changes[label]} for label in named}
-    with console.status("preparing"):
-        numbers = whole_numbers("--seeds", seeds)
-        runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+    numbers = whole_numbers("--seeds", seeds)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
-    runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
     try:
+        with console.status("preparing"):
+            runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+        runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
         with Standings(console) as standings:
             carry_out(runs, out, processes=processes, watcher=standings.show, overwrite=overwrite)
     except Stopped as stopped:

@@ -79,7 +79,7 @@ def features(
     dropped = encoded.prompt_set.dropped.get("overlong", 0)
     if dropped:
         console.print(f"{dropped:,} prompts that do not fit the model are left out", style="yellow", highlight=False)
-    console.print(f"{_summary(made)}; they are in {out}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{_summary(made)}; they are in {out}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _summary(made: Features) -> str:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.cli.logs import Format, GroupSize, RewardField, Threshold, Weights, numbers
+from rollalloc.cli.logs import Reading
+from rollalloc.cli.options import with_fields
 from rollalloc.cli.progress import staged
 from rollalloc.cli.saying import say
 
@@ -27,43 +28,36 @@ ledger = typer.Typer(
 
 
 @ledger.command()
+@with_fields(Reading)
 def add(
+    reading: Reading,
     path: Annotated[Path, typer.Argument(help="The ledger; made where nothing is.", metavar="LEDGER")],
     runs: Annotated[list[str], typer.Argument(help="Folders of runs, or logs as `rollalloc waste` reads them.")],
-    format: Format = None,
     model: Annotated[
         str | None, typer.Option(help="Name or folder of the model that they began with, where logs do not say it.")
     ] = None,
-    threshold: Threshold = None,
-    reward: RewardField = None,
-    weights: Weights = None,
-    group_size: GroupSize = None,
 ) -> None:
     """Add runs, each rollout once, however often its run is added."""
     from rollalloc.ledger.adding import add as add_run
     from rollalloc.ledger.sources import sources_of
     from rollalloc.ledger.store import check
-    from rollalloc.waste.finding import check_asked
-    from rollalloc.waste.readers import Options, check_format, read_log
 
     console = Console(stderr=True)
-    check_format(format)
     if not all(run.strip() for run in runs):  # a variable of the shell that is not set must not mean the current folder
         raise ValueError("expected folders of runs, or logs, got an empty name; give . for the current folder")
-    check_asked(threshold=threshold, from_step=None, n=None, n_pilot=None, resamples=2, seed=0)
+    reading.check()
     if path.exists() or path.is_symlink():
         check(path)  # before a minute of reading
-    options = Options(reward, numbers(weights), group_size)
-    judged = _judged(threshold, reward, weights)
+    judged = _judged(reading)
     left_out = 0
-    for source in (source for run in runs for source in sources_of(run, format, model)):
+    for source in (source for run in runs for source in sources_of(run, reading.format, model)):
         if source.missing:
             left_out += 1
             say(console, f"{source.log.parent}: left out, {source.missing}", "yellow")
             continue
         with staged() as shown:
-            log = read_log(source.log, source.format, options, lambda file, done, files: shown("reading", done, files))
-        _say_added(console, source, log, add_run(path, source, log, judged, threshold))
+            log = reading.read(source.log, shown, source.format)
+        _say_added(console, source, log, add_run(path, source, log, judged, reading.threshold))
     if left_out:
         raise ValueError(f"{left_out} runs were left out, as said above; the others are in {path}")
 
@@ -137,8 +131,9 @@ def _say_added(console: Console, source: Source, log: Log, added: Added) -> None
             say(console, f"{count:,} {what}; the first is {first}", "yellow")
 
 
-def _judged(threshold: float | None, reward: str | None, weights: str | None) -> str:
+def _judged(reading: Reading) -> str:
     """What counts as success, in words."""
-    field = reward or "the metric"
-    weighted = "" if weights is None else f" weighted {weights}"
-    return f"{field}{weighted}" if threshold is None else f"{field}{weighted} of at least {threshold:g}"
+    field = reading.reward or "the metric"
+    weighted = "" if reading.weights is None else f" weighted {reading.weights}"
+    at_least = "" if reading.threshold is None else f" of at least {reading.threshold:g}"
+    return f"{field}{weighted}{at_least}"

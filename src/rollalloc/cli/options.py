@@ -35,9 +35,11 @@ def folder(text: str | Path) -> Path:
     """A folder to write into, as an option gives it.
 
     Raises:
-        typer.BadParameter: it is empty, or a file.
+        typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
     place(text)
+    if Path(text).is_symlink() and not Path(text).exists():
+        raise typer.BadParameter(f"{text} is a link that leads nowhere; give a folder, or remove it")
     there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
@@ -89,7 +91,11 @@ class Given:
     warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0
     schedule: Annotated[str, _option("Of the learning rate after that: constant, linear or cosine.", _HOW)] = "constant"
     schedule_steps: Annotated[
-        int | None, _option("Optimizer steps after which a linear or cosine rate is at its floor.", _HOW)
+        int | None,
+        _option(
+            "Optimizer steps after which a linear or cosine rate is at its floor; by default it falls over --max-rollouts.",
+            _HOW,
+        ),
     ] = None
     schedule_floor: Annotated[float, _option("Share of the learning rate that is left then.", _HOW)] = 0.1
     aggregation: Annotated[str, _option("Of the loss over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
@@ -157,14 +163,11 @@ class Given:
     )
 
 
-def with_given(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one that has each field of it as an option."""
-    hints = get_type_hints(Given, include_extras=True)
-    return with_options(
-        command,
-        [option(each.name, each.default, hints[each.name]) for each in fields(Given)],
-        lambda said: Given(**said),
-    )
+def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make of a command whose first parameter is a dataclass, as `Given`, one that has each field of it as an option."""
+    hints = get_type_hints(kind, include_extras=True)
+    shared = [option(each.name, each.default, hints[each.name]) for each in fields(kind)]
+    return lambda command: with_options(command, shared, lambda said: kind(**said))
 
 
 def option(name: str, default: Any, hint: Any) -> inspect.Parameter:

@@ -50,7 +50,7 @@ class Lines:
             return
         self._last = now
         try:
-            self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+            self._console.print(visible(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
         except (OSError, SystemExit):  # rich leaves where a pipe is broken
             self._gone = True
 

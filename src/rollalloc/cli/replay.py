@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rollalloc.cli.logs import Format, LogPath, Threshold, plain
-from rollalloc.cli.options import parameters_of
+from rollalloc.cli.logs import LogPath, Reading, plain
+from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.progress import staged
 
 _SAID = {
@@ -26,12 +26,12 @@ _NOT_LEARNING = (
 )
 
 
+@with_fields(Reading)
 def replay(
+    reading: Reading,
     path: LogPath,
     recipe: Annotated[str, typer.Option(help="As `rollalloc train` takes it.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value.")] = None,
-    format: Format = None,
-    threshold: Threshold = None,
     batches: Annotated[int, typer.Option(help="Batches to train at most.")] = 30,
     resamples: Annotated[int, typer.Option(help="Of the prompts, for the interval.")] = 40,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
@@ -40,18 +40,15 @@ def replay(
     """Say what a recipe would have paid on logged outcomes, and how much of that the log can answer."""
     from rollalloc.cli.sources import USUAL
     from rollalloc.named import make_recipe
-    from rollalloc.waste.finding import check_asked
     from rollalloc.waste.groups import outcomes
-    from rollalloc.waste.readers import check_format, read_log
     from rollalloc.waste.replay import replay as replayed
 
-    check_format(format)
-    check_asked(threshold=threshold, from_step=None, n=None, n_pilot=None, resamples=resamples, seed=seed)
+    reading.check(resamples=resamples, seed=seed)
     made = make_recipe(recipe, {**USUAL.get(recipe, {}), **parameters_of(set_)})
     with staged() as shown:
-        log = read_log(path, format, watcher=lambda file, done, files: shown("reading", done, files))
+        log = reading.read(path, shown)
         found = replayed(
-            outcomes(log.groups, threshold), made, batches=batches, seed=seed, resamples=resamples,
+            outcomes(log.groups, reading.threshold), made, batches=batches, seed=seed, resamples=resamples,
             watcher=lambda done, of: shown("replaying", done, of),
         )  # fmt: skip
     if json_:

@@ -9,4 +9,4 @@ from rollalloc.report.text import visible
 
 def say(console: Console, text: str, style: str = "", *, end: str = "\n") -> None:
     """Write a sentence, with what would act on the terminal made visible."""
-    console.print(visible(text), style=style or None, markup=False, highlight=False, end=end)
+    console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False, end=end)

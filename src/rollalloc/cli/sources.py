@@ -13,9 +13,9 @@ from rollalloc.cli.options import Given
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule, Shape
+from rollalloc.engines.schedule import Schedule, Shape, check_budget
 from rollalloc.engines.settings import Generator, Settings, Straddlers, Streaming
-from rollalloc.named import RECIPES, make_recipe
+from rollalloc.named import RECIPES
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
 USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}
@@ -46,12 +46,15 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         raise ValueError(
             f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
         )
+    if given.schedule == "constant" and given.schedule_floor != Given.schedule_floor:
+        raise ValueError("--schedule-floor: a constant rate has none; give --schedule linear or cosine, or take it out")
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
     if given.max_rows is not None:
         sampling = replace(run.settings.sampling, max_rows=given.max_rows)
         run = replace(run, settings=replace(run.settings, sampling=sampling))
-    make_recipe(run.recipe, run.parameters)  # a wrong parameter is said before a model is loaded
+    # What cannot be is said before a model is loaded.
+    check_budget(run.settings.schedule, run.made_recipe().budget, run.settings.max_batches)
     return run
 
 

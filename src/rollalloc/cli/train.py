@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import Given, folder, parameters_of, with_given
+from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import RunProgress, leave
 from rollalloc.cli.saying import say
 
 
-@with_given
+@with_fields(Given)
 def train(
     given: Given,
     recipe: Annotated[
@@ -90,8 +90,8 @@ def train(
     """Train one model under one recipe."""
     from rollalloc.bench.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import run_of
+    from rollalloc.core.errors import NoScores
     from rollalloc.engines.checkpoint import newest
-    from rollalloc.engines.native import ScoringFailed
     from rollalloc.engines.stopping import Stopped
 
     console = Console(stderr=True)
@@ -139,7 +139,7 @@ def train(
         leave(console, f"{stopped} (--resume)", stopped.by)
     except KeyboardInterrupt:
         leave(console, f"left at once; --resume goes on from the newest checkpoint in {out}, if there is one", SIGINT)
-    except ScoringFailed:
+    except NoScores:
         console.print(progress.summary())
         raise
     say(console, why)

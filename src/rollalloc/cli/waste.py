@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.cli.logs import Format, GroupSize, LogPath, RewardField, Threshold, Weights, numbers, plain
+from rollalloc.cli.logs import LogPath, Reading, plain
+from rollalloc.cli.options import with_fields
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
@@ -36,14 +37,11 @@ _LEGEND = (
 )
 
 
+@with_fields(Reading)
 def waste(
+    reading: Reading,
     path: LogPath,
-    format: Format = None,
-    threshold: Threshold = None,
     from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
-    reward: RewardField = None,
-    weights: Weights = None,
-    group_size: GroupSize = None,
     n: Annotated[
         int | None, typer.Option(help="Forecast: rollouts of a trained group; by default what groups have.")
     ] = None,
@@ -53,17 +51,14 @@ def waste(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say which rollouts taught nothing, by cause, and forecast what DAPO and Pilot-Commit would have paid."""
-    from rollalloc.waste.finding import check_asked, find, forecast_sentence, sentence
-    from rollalloc.waste.readers import Options, check_format, read_log
+    from rollalloc.waste.finding import find, forecast_sentence, sentence
 
     console = Console()
-    check_format(format)
-    check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
-    options = Options(reward, numbers(weights), group_size)
+    asked = {"from_step": from_step, "n": n, "n_pilot": n_pilot, "resamples": resamples, "seed": seed}
+    reading.check(**asked)
     with staged() as shown:
-        log = read_log(path, format, options, lambda file, done, files: shown("reading", done, files))
         finding = find(
-            log, threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed,
+            reading.read(path, shown), threshold=reading.threshold, **asked,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     if json_:

@@ -15,5 +15,12 @@ class RuleError(ValueError):
     """A rule of the recipe returned something it may not."""
 
 
+class NoScores(RuntimeError):
+    """The run is over for want of scores (`Allocator.scoreless`): the reward function, or what generates, fails.
+
+    Every trainer raises it and saves nothing then, so that the checkpoint before goes on once that is mended.
+    """
+
+
 class Starved(RuntimeError):
     """There is nothing to do, nothing is running, and the recipe or the driver must change for that to change."""

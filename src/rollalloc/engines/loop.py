@@ -15,7 +15,9 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Updated
+from rollalloc.core.recipe import Budget
 from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
@@ -23,6 +25,7 @@ from rollalloc.engines.folder import RunFolder, Saves
 from rollalloc.engines.grid import Grid, Interrupted
 from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.engines.outcomes import Outcomes
+from rollalloc.engines.schedule import check_budget, share_spent
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
@@ -33,10 +36,6 @@ log = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 _NAMED = 20  # quarantined prompts that the last line of the metrics names
-
-
-class ScoringFailed(RuntimeError):
-    """The run learned nothing (more), since the reward function gave no scores."""
 
 
 class Rolls(Protocol):
@@ -84,8 +83,14 @@ class Updates(Protocol):
 
     steps: int
 
-    def update(self, batch: Batch, generations: Any, *, measure_moved: bool = False) -> dict[str, Any]:
-        """Train on a batch; returns figures, with "moved" where that was to be and could be measured."""
+    def update(
+        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_moved: bool = False
+    ) -> dict[str, Any]:
+        """Train on a batch, before which a share of the budget was spent.
+
+        Returns:
+            Figures, with "moved" where that was to be and could be measured.
+        """
         ...
 
 
@@ -107,6 +112,9 @@ class Loop:
         priors: of the prompts; kept with the run.
         place: its folder; None: nothing is written.
         listener: called with each line of the metrics, for progress.
+
+    Raises:
+        ValueError: the learning rate falls over a budget, and the run has none.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class Loop:
         place: RunFolder | None,
         listener: Listener | None,
     ) -> None:
+        check_budget(settings.schedule, allocator.recipe.budget, settings.max_batches)
         self.allocator, self.keys, self.model, self.settings = allocator, keys, model, settings
         self.roller, self.updater, self.state, self.grid = roller, updater, state, grid
         self.features, self.priors, self.place, self.listener = features, priors, place, listener
@@ -151,7 +160,7 @@ class Loop:
             Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
                 or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
-            ScoringFailed: no rollout got a score, or none any more.
+            NoScores: no rollout got a score, or none any more.
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
@@ -219,12 +228,17 @@ class Loop:
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
-        raise ScoringFailed(f"{why}. No model is saved; repair the reward, then resume (--resume)")
+        raise NoScores(f"{why}. No model is saved; repair the reward, then resume (--resume)")
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
-        figures = self.updater.update(batch, self.roller.generations, measure_moved=self.allocator.recipe.reads_moved)
+        figures = self.updater.update(
+            batch,
+            self.roller.generations,
+            spent=self._share_spent(self.allocator.recipe.budget),
+            measure_moved=self.allocator.recipe.reads_moved,
+        )
         self.counters.batches += 1
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
@@ -254,6 +268,10 @@ class Loop:
                 "update_seconds": round(seconds, 4),
             }
         )
+
+    def _share_spent(self, budget: Budget) -> float | None:
+        """Of a budget, when the weights were made."""
+        return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
 
     def _between(self) -> None:
         """While a batch is evaluated or trained: let what comes next go on."""
@@ -337,11 +355,30 @@ class Loop:
         checkpoint.clear_away(folder)
         checkpoint.cut_written(folder, saved.state["written"])
         self._saved_at = saved.batches
+        self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
         if changed is not None:
             self.counters.barren_groups = 0  # counted groups of the old ones
             log.warning("going on with other prompts: %s", changed)
             self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
         return saved.batches
+
+    def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
+        """Say what becomes of a learning rate that falls over the budget, where that is another than the checkpoint's."""
+        schedule, budget = self.settings.schedule, self.allocator.recipe.budget
+        if not schedule.over_budget:
+            return
+        before = Budget(**{name: value for name, value in saved.items() if name != "is"})
+        was, now = self._share_spent(before), self._share_spent(budget)
+        if before != budget and was is not None and now is not None:
+            step = self.updater.steps + 1
+            log.warning(
+                "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
+                "and the rate goes from %.3g to %.3g",
+                100 * now,
+                100 * was,
+                self.settings.learning_rate * schedule.share(step, was),
+                self.settings.learning_rate * schedule.share(step, now),
+            )
 
     def _save_if_due(self) -> None:
         batches, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes

@@ -17,7 +17,7 @@ from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, patient
-from rollalloc.engines.loop import Listener, Loop, ScoringFailed
+from rollalloc.engines.loop import Listener, Loop
 from rollalloc.engines.names import ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.results import Rollouts
@@ -30,7 +30,7 @@ from rollalloc.engines.streaming.streamer import Streamer
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
 
-__all__ = ["HeldOut", "Listener", "ScoringFailed", "Settings", "Stopped", "Trainer"]
+__all__ = ["HeldOut", "Listener", "Settings", "Stopped", "Trainer"]
 
 
 class Trainer(Loop):

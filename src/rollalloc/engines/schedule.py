@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from rollalloc.core.recipe import Budget
 
 Shape = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rate over optimizer steps: a linear rise, then constant or falling to a floor.
+    """Learning rate over a run: a linear rise, then constant or falling to a floor.
 
-    Counted in optimizer steps, not in rollouts or batches: a recipe that throws rollouts away takes fewer steps for the
-    same budget, and would else be trained with smaller rates.
+    It falls over optimizer steps that are given, or over the run's budget: then each batch has the rate of what was spent
+    before it, whatever the recipe does with its rollouts and however many steps it takes.
 
     Attributes:
         warmup: steps over which the rate rises, 0 or more.
         shape: what follows.
-        steps: after which the floor is reached, those of the rise included, more than `warmup`; None for "constant".
+        steps: after which the floor is reached, those of the rise included, more than `warmup`; None: the rate falls over
+            the budget, or is constant.
         floor: share of the rate that is left then, in [0, 1].
 
     Raises:
@@ -38,28 +42,75 @@ class Schedule:
             raise ValueError(f"the schedule's shape must be one of {', '.join(get_args(Shape))}, got {self.shape!r}")
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor must be a share of the learning rate in [0, 1], got {self.floor}")
-        if (self.steps is None) != (self.shape == "constant"):
-            raise ValueError(f"a constant rate has no steps and a falling one needs them, got {self}")
+        if self.steps is not None and self.shape == "constant":
+            raise ValueError(
+                f"a constant rate has no steps after which it is at its floor, got {self.steps}; take them out, or say "
+                "linear or cosine (--schedule)"
+            )
         if self.steps is not None and self.steps <= self.warmup:
             raise ValueError(f"steps must be more than those of the warm-up, {self.warmup}, got {self.steps}")
 
-    def share(self, step: int) -> float:
+    @property
+    def over_budget(self) -> bool:
+        """Whether the rate falls over the run's budget."""
+        return self.shape != "constant" and self.steps is None
+
+    def share(self, step: int, spent: float | None = None) -> float:
         """Share of the learning rate at an optimizer step.
 
             rise: step / warmup
-            then, with x = min(1, (step - 1 - warmup) / (steps - warmup)):
+            then, with x = min(1, (step - 1 - warmup) / (steps - warmup)), or x = spent:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
         The first step after the rise has the full rate, and the first after `steps` the floor, as in the schedules of
-        PyTorch and transformers; the rise itself begins above 0, so that no step is lost.
+        PyTorch and transformers; the rise itself begins above 0, so that no step is lost. Over the budget the rate falls
+        from the beginning, and the rise is a factor of it.
 
         Args:
             step: 1 is the first.
+            spent: share of the budget that was spent before the batch, in [0, 1]; only read where the rate falls over it.
         """
+        if self.over_budget:
+            assert spent is not None
+            return min(1.0, step / max(1, self.warmup)) * self._fallen(spent)
         if step <= self.warmup:
             return step / self.warmup
         if self.steps is None:
             return 1.0
-        done = min(1.0, (step - 1 - self.warmup) / (self.steps - self.warmup))
+        return self._fallen(min(1.0, (step - 1 - self.warmup) / (self.steps - self.warmup)))
+
+    def _fallen(self, done: float) -> float:
         left = 1 - done if self.shape == "linear" else (1 + cos(pi * done)) / 2
         return self.floor + (1 - self.floor) * left
+
+
+def share_spent(budget: Budget, max_batches: int | None, batches: int, made: Mapping[str, Any]) -> float | None:
+    """Share of a run's budget that is spent, the largest where it has several limits: in [0, 1]; None without a limit.
+
+    Args:
+        budget: of the run, in rollouts and tokens.
+        max_batches: of the run.
+        batches: trained.
+        made: `rollouts_paid` and `tokens_paid` when the weights were made.
+    """
+    limits = (
+        (made["rollouts_paid"], budget.run_rollouts),
+        (made["tokens_paid"], budget.run_tokens),
+        (batches, max_batches),
+    )
+    shares = [spent / limit for spent, limit in limits if limit is not None]
+    return min(1.0, max(shares)) if shares else None
+
+
+def check_budget(schedule: Schedule, budget: Budget, max_batches: int | None) -> None:
+    """Refuse a rate that falls over a budget that there is not.
+
+    Raises:
+        ValueError: says how to give one.
+    """
+    limits = (budget.run_rollouts, budget.run_tokens, max_batches)
+    if schedule.over_budget and not any(limits):
+        raise ValueError(
+            f"a {schedule.shape} schedule without steps falls over the run's budget, and there is none; give --max-rollouts "
+            "(Budget(run_rollouts=...)), or --schedule-steps (Schedule(steps=...)), or let the rate be constant"
+        )

@@ -79,7 +79,7 @@ class Settings:
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's.
-        schedule: of the learning rate, over optimizer steps.
+        schedule: of the learning rate, over optimizer steps or the budget.
         optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
         loss: its clipping, its aggregation over tokens, its KL term.
         max_grad_norm: gradients are clipped to this norm.
@@ -175,6 +175,8 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
-        may_differ = (*SAVING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ()))
+        may_differ = {*SAVING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ())}
+        if self.schedule.over_budget:
+            may_differ.remove("max_batches")  # then it is part of what the rate falls over
         said = {name: value for name, value in describe(self).items() if name not in may_differ}
         return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

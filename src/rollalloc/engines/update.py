@@ -90,13 +90,19 @@ class Updater:
             pass
 
     def update(
-        self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
+        self,
+        batch: Batch,
+        generations: Mapping[int, Generation],
+        *,
+        spent: float | None = None,
+        measure_moved: bool = False,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps.
 
         Args:
             batch: rows with advantages and weights.
             generations: by rollout, at least those of the batch.
+            spent: share of the run's budget that was spent before the batch, for a rate that falls over it.
             measure_moved: find out, by a forward pass of a few rows, how far the steps moved the policy.
 
         Returns:
@@ -107,7 +113,7 @@ class Updater:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations, measure_moved=measure_moved)
-        figures = [self._step(part) for part in self._parts(examples, batch.version)]
+        figures = [self._step(part, spent) for part in self._parts(examples, batch.version)]
         moved = {"moved": self._moved(examples)} if measure_moved else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
@@ -162,7 +168,7 @@ class Updater:
         for part in mini_batches([example.row for example in examples], parts, self.settings.seed, version):
             yield [examples[index] for index in part]
 
-    def _step(self, examples: Sequence[Example]) -> dict[str, float]:
+    def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
         self.optimizer.zero_grad(set_to_none=False)
         figures = self._backward(examples)
@@ -174,7 +180,7 @@ class Updater:
             )
         self.steps += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps)
+            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
         self.optimizer.step()
         return figures | {"grad_norm": norm}
 

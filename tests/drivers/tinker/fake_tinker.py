@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from importlib.util import find_spec
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,8 @@ class Cloud:
     Attributes:
         faults: request → exception that it ends with, or a future that is given for it.
         steps_fail: optimizer steps that fail, by number from 1.
+        mangle: a change to the sequences of an answer; of `answers`, to the answer to a call, by the call's name.
+        hung: calls that do not return before it is set, by name.
     """
 
     def __init__(self) -> None:
@@ -47,8 +50,26 @@ class Cloud:
         self.datums: list[list[Any]] = []
         self.faults: dict[int, Any] = {}
         self.steps_fail: set[int] = set()
-        self.mangle: Any = None  # a change to a sequence before it is handed out
+        self.mangle: Any = None
+        self.answers: dict[str, Any] = {}
+        self.hung: dict[str, Event] = {}
         self.losses: list[tuple[str, Any]] = []
+
+
+def mangled(of: Any, name: str) -> Any:
+    """A method of the service as it is, or one that hangs, or whose answer is changed."""
+    found = object.__getattribute__(of, name)
+    if name.startswith("_") or not callable(found):
+        return found
+    cloud = object.__getattribute__(of, "cloud")
+
+    def called(*given: Any, **named: Any) -> Any:
+        if name in cloud.hung:
+            cloud.hung[name].wait()
+        answer = found(*given, **named)
+        return done(cloud.answers[name](answer.result())) if name in cloud.answers else answer
+
+    return called
 
 
 class Client:
@@ -56,6 +77,9 @@ class Client:
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
+
+    def __getattribute__(self, name: str) -> Any:
+        return mangled(self, name)
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Any:
         return done(Training(self.cloud, np.zeros((64, 4, SYMBOLS))))
@@ -68,6 +92,9 @@ class Client:
 
 
 class Training:
+    def __getattribute__(self, name: str) -> Any:
+        return mangled(self, name)
+
     def __init__(self, cloud: Cloud, weights: np.ndarray) -> None:
         self.cloud, self.weights = cloud, weights
         self.gradient = np.zeros_like(weights)
@@ -117,6 +144,9 @@ class Training:
 
 
 class Sampling:
+    def __getattribute__(self, name: str) -> Any:
+        return mangled(self, name)
+
     def __init__(self, cloud: Cloud, weights: np.ndarray) -> None:
         self.cloud, self.weights = cloud, weights
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,9 @@ from fake_tinker import Cloud, ModelInput
 
 from conftest import decode
 from rollalloc import recipes
-from rollalloc.drivers.tinker import Environments, Remote
+from rollalloc.core.errors import NoScores
+from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, rollouts
 from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
-from rollalloc.engines.loop import ScoringFailed
 
 
 class Env:
@@ -146,6 +147,30 @@ def test_what_fails_in_an_environment_has_no_score(by_hand, trainer_of, how):
     assert builder.cleaned == 1
 
 
+class Blocking(Env):
+    """Waits without `await`, so that nothing else is played meanwhile."""
+
+    released = threading.Event()
+
+    async def step(self, action, *, extra=None):
+        self.released.wait()
+        return await super().step(action, extra=extra)
+
+
+@pytest.mark.parametrize("where", ["training", "evaluation"])
+def test_an_environment_that_holds_up_all_others_ends_the_run(by_hand, trainer_of, monkeypatch, where):
+    monkeypatch.setattr(Blocking, "released", threading.Event())
+    monkeypatch.setattr(rollouts, "_CLOSING_S", 0.1)
+    blocked, fine = environments([Builder(0, env=Blocking)]), environments([Builder(0)])
+    given = {"episodes": blocked} if where == "training" else {"episodes": fine, "heldout": blocked}
+    trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=Remote(request_seconds=0.3), **given)
+    try:
+        with pytest.raises(ServiceFailed, match=r"does not return for more than 0\.3 s, and holds up all else"):
+            trainer.run()
+    finally:
+        Blocking.released.set()
+
+
 def test_an_endless_episode_is_cut_off(by_hand, trainer_of):
     builder = SimpleNamespace(make_envs=Builder(0, made=4, env=Failing, how="endless").make_envs)
     lines = []
@@ -161,7 +186,7 @@ def test_an_endless_episode_is_cut_off(by_hand, trainer_of):
 @pytest.mark.parametrize("made", [0, None])
 def test_a_builder_that_makes_nothing_fails_its_order(by_hand, trainer_of, made):
     trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, episodes=environments([Builder(0, made=made)]))
-    with pytest.raises(ScoringFailed, match="make_envs failed"):
+    with pytest.raises(NoScores, match="make_envs failed"):
         trainer.run()
 
 

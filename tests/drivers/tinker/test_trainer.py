@@ -7,6 +7,8 @@ import logging
 import signal
 from concurrent.futures import Future
 from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ from fake_tinker import AuthenticationError, Cloud, sequence
 
 from conftest import rewarded
 from rollalloc import recipes
+from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
-from rollalloc.engines.loop import ScoringFailed
 from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.stopping import Stopped
 from rollalloc.report.found import comparisons
 
@@ -110,6 +113,13 @@ def test_what_is_trained_on_is_what_sampled_it(by_hand, trainer_of):
     one = {"episodes": rewarded(1), "optimizer_steps_per_batch": 2, "learning_rate": 1.0}
     trainer_of(recipes.grpo(groups=1, n=16), 64, **one, listener=lines.append).run()
     assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) > 1e-4
+
+
+def test_the_rate_falls_over_the_budget(by_hand, trainer_of):
+    lines = []
+    trainer_of(rollouts=64, schedule=Schedule(shape="linear", floor=0.0), listener=lines.append).run()
+    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
+    assert rates == pytest.approx([4.0, 3.0, 2.0, 1.0])
 
 
 def test_clipping_is_the_services_own(by_hand, trainer_of):
@@ -205,6 +215,62 @@ def test_a_killed_asynchronous_run_loses_no_rollout(by_hand, trainer_of, tmp_pat
     assert 180 < sum(accounts.values()) <= 200
 
 
+def test_what_was_under_way_at_a_kill_is_played_again(by_hand, trainer_of, tmp_path):
+    cloud, recipe = Cloud(), replace(RECIPES["dapo"], max_staleness=4)  # goes on beside what is under way
+    cloud.faults = {2: Future()}  # never answered: it is under way at each checkpoint
+    given = {"rollouts": 120, "checkpoint_every": 1, "remote": FREE, "folder": tmp_path}
+    with pytest.raises(Crash):
+        trainer_of(recipe, cloud=cloud, listener=crashing(3), **given).run()
+    cloud.faults = {}
+    trainer = trainer_of(recipe, cloud=cloud, **given)
+    trainer.resume()
+    broken_off = {rollout for order in trainer.allocator.outstanding().generate for rollout in order.rollouts}
+    assert broken_off
+    assert trainer.roller.capacity() == 12 - len(broken_off)
+    told = set()
+    tell = trainer.allocator.tell
+
+    def watched(events):
+        told.update(event.rollout for event in events if not hasattr(event, "moved"))
+        tell(events)
+
+    trainer.allocator.tell = watched
+    trainer.run()
+    assert broken_off <= told
+    assert trainer.allocator.accounts()["open"] == 0
+
+
+def test_what_each_kill_lost_adds_up(by_hand, trainer_of, tmp_path):
+    cloud, given = Cloud(), {"rollouts": 200, "checkpoint_every": 2, "folder": tmp_path}
+    with pytest.raises(Crash):
+        trainer_of(cloud=cloud, listener=crashing(3), **given).run()
+    lost = lines_in(tmp_path)[-1]["cost"]["sampled"]
+    for again in (1, 2):  # each ends before the next checkpoint
+        trainer = trainer_of(cloud=cloud, listener=crashing(1), **given)
+        assert trainer.resume() == 2
+        if again == 1:
+            lost -= trainer.service.usage.sampled
+        assert trainer.remote.lost.sampled == again * lost
+        with pytest.raises(Crash):
+            trainer.run()
+
+
+def test_a_trainer_that_was_interrupted_goes_on_by_itself(by_hand, trainer_of):
+    seen = []
+
+    def listener(line):
+        seen.append(line)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    trainer = trainer_of(RECIPES["dapo"], remote=FREE, listener=listener)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    trainer.run()
+    assert trainer.allocator.accounts()["open"] == 0
+    assert seen[-1]["kind"] == "end"
+
+
 @pytest.mark.parametrize("remote", [Remote(), FREE], ids=["waves", "asynchronous"])
 def test_ctrl_c_saves_all_that_was_paid(by_hand, trainer_of, tmp_path, remote):
     cloud, given = Cloud(), {"rollouts": 200, "remote": remote, "folder": tmp_path}
@@ -294,6 +360,90 @@ def test_an_outage_ends_the_run_and_not_the_prompts(by_hand, trainer_of, tmp_pat
     assert trainer.allocator.quarantined() == []
 
 
+def test_requests_that_fail_now_and_then_are_no_outage(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = dict.fromkeys(range(2, 40, 2), ConnectionError("reset"))
+    trainer = trainer_of(cloud=cloud, remote=Remote(give_up_after=2))
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 4 * 19
+
+
+CALLS = {
+    "create_lora_training_client": "creating the model",
+    "save_weights_and_get_sampling_client": "publishing the weights",
+    "forward_backward": "training",
+    "optim_step": "training",
+    "save_state": "keeping the weights",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_service_that_hangs_ends_the_run(by_hand, trainer_of, tmp_path, name):
+    cloud = Cloud()
+    cloud.hung = {name: Event()}
+    trainer = trainer_of(cloud=cloud, remote=Remote(request_seconds=0.3), folder=tmp_path)
+    try:
+        with pytest.raises(ServiceFailed, match=rf"{CALLS[name]} took more than 0\.3 s; resume later"):
+            trainer.run()
+    finally:
+        cloud.hung[name].set()
+
+
+GARBAGE = {
+    "nothing trained": (
+        "forward_backward",
+        lambda answer: None,
+        "reading what the step measured failed, AttributeError",
+    ),
+    "no outputs": (
+        "forward_backward",
+        lambda answer: SimpleNamespace(metrics={}, loss_fn_outputs=None),
+        "reading what the step measured failed, TypeError",
+    ),
+    "no path": ("save_state", lambda answer: SimpleNamespace(path=None), "expected the path of weights, got None"),
+    "no sample": (
+        "sample",
+        lambda answer: None,
+        "the last 16 requests have no answer.*sampling failed, AttributeError",
+    ),
+    "a text": (
+        "sample",
+        lambda answer: "sorry",
+        "the last 16 requests have no answer.*sampling failed, AttributeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", GARBAGE)
+def test_an_answer_that_is_none_ends_the_run(by_hand, trainer_of, tmp_path, how):
+    name, answer, said = GARBAGE[how]
+    cloud = Cloud()
+    cloud.answers = {name: answer}
+    with pytest.raises(ServiceFailed, match=said):
+        trainer_of(cloud=cloud, rollouts=400, folder=tmp_path, checkpoint_every=1).run()
+
+
+def test_figures_that_are_no_numbers_are_left_out(by_hand, trainer_of):
+    cloud, lines = Cloud(), []
+    cloud.answers = {"optim_step": lambda answer: SimpleNamespace(metrics={"who": "me", "grad_norm": np.float32(2)})}
+    trainer_of(rollouts=16, cloud=cloud, listener=lines.append).run()
+    batch = next(line for line in lines if line["kind"] == "batch")
+    assert batch["grad_norm"] == 2.0
+    assert "tinker/who" not in batch
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+def test_log_probabilities_of_the_trainer_that_cannot_be_end_the_run(by_hand, trainer_of, value):
+    def answer(made):
+        outputs = [{"logprobs": np.full_like(each["logprobs"].tolist(), value)} for each in made.loss_fn_outputs]
+        return SimpleNamespace(metrics={}, loss_fn_outputs=outputs)
+
+    cloud = Cloud()
+    cloud.answers = {"forward_backward": answer}
+    with pytest.raises(FloatingPointError, match=r"sampler_kl is .* in optimizer step 1: the training diverged"):
+        trainer_of(cloud=cloud).run()
+
+
 def test_a_refusal_ends_the_run_at_once(by_hand, trainer_of):
     cloud = Cloud()
     cloud.faults = {1: AuthenticationError("who are you?")}
@@ -319,10 +469,13 @@ MANGLED = {
     "none": (lambda made: [], "the service gave 0 of 4 samples", 4),
     "no logprobs": (
         lambda made: [sequence([1, 0], [], "stop"), *made[1:]],
-        "expected a log-probability of each of 2 tokens, got 0",
+        "expected a log-probability of each of 2 tokens, got none",
         1,
     ),
     "nan": (lambda made: [sequence([1], [float("nan")], "stop"), *made[1:]], "a log-probability is not finite", 1),
+    "no tokens": (lambda made: [sequence([], [], "stop") for _ in made], "expected 1 to 3 tokens, got none", 4),
+    "too long": (lambda made: [sequence([1] * 4, [-1.0] * 4, "stop"), *made[1:]], "expected 1 to 3 tokens, got 4", 1),
+    "no sequence": (lambda made: [None, *made[1:]], "expected 1 to 3 tokens, got none", 1),
     "unknown token": (
         lambda made: [sequence([99], [-1.0], "stop"), *made[1:]],
         "cannot be decoded, IndexError: string index out of range",
@@ -338,7 +491,7 @@ def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
     cloud.mangle = mangle
     trainer = trainer_of(rollouts=16, cloud=cloud)
     if each == 4:
-        with pytest.raises(ScoringFailed, match=reason):
+        with pytest.raises(NoScores, match=reason):
             trainer.run()
     else:
         trainer.run()
@@ -346,14 +499,16 @@ def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
     assert trainer.allocator.accounts()["failed"] == 4 * each
 
 
-def test_empty_completions_are_scored_and_train_nothing(by_hand, trainer_of):
+def test_more_samples_than_were_asked_for_are_paid_and_not_used(by_hand, trainer_of, caplog):
     cloud = Cloud()
-    cloud.mangle = lambda made: [sequence([], [], "stop") for _ in made]
-    scores = iter(range(1000))
-    trainer = trainer_of(rollouts=16, cloud=cloud, episodes=rewarded(reward=lambda **_: next(scores) % 2))
+    cloud.mangle = lambda made: [*made, sequence([1, 0], [-1.0, -1.0], "stop")]
+    trainer = trainer_of(rollouts=64, cloud=cloud)
     trainer.run()
-    assert cloud.datums == []
-    assert trainer.allocator.accounts()["trained"] == 16
+    assert trainer.allocator.accounts()["failed"] == 0
+    assert trainer.service.usage.sampled == trainer.allocator.tokens_paid + 2 * cloud.requests
+    assert [record.message for record in caplog.records] == [
+        "the service gives more samples than asked for, 5 for 4: paid, not used"
+    ]
 
 
 def test_a_recipe_that_stops_rollouts_is_warned_of_and_pays_them_to_their_end(by_hand, trainer_of, caplog):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_trl
 
+from rollalloc.core.errors import NoScores
 from rollalloc.drivers.trl.rewards import of_functions
 
 EXAMPLES = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "c", "answer": 3}]
@@ -172,3 +173,20 @@ def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_fun
     for rollout in trainer.allocation.rollouts.values():
         assert rollout.scores_F[0] is not None
     assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal
+
+
+@pytest.mark.parametrize(("with_hook", "scored"), [(False, 16), (True, 0)], ids=["trainer", "hook"])
+def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, with_hook, scored):
+    calls = 0
+
+    def reward(completions: list[str], **_: Any) -> list[float | None]:
+        nonlocal calls
+        calls += len(completions)
+        return [float(at % 2) if calls <= scored else None for at in range(len(completions))]
+
+    given = {"reward": reward, "with_hook": with_hook, "dataset": tiny_trl.prompts(80)}
+    trainer = tiny_trl.trainer(tmp_path, "grpo", **given, max_steps=40)
+    for _ in range(2):  # nor at the second try
+        with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
+            trainer.train()
+    assert list(tmp_path.iterdir()) == []

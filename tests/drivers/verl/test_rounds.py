@@ -5,8 +5,9 @@ import pytest
 from made_up_crew import RECIPES, by_quarter, figures
 
 from rollalloc import MetricError
+from rollalloc.core.errors import NoScores
 from rollalloc.core.recipe import Replay
-from rollalloc.drivers.verl.rounds import Finished, NoScores, Outcome
+from rollalloc.drivers.verl.rounds import Finished, Outcome
 
 AS_LARGE_AS_REWARDS = (
     "rloo",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,24 +25,58 @@ from rollalloc.rewards.function import Outcome, Scored, Unscored
 log = logging.getLogger(__name__)
 
 
-class Remotely:
-    """An event loop in a thread of its own, in which orders are played."""
+_CLOSING_S = 10.0  # that what is under way may take to end once it is cancelled
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="rollalloc-tinker", daemon=True)
-        self._thread.start()
+
+class Remotely:
+    """An event loop in a thread of its own, in which orders are played; begun when something is.
+
+    Args:
+        patience_s: that the loop may be held up by what is played in it, which should await instead.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, episodes: Episodes, order: Order, wave: Wave) -> Future[list[Ended]]:
         """Play an order meanwhile."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            Thread(target=self._loop.run_forever, name="rollalloc-tinker", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(episodes.play(order, wave), self._loop)
+
+    def wait(self, futures: Iterable[Future[list[Ended]]], *, one: bool = False) -> None:
+        """Until all of these have ended, or one has.
+
+        Raises:
+            ServiceFailed: what is played holds the loop up, so that nothing in it ends.
+        """
+        left = list(futures)
+        while left:
+            ended, others = wait(left, self._patience_s, FIRST_COMPLETED)
+            left = [] if one and ended else list(others)
+            if left and not ended:
+                self._check_pulse()
+
+    def _check_pulse(self) -> None:
+        assert self._loop is not None
+        try:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(self._patience_s)
+        except TimeoutError:
+            raise ServiceFailed(
+                f"something that is played does not return for more than {self._patience_s:g} s, and holds up all else: an "
+                "environment must await what it waits for; once that is mended, resume the run"
+            ) from None
 
     def close(self) -> None:
         """End it, and what is under way."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        with suppress(TimeoutError):  # what does not end then is left to itself
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_CLOSING_S)
+        loop.call_soon_threadsafe(loop.stop)
 
 
 async def _cancel_others() -> None:
@@ -126,12 +161,12 @@ class RemoteRoller:
         eager = self.service.remote.concurrency is not None or any(
             order.stage in allocator.recipe.stopping for order, _ in self._under_way.values()
         )
-        wait(wanted, return_when=FIRST_COMPLETED if eager else ALL_COMPLETED)
+        self.remotely.wait(wanted, one=eager)
         self._tell_ended(allocator)
 
     def drain(self, allocator: Allocator) -> None:
         """Wait for all that is under way, which is paid in any case, and tell it."""
-        wait(self._under_way)
+        self.remotely.wait(self._under_way)
         self._tell_ended(allocator)
 
     def go_on(self, allocator: Allocator) -> None:
@@ -141,8 +176,11 @@ class RemoteRoller:
         """Nothing: the next sampler has the weights."""
 
     def close(self) -> None:
-        """End the thread in which orders are played, and what is under way."""
+        """End the thread in which orders are played; what is under way is played again, should the run go on."""
         self.remotely.close()
+        broken_off = tuple(order for order, _ in self._under_way.values())
+        self._again = self._again._replace(generate=self._again.generate + broken_off)
+        self._under_way.clear()
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, trained on or not."""
@@ -219,19 +257,21 @@ class RemoteRoller:
         self.generations = {each.rollout: each for each in held}
 
 
-def all_of(futures: Iterable[Future[list[Ended]]]) -> Future[list[Ended]]:
-    """One future of all, in their order; cancelling it cancels them."""
+def all_of(futures: Iterable[Future[list[Ended]]], remotely: Remotely) -> Future[list[Ended]]:
+    """One future of all, in their order."""
     futures = list(futures)
     both: Future[list[Ended]] = Future()
 
     def collect() -> None:
-        wait(futures)
-        if both.cancelled():
-            return
         try:
-            both.set_result([each for future in futures for each in future.result()])
+            remotely.wait(futures)
+            ended = [each for future in futures for each in future.result()]
         except BaseException as error:
-            both.set_exception(error)
+            if both.set_running_or_notify_cancel():
+                both.set_exception(error)
+        else:
+            if both.set_running_or_notify_cancel():
+                both.set_result(ended)
 
     Thread(target=collect, daemon=True).start()
     return both

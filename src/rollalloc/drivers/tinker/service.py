@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from math import inf, isfinite
+from numbers import Real
 from pathlib import Path
 from secrets import token_hex
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -108,10 +109,8 @@ class Service:
         self._sdk: Any = tinker
         self.model, self.remote, self.usage = model, remote, Usage()
         self._counting = Lock()  # samples end in a thread of their own
-        try:
-            self.client = client if client is not None else self._sdk.ServiceClient()
-        except Exception as error:
-            self._refuse("no client could be made", error)
+        self._is_warned = False
+        self.client = client if client is not None else self._guarded("making a client", self._sdk.ServiceClient)
         self._seed = seed
         self._made: Any = None  # one that is resumed need not be made first
         self._sampling: Any = None
@@ -129,7 +128,7 @@ class Service:
 
     def tokenizer(self) -> Any:
         """The model's, which the SDK fetches by its name."""
-        return self._training.get_tokenizer()
+        return self._wait("fetching the tokenizer", lambda: self._training.get_tokenizer())
 
     # -------------------------------------------------------------------------------------------------------- sampling
 
@@ -154,10 +153,11 @@ class Service:
             stop: token ids or texts that end a sample; None: the model's end of sequence.
 
         Returns:
-            As many as came, of at most `samples`; one that cannot be used is a reason in words.
+            As many as came, of at most `samples`; one that cannot be used is a reason in words. More than were asked for are
+            paid, and not used.
 
         Raises:
-            RequestFailed: there is no answer.
+            RequestFailed: there is no answer, or one that is no answer.
             ServiceFailed: the service refuses to answer at all.
         """
         types = self._sdk
@@ -169,22 +169,24 @@ class Service:
                     sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=stop),
                 )
             )
-        except asyncio.CancelledError:
-            raise
+            made = list(answer.sequences)
+            hits = min(len(prompt), max(0, int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)))
         except Exception as error:
             if type(error).__name__ in _FATAL:
                 self._refuse("sampling", error)
             raise RequestFailed(f"sampling failed, {_named(error)}") from error
-        made = list(answer.sequences)[:samples]
-        hits = min(len(prompt), max(0, int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)))
+        read = [_tokens_of(each) for each in made]
         self._count(
             Usage(
                 prefill=len(prompt) - hits,
                 cached=hits + (samples - 1) * len(prompt),
-                sampled=sum(len(each.tokens) for each in made),
+                sampled=sum(map(len, read)),
             )
         )
-        return [_usable(each) for each in made]
+        if len(made) > samples and not self._is_warned:
+            self._is_warned = True
+            log.warning("the service gives more samples than asked for, %d for %d: paid, not used", len(made), samples)
+        return [_usable(*each, max_tokens) for each in zip(made[:samples], read, strict=False)]
 
     def _count(self, usage: Usage) -> None:
         with self._counting:
@@ -233,9 +235,7 @@ class Service:
         done = self._wait("the optimizer step", lambda: stepped)
         self._count(Usage(trained=sum(len(tokens) for tokens, _ in data)))
         self._sampling = None
-        figures = {**(out.metrics or {}), **(done.metrics or {})}
-        logprobs = [_array(each.get("logprobs")) for each in out.loss_fn_outputs]
-        return logprobs, {str(name): float(value) for name, value in figures.items()}
+        return self._guarded("reading what the step measured", lambda: _measured(out, done))
 
     # --------------------------------------------------------------------------------------------------------- weights
 
@@ -267,13 +267,15 @@ class Service:
             ServiceFailed: it failed.
         """
         name = f"final-{token_hex(4)}"
-        sampler = self._wait("keeping the weights", lambda: self._training.save_weights_for_sampler(name=name)).path
-        where = {"base_model": self.model, "training": self._kept(name, None), "sampler": sampler}
+        sampler = self._wait("keeping the weights", lambda: self._training.save_weights_for_sampler(name=name))
+        path = self._guarded("keeping the weights", lambda: _path(sampler))
+        where = {"base_model": self.model, "training": self._kept(name, None), "sampler": path}
         folder.mkdir(parents=True)
         (folder / MODEL_FILE).write_text(json.dumps(where, indent=1))
 
     def _kept(self, name: str, seconds: int | None) -> str:
-        return self._wait("keeping the weights", lambda: self._training.save_state(name, ttl_seconds=seconds)).path
+        kept = self._wait("keeping the weights", lambda: self._training.save_state(name, ttl_seconds=seconds))
+        return self._guarded("keeping the weights", lambda: _path(kept))
 
     def _wait(self, what: str, ask: Any) -> Any:
         """The result of a call of the SDK, whose newer versions answer with a future where older ones answer at once."""
@@ -284,9 +286,10 @@ class Service:
 
         return self._guarded(what, result)
 
-    def _guarded(self, what: str, call: Any) -> Any:
+    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call returns; it has as long as a request, whatever it waits for."""
         try:
-            return call()
+            return _within(self.remote.request_seconds, call)
         except Exception as error:
             self._refuse(what, error)
 
@@ -296,17 +299,60 @@ class Service:
         raise ServiceFailed(f"{what} failed, {_named(error)}; once that is mended, resume the run") from error
 
 
-def _usable(made: Any) -> Sampled | str:
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What a call returns, which may block; one that takes longer is left to itself.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, daemon=True).start()  # no pool's: those are waited for when the process ends
+    return result.result(seconds)
+
+
+def _tokens_of(made: Any) -> tuple[Any, ...]:
+    """What a sequence has for tokens; none where it is no sequence."""
+    try:
+        return tuple(made.tokens)
+    except Exception:  # whatever the service sent
+        return ()
+
+
+def _usable(made: Any, tokens: tuple[Any, ...], most: int) -> Sampled | str:
     """A sequence as it came, or why it cannot be used."""
-    tokens, logprobs = tuple(made.tokens), made.logprobs
-    if logprobs is None or len(logprobs) != len(tokens):
-        got = "none" if logprobs is None else len(logprobs)
-        return f"expected a log-probability of each of {len(tokens)} tokens, got {got}"
+    if not 0 < len(tokens) <= most:
+        return f"expected 1 to {most} tokens, got {len(tokens) or 'none'}"
     if not all(type(token) is int and token >= 0 for token in tokens):
         return "expected token ids, got something else"
-    if not all(isfinite(value) for value in logprobs):
+    try:
+        logprobs = tuple(map(float, made.logprobs or ()))
+    except Exception as error:  # whatever the service sent
+        return f"expected log-probabilities, {_named(error)}"
+    if len(logprobs) != len(tokens):
+        return f"expected a log-probability of each of {len(tokens)} tokens, got {len(logprobs) or 'none'}"
+    if not all(map(isfinite, logprobs)):
         return "a log-probability is not finite"
-    return Sampled(tokens, tuple(logprobs), str(made.stop_reason) == "length")
+    return Sampled(tokens, logprobs, str(made.stop_reason) == "length")
+
+
+def _measured(out: Any, done: Any) -> tuple[list[Any], dict[str, float]]:
+    """Of each sequence the log-probabilities, or None, and all figures of a step that are numbers."""
+    figures = {**(out.metrics or {}), **(done.metrics or {})}
+    logprobs = [_array(each.get("logprobs")) for each in out.loss_fn_outputs]
+    return logprobs, {str(name): float(value) for name, value in figures.items() if isinstance(value, Real)}
+
+
+def _path(kept: Any) -> str:
+    if not (isinstance(kept.path, str) and kept.path):
+        raise ValueError(f"expected the path of weights, got {kept.path!r}")
+    return kept.path
 
 
 def _array(data: Any) -> Any:

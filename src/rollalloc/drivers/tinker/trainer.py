@@ -71,7 +71,12 @@ class TinkerTrainer(Loop):
         listener: Listener | None = None,
     ) -> None:
         _refuse_what_it_has_not(settings)
-        self.service, self.heldout, self.prices, self.remotely = service, heldout, prices, Remotely()
+        self.service, self.heldout, self.prices, self.remotely = (
+            service,
+            heldout,
+            prices,
+            Remotely(service.remote.request_seconds),
+        )
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
         allocator = Allocator(recipe, train.table(blocks, priors), settings.seed)
@@ -107,16 +112,14 @@ class TinkerTrainer(Loop):
             raise ValueError("a run at a service cannot go on with other prompts yet; start it afresh")
         paid = self._paid_before()
         batches = super().resume(accept_recipe=accept_recipe)
-        self.remote.lost = self.remote.lost + (paid - self.service.usage)
-        self.counters.made = self._spent()
+        self.remote.lost = self.remote.lost + (paid - (self.service.usage + self.remote.lost))
+        self.counters.made |= self._bill()
         return batches
 
     def _paid_before(self) -> Usage:
-        """What the newest line of the metrics says."""
+        """What the newest line of the metrics says, what an earlier kill lost included."""
         last = None if self.folder is None else latest(self.folder)
-        cost = {} if last is None else last.get("cost", {})
-        known = {name: cost.get(name) for name in asdict(Usage())} if isinstance(cost, dict) else {}
-        return Usage(**{name: value for name, value in known.items() if type(value) is int and value >= 0})
+        return Usage() if last is None else _usage(last.get("cost")) + _usage(last.get("cost_lost"))
 
     def _describe(self) -> None:
         assert self.folder is not None
@@ -139,11 +142,17 @@ class TinkerTrainer(Loop):
             Order(prompt, prompt, 0, tuple(range(prompt * each, (prompt + 1) * each)))
             for prompt in range(len(self.heldout.keys))
         ]
-        asked = all_of(self.remotely.start(self.heldout, order, wave) for order in orders)
+        asked = all_of([self.remotely.start(self.heldout, order, wave) for order in orders], self.remotely)
         played = patient(asked, lambda: self._stop.by is not None)
         if self._stop.by is not None:  # what was to be stopped was not scored
             raise Interrupted
         return judged([one.trajectory.generation() for one in played], [one.outcome for one in played], each)
+
+
+def _usage(said: Any) -> Usage:
+    """What a line of the metrics says, which anybody may have changed."""
+    known = {name: said.get(name) for name in asdict(Usage())} if isinstance(said, dict) else {}
+    return Usage(**{name: value for name, value in known.items() if type(value) is int and value >= 0})
 
 
 def _refuse_what_it_has_not(settings: Settings) -> None:

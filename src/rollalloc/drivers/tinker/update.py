@@ -44,7 +44,12 @@ class RemoteUpdater:
         self.steps = 0
 
     def update(
-        self, batch: Batch, generations: Mapping[int, Trajectory], *, measure_moved: bool = False
+        self,
+        batch: Batch,
+        generations: Mapping[int, Trajectory],
+        *,
+        spent: float | None = None,
+        measure_moved: bool = False,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps; fewer where a part has no gradient.
 
@@ -58,14 +63,18 @@ class RemoteUpdater:
         """
         figures: list[dict[str, float]] = []
         settings = self.settings
+
+        def rate(step: int) -> float:
+            return settings.learning_rate * settings.schedule.share(max(1, step), spent)
+
         for part in mini_batches(batch.rows, settings.optimizer_steps_per_batch, settings.seed, batch.version):
             rows = [batch.rows[index] for index in part]
             data = self._data(rows, generations)
             if data:
-                figures.append(self._step(data))
+                figures.append(self._step(data, rate(self.steps + 1)))
         names = dict.fromkeys(name for step in figures for name in step)
         means = {name: float(np.mean([step[name] for step in figures if name in step])) for name in names}
-        return {**means, "steps_in_batch": len(figures), "learning_rate": self._learning_rate()}
+        return {**means, "steps_in_batch": len(figures), "learning_rate": rate(self.steps)}
 
     def _data(
         self, rows: list[Row], generations: Mapping[int, Trajectory]
@@ -81,11 +90,11 @@ class RemoteUpdater:
             if row.advantage * row.weight and piece.sampled.any()
         ]
 
-    def _step(self, data: list[tuple[tuple[int, ...], dict[str, list[Any]]]]) -> dict[str, float]:
+    def _step(self, data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], rate: float) -> dict[str, float]:
         settings, clip = self.settings, self.settings.loss.clip
         self.steps += 1
         adam = {
-            "learning_rate": self._learning_rate(),
+            "learning_rate": rate,
             "beta1": settings.betas[0],
             "beta2": settings.betas[1],
             "weight_decay": settings.weight_decay,
@@ -94,16 +103,13 @@ class RemoteUpdater:
         clips = self.service.remote.loss != "importance_sampling"
         thresholds = {"clip_low_threshold": 1 - clip.low, "clip_high_threshold": 1 + clip.high} if clips else None
         logprobs, measured = self.service.step(data, adam, thresholds)
-        for name, value in measured.items():
+        distance = _distance(data, logprobs)
+        for name, value in (measured | distance).items():
             if not isfinite(value):
                 raise FloatingPointError(
                     f"{name} is {value} in optimizer step {self.steps}: the training diverged; try a smaller learning rate"
                 )
-        figures = {_renamed(name): value for name, value in measured.items()}
-        return figures | _distance(data, logprobs)
-
-    def _learning_rate(self) -> float:
-        return self.settings.learning_rate * self.settings.schedule.share(max(1, self.steps))
+        return {_renamed(name): value for name, value in measured.items()} | distance
 
 
 def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
@@ -124,12 +130,15 @@ def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str,
 def _distance(data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], logprobs: list[Any]) -> dict[str, float]:
     """How far what is trained is from what sampled: of sampled tokens the mean of exp(d) − d − 1, d = trained − sampled."""
     total = tokens = 0.0
-    for (_, inputs), trained_T in zip(data, logprobs, strict=False):
+    if len(logprobs) != len(data):
+        return {}
+    for (_, inputs), trained_T in zip(data, logprobs, strict=True):
         if trained_T is None or len(trained_T) != len(inputs["logprobs"]):
             return {}
         taken_T = np.asarray(inputs["advantages"]) != 0
         d_T = (np.asarray(trained_T, np.float64) - np.asarray(inputs["logprobs"], np.float64))[taken_T]
-        total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks refuses what is not finite
+            total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
     return {"sampler_kl": total / tokens} if tokens else {}
 
 

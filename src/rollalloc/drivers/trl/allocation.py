@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
@@ -110,7 +111,11 @@ class Allocation:
         self.failed = 0  # rollouts without a score since the last batch
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
-        """Generate until the core returns a batch; None where the run is over, and `finished` says why."""
+        """Generate until the core returns a batch; None where the run is over, and `finished` says why.
+
+        Raises:
+            NoScores: it is over for want of scores.
+        """
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
         self.prepare()
         actions = self.allocator.outstanding()  # what an error or Ctrl-C broke off is generated again
@@ -123,6 +128,12 @@ class Allocation:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
                 return batch
             if actions.finished:
+                if self.allocator.scoreless():
+                    raise NoScores(
+                        f"{actions.finished}. Rollouts have no score from any reward function ("
+                        f"{', '.join(self.rewards.names)}): what was trained since the last checkpoint is not saved; repair "
+                        "the reward, then resume"
+                    )
                 self.finished = actions.finished
                 return None
             actions = self._ask()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollalloc.core.allocator import Allocator, MetricError, Starved
+from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
 from rollalloc.drivers.prediction import prediction_figures
@@ -114,10 +115,6 @@ class Loader(Protocol):
 
 class Finished(RuntimeError):
     """There will be no further batch; says why."""
-
-
-class NoScores(RuntimeError):
-    """There will be no further batch, since rollouts fail; the checkpoint before goes on once that is mended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,4 +465,4 @@ def _group_of(uid: str) -> int:
     return int(uid[1 : uid.index("s")])
 
 
-__all__ = ["Crew", "Finished", "Loader", "NoScores", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]
+__all__ = ["Crew", "Finished", "Loader", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]
