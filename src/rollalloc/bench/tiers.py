@@ -72,6 +72,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             tasks={
                 "skills/late": 16_000,
                 "skills/mixed": 12_000,
+                "skills/balanced": 8_000,
                 "walks/mixed": 10_000,
                 "rg/spell_backward_misled": 6_000,
                 "rg/number_filtering": 4_000,
