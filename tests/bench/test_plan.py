@@ -70,7 +70,7 @@ def test_what_a_plan_pays_by_hand():
         ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, night"),
         ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
         ({"tracks": ["free"]}, "tier smoke has no track 'free'; there are matched, tuned"),
-        ({"recipes": ["gropo", "grpo"]}, "gropo has no GRID"),
+        ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),
         ({"recipes": ["dapo"]}, "grpo is what every ratio is to; add it: --recipes grpo,dapo"),
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
         ({"recipes": ["grpo", "my_recipes:mine"]}, "give a recipe of your own as --recipe my_recipes:mine"),

@@ -188,7 +188,10 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN, "--aggregation", "mean"), "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
         ((*OWN, "--dual-clip", "1"), "expected dual above 1"),
         ((*OWN, "--kl", "-1"), "kl must be 0 or more"),
-        ((*OWN, "--schedule", "linear"), "a constant rate has no steps and a falling one needs them"),
+        (
+            (*OWN, "--schedule", "linear"),
+            "a linear schedule without steps falls over the run's budget, and there is none",
+        ),
         ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be a whole number of at least 1, got 0"),
         ((*OWN, "--precision", "fp16"), "precision must be one of auto, fp32, bf16, got 'fp16'"),
         ((*OWN, "--sampling-dtype", "int8"), "sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"),

@@ -49,9 +49,9 @@ def spied(trainer):
         batches.append((batch, []))
         train_on(batch)
 
-    def stepping(examples):
+    def stepping(examples, spent):
         batches[-1][1].append([example.row for example in examples])
-        return step(examples)
+        return step(examples, spent)
 
     trainer._train_on, trainer.updater._step = training_on, stepping
     return batches
@@ -172,7 +172,7 @@ def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(t
     (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
     expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
 
-    figures = trainer.updater._step(examples_of(trainer, batch))
+    figures = trainer.updater._step(examples_of(trainer, batch), None)
     by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
     assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
     for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):

@@ -128,15 +128,15 @@ class Service:
 
     def tokenizer(self) -> Any:
         """The model's, which the SDK fetches by its name."""
-        return self._wait("fetching the tokenizer", lambda: self._training.get_tokenizer())
+        return self._of_model("fetching the tokenizer", lambda model: model.get_tokenizer())
 
     # -------------------------------------------------------------------------------------------------------- sampling
 
     def sampler(self) -> Any:
         """What samples from the weights as they are now, and will go on to."""
         if self._sampling is None:
-            self._sampling = self._wait(
-                "publishing the weights", lambda: self._training.save_weights_and_get_sampling_client()
+            self._sampling = self._of_model(
+                "publishing the weights", lambda model: model.save_weights_and_get_sampling_client()
             )
         return self._sampling
 
@@ -226,9 +226,11 @@ class Service:
             for tokens, inputs in data
         ]
 
+        model = self._training
+
         def submit() -> tuple[Any, Any]:  # both at once: the service need not wait for us in between
-            passed = self._training.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
-            return passed, self._training.optim_step(types.AdamParams(**adam))
+            passed = model.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
+            return passed, model.optim_step(types.AdamParams(**adam))
 
         passed, stepped = self._guarded("training", submit)
         out = self._wait("the forward and backward pass", lambda: passed)
@@ -267,15 +269,20 @@ class Service:
             ServiceFailed: it failed.
         """
         name = f"final-{token_hex(4)}"
-        sampler = self._wait("keeping the weights", lambda: self._training.save_weights_for_sampler(name=name))
+        sampler = self._of_model("keeping the weights", lambda model: model.save_weights_for_sampler(name=name))
         path = self._guarded("keeping the weights", lambda: _path(sampler))
         where = {"base_model": self.model, "training": self._kept(name, None), "sampler": path}
         folder.mkdir(parents=True)
         (folder / MODEL_FILE).write_text(json.dumps(where, indent=1))
 
     def _kept(self, name: str, seconds: int | None) -> str:
-        kept = self._wait("keeping the weights", lambda: self._training.save_state(name, ttl_seconds=seconds))
+        kept = self._of_model("keeping the weights", lambda model: model.save_state(name, ttl_seconds=seconds))
         return self._guarded("keeping the weights", lambda: _path(kept))
+
+    def _of_model(self, what: str, ask: Callable[[Any], Any]) -> Any:
+        """The result of a call of the model that is trained, which is made first: that has a time of its own."""
+        model = self._training
+        return self._wait(what, lambda: ask(model))
 
     def _wait(self, what: str, ask: Any) -> Any:
         """The result of a call of the SDK, whose newer versions answer with a future where older ones answer at once."""
