@@ -111,8 +111,9 @@ def sampler() -> None:
 def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     """Batches of walks under the asynchronous engine, generator and trainer a process each, and their simulation.
 
-    Each run is simulated with what it was itself: its rollouts, a curve through its decoding steps, the mean seconds of its
-    updates. So what is tested is how these come together, not whether one run says what another will cost.
+    Each run is simulated with what it was itself: its rollouts, a curve through its decoding steps, the mean seconds of the
+    processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking, writing.
+    So what is tested is how these come together, not whether one run says what another will cost.
     """
     from streaming import WARM, Task, lines
 
@@ -135,7 +136,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
                 at, seconds = (*curve.concurrency, most), (*curve.seconds_per_token, curve.seconds_per_token[-1])
                 curve = Latency(at, seconds, curve.source)
             scenario = Scenario(
-                cluster=Cluster(gpus=2, slots=most, schedule="async"), costs=replace(NO_TRAINER, update=done["update"]),
+                cluster=Cluster(gpus=2, slots=most, schedule="async"), costs=replace(NO_TRAINER, update=done["trainer"]),
                 latency=curve, workload=rollouts, batches=int(batches), warmup=WARM,
             )  # fmt: skip
             simulated = simulate(line.recipe, scenario, 0, max_staleness=line.staleness).per_batch["seconds"]

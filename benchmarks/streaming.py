@@ -120,10 +120,10 @@ class Task:
 
 def clocks(trainer: Trainer) -> tuple[float, float, float]:
     """Now; processor seconds of this process, and of the generator's, 0 where it has none."""
-    process = getattr(getattr(trainer.roller, "_backend", None), "_process", None)
+    spawned = getattr(getattr(trainer.roller, "_backend", None), "_spawned", None)
     generator = 0.0
-    if process is not None:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    if spawned is not None:
+        fields = Path(f"/proc/{spawned.process.pid}/stat").read_text().rpartition(")")[2].split()
         generator = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return time.perf_counter(), time.process_time(), generator
 
