@@ -112,8 +112,8 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     """Batches of walks under the asynchronous engine, generator and trainer a process each, and their simulation.
 
     Each run is simulated with what it was itself: its rollouts, a curve through its decoding steps, the mean seconds of the
-    processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking, writing.
-    So what is tested is how these come together, not whether one run says what another will cost.
+    processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking,
+    writing. So what is tested is how these come together, not whether one run says what another will cost.
     """
     from streaming import WARM, Task, lines
 
