@@ -120,7 +120,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     from rollalloc.bench.execution import one_thread
 
     one_thread()
-    task = Task(Path(tasks))
+    task = Task(Path(tasks), "walks/mixed")
     made = lines(((1, 1.0),))
     task.seconds(made["grpo: overlap"], 4999, 2)  # warms up
     for name in ("grpo: overlap", "darts, shortest only: + overlap"):

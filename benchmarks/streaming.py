@@ -1,17 +1,19 @@
 """What streaming saves in seconds: DARTS and GRPO, synchronous and asynchronous, on walks, part by part.
 
 python benchmarks/streaming.py TASKS                    # the ablation; TASKS: where built-in tasks are made and kept
-python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap"
+python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap" --task walks/mixed
 
 Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
-of each line, then again; ratios are paired by repeat. Nothing is evaluated meanwhile. Seconds are from the end of the second
-batch to that of the last one. On a machine that others share they say little, so that processor seconds stand beside them:
-of the trainer, and of the generator where it has a process of its own. No batch can be quicker than the larger of the two.
+of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
+accuracy and tokens of an answer at equal batches. Seconds are from the end of the second batch to that of the last one. On a
+machine that others share they say little, so that processor seconds stand beside them: of the trainer, and of the generator
+where it has a process of its own. No batch can be quicker than the larger of the two.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -25,6 +27,7 @@ from rollalloc.bench.execution import one_thread
 from rollalloc.bench.presets import task_source
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
+from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.native import Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
@@ -73,25 +76,31 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
 
 @dataclass
 class Task:
-    """Walks, ready to be trained on."""
+    """A task, ready to be trained on."""
 
     folder: Path
+    name: str
 
     def __post_init__(self) -> None:
-        self.source, self.tokens = task_source("walks/mixed", self.folder)
-        self.prompts = load_prompts(*self.source.prompts)
+        self.source, self.tokens = task_source(self.name, self.folder)
+        self.prompts, self.heldout = load_prompts(*self.source.prompts), load_prompts(str(self.source.heldout))
         self.steps: list[tuple[int, float]] = []  # decoding steps of the last run that streamed
 
     def seconds(self, line: Line, seed: int, batches: int, log: Path | None = None) -> tuple[float, dict[str, float]]:
         """Seconds a batch, and what was done in them; `log` is a folder for the run, with all its rollouts."""
         policy = Policy.load(self.source.model, device="cpu")
-        encoded = encode_prompts(self.prompts, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
+        encoded, heldout = (
+            encode_prompts(each, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
+            for each in (self.prompts, self.heldout)
+        )
         settings = Settings(
             seed=seed,
             sampling=Sampling(self.tokens),
             learning_rate=6e-4,
             max_batches=WARM + batches,
             stop_when_barren=False,
+            eval_every=10**9,
+            eval_samples=8,
             log_rollouts=log is not None,
             **line.settings,
         )
@@ -102,6 +111,7 @@ class Task:
             encoded,
             InlineScorer(load_reward(self.source.reward)),
             settings,
+            heldout=HeldOut(heldout),
             folder=log,
             listener=lambda said: lines.append((clocks(trainer), said)),
         )
@@ -115,7 +125,12 @@ class Task:
         update_s = sum(said["update_seconds"] for _, said in trained[WARM:])
         done = {"trainer": trainer_s, "generator": generator_s, "update": update_s}
         done |= {"paid": paid, "stopped": stopped, "tokens": tokens}
-        return seconds / batches, {name: value / batches for name, value in done.items()}
+        found = [said for _, said in lines if said["kind"] == "eval"][-1]
+        return seconds / batches, {
+            **{name: value / batches for name, value in done.items()},
+            "accuracy": found["accuracy"],
+            "length": found["breadth"]["tokens"],
+        }
 
 
 def clocks(trainer: Trainer) -> tuple[float, float, float]:
@@ -133,10 +148,11 @@ def main() -> None:
     parser.add_argument("tasks", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--task", default="walks/long")
     parser.add_argument("--only", default="", help="names of lines, with ; between; the first is the baseline")
     given = parser.parse_args()
     one_thread()
-    task = Task(given.tasks)
+    task = Task(given.tasks, given.task)
     task.seconds(lines(((1, 1.0),))["grpo: streaming"], 4999, given.batches)
     curve = fitted_latency([(rows, seconds) for rows, seconds in task.steps if rows])
     points = tuple(zip(curve.concurrency, curve.seconds_per_token, strict=True))
@@ -149,21 +165,29 @@ def main() -> None:
         for name, line in measured.items():
             seconds, done = task.seconds(line, 5000 + repeat, given.batches)
             print(
-                f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}",
+                f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}, "
+                f"accuracy {done['accuracy']:.4f} in {done['length']:.1f} tokens",
                 flush=True,
             )
             found[name].append((seconds, done))
     baseline = found[next(iter(found))]
-    print(f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens")
+    print(
+        f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens  "
+        "accuracy, less the first's (standard error)  tokens of an answer"
+    )
     for name, each in found.items():
         ratios = [before / now for (before, _), (now, _) in zip(baseline, each, strict=True)]
         bounds = [least(before) / least(now) for (_, before), (_, now) in zip(baseline, each, strict=True)]
         middle = {key: statistics.median(done[key] for _, done in each) for key in each[0][1]}
+        gained = [now["accuracy"] - before["accuracy"] for (_, before), (_, now) in zip(baseline, each, strict=True)]
+        error = statistics.stdev(gained) / len(gained) ** 0.5 if len(gained) > 1 else math.nan
+        accuracy = statistics.fmean(done["accuracy"] for _, done in each)
         print(
             f"{name:34} {statistics.median(seconds for seconds, _ in each):7.3f}  {statistics.median(ratios):5.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f})   {middle['trainer']:14.3f} {middle['generator']:9.3f}  "
             f"{statistics.median(bounds):5.2f} ({min(bounds):.2f} to {max(bounds):.2f})  {middle['paid']:8.0f} "
-            f"{middle['stopped']:7.0f} {middle['tokens']:6.0f}"
+            f"{middle['stopped']:7.0f} {middle['tokens']:6.0f}  {accuracy:.3f} "
+            f"{statistics.fmean(gained):+.3f} ({error:.3f})  {middle['length']:.1f}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -77,16 +78,17 @@ def test_the_maze_has_its_walls_and_is_whole(made):
     np.testing.assert_array_equal(made.steps_CC, by_hand_CC)
 
 
-def test_the_initial_success_rate_is_the_share_of_the_walkers_walks_that_are_right(made):
+@pytest.mark.parametrize("limit", [walks.LIMIT, walks.LONG])
+def test_the_initial_success_rate_is_the_share_of_the_walkers_walks_that_are_right(limit):
     """Error rate: a mean of 20,000 draws at 4.5 standard errors, and ten goals at 4.5, below 1 in 10,000."""
-    rng = np.random.default_rng(0)
+    rng, made = np.random.default_rng(0), walks.Walks(CONFIG, limit)
     prompts, answers = made.examples(rng, made.lost_GCC, 20_000)
     p_GC, walls = made.initial_p(), np.argwhere(np.triu(made.near_CC & ~made.open_CC)).tolist()
     right, expected, goals = [], [], []
     for prompt, answer in zip(prompts, answers, strict=True):
         start, goal = (int(word[1:]) for word in prompt.split()[:2])
         maze = json.dumps({"side": 5, "start": start, "goal": goal, "walls": walls})
-        ended = len(answer.split()) < walks.LIMIT  # within the limit its end has a token too
+        ended = len(answer.split()) < limit  # within the limit its end has a token too
         right.append(ended and walks.compute_score("", answer, maze))
         expected.append(p_GC[goal, start])
         goals.append(goal)
@@ -124,7 +126,23 @@ def test_a_pool_has_its_bands_and_its_files_work_together(tmp_path):
     assert len(walls) == 1  # one maze
     assert task.single_answer is False
     assert walks.prepare(tmp_path, "late", CONFIG) == task
-    with pytest.raises(ValueError, match="expected one of the pools mixed, late, got 'hard'"):
+    with pytest.raises(ValueError, match="expected one of the pools mixed, late, long, got 'hard'"):
         walks.prepare(tmp_path, "hard", CONFIG)
     with pytest.raises(ValueError, match=r"the maze has .*; ask for fewer prompts or take a larger maze"):
         walks.Walks(CONFIG).problems(walks.POOLS["late"], np.random.default_rng(0), 10_000, set())
+
+
+def test_the_pool_with_a_tail_has_a_model_of_its_own_that_reads_as_far(tmp_path):
+    """The lost walker's walks are the same; what cuts them is not."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    few = replace(CONFIG, train=6, heldout=2)
+    short, long = walks.prepare(tmp_path, "mixed", few), walks.prepare(tmp_path, "long", few)
+    assert short.model != long.model
+    assert (short.max_new_tokens, long.max_new_tokens) == (24, 128)
+    prompt = AutoTokenizer.from_pretrained(long.model)("c0 c24 =")["input_ids"]
+    assert AutoConfig.from_pretrained(long.model).max_position_embeddings >= len(prompt) + long.max_new_tokens
+    _, answers = walks.Walks(CONFIG, walks.LONG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
+    lengths = [len(answer.split()) for answer in answers]
+    _, cut = walks.Walks(CONFIG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
+    assert max(len(answer.split()) for answer in cut) == walks.LIMIT < np.quantile(lengths, 0.9) < max(lengths)

@@ -68,9 +68,9 @@ class Given:
     task: Annotated[
         str | None, _option("A built-in task: skills, walks, sort, sort/graded, or rg/NAME of reasoning-gym.", _WHAT)
     ] = None
-    pool: Annotated[str, _option("Prompts of skills (balanced, mixed or late) or walks (mixed or late).", _WHAT)] = (
-        "late"
-    )
+    pool: Annotated[
+        str, _option("Prompts of skills (balanced, mixed or late) or walks (mixed, late or long).", _WHAT)
+    ] = "late"
     model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
     prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
     heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT)] = None

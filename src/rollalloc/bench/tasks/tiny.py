@@ -134,6 +134,7 @@ def save_warm_model(
     draw: Callable[[int], Examples],
     shape: Shape = Shape(),
     longest: int | None = None,
+    parts: int = 1,
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
@@ -146,11 +147,12 @@ def save_warm_model(
         draw: number of examples → prompts and answers as text, EOS left out.
         shape: of the model.
         longest: tokens of an answer that are shown, its end included; None: all.
+        parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
     """
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
-        supervise(model, tokenizer, warm_up, draw, longest)
+        supervise(model, tokenizer, warm_up, draw, longest, parts)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -161,20 +163,22 @@ def supervise(
     warm_up: WarmUp,
     draw: Callable[[int], Examples],
     longest: int | None = None,
+    parts: int = 1,
 ) -> None:
-    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; of the first `longest` tokens."""
+    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     model.train()
     for step in range(warm_up.steps):
-        prompts, answers = draw(warm_up.batch)
-        logprobs_BT, mask_BT = completion_logprobs(
-            model,
-            tokenizer(prompts)["input_ids"],
-            [[*ids, EOS_ID][:longest] for ids in tokenizer(answers)["input_ids"]],
-            pad_id=PAD_ID,
-        )
+        prompts, answers = (tokenizer(texts)["input_ids"] for texts in draw(warm_up.batch))
+        answers = [[*ids, EOS_ID][:longest] for ids in answers]
+        tokens = sum(map(len, answers))
+        by_length = np.argsort([len(ids) for ids in answers], kind="stable") if parts > 1 else range(len(answers))
         optimizer.zero_grad()
-        (-logprobs_BT.sum() / mask_BT.sum()).backward()
+        for part in np.array_split(by_length, parts):
+            logprobs_BT, _ = completion_logprobs(
+                model, [prompts[at] for at in part], [answers[at] for at in part], pad_id=PAD_ID
+            )
+            (-logprobs_BT.sum() / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = warm_up.rate(step)

@@ -20,13 +20,16 @@ from numpy.typing import NDArray
 
 from rollalloc.bench.tasks.files import Problem, TaskFiles, make_once, write_splits
 from rollalloc.bench.tasks.skills import Pool
-from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
+from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
 
 LIMIT = 24  # tokens of a walk, its end included
+PROMPT = 3  # tokens of a prompt
+LONG = 128  # of the pool that lets the tail be: half of the lost walker's walks end within 12, one of twenty not in 128
 
 POOLS = {
     "mixed": Pool(edges=(0.1, 0.4), shares=(0.3, 0.3, 0.4)),
     "late": Pool(edges=(0.1, 0.9), shares=(0.2, 0.3, 0.5)),
+    "long": Pool(edges=(0.1, 0.4), shares=(0.25, 0.3, 0.45)),
 }
 
 
@@ -82,10 +85,16 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 
 
 class Walks:
-    """The maze, its lost walker, and prompts drawn from them."""
+    """The maze, its lost walker, and prompts drawn from them.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: sizes and seeds.
+        limit: tokens of a walk at most, its end included.
+    """
+
+    def __init__(self, config: Config, limit: int = LIMIT) -> None:
         rng = np.random.default_rng(config.seed)
+        self.limit = limit
         self.side, self.cells = config.side, config.side**2
         self.near_CC = _neighbours(config.side)
         self.open_CC = _with_walls(self.near_CC, config.walls, rng)
@@ -108,27 +117,27 @@ class Walks:
         return heading_GC[..., None] * towards_GCC + (1 - heading_GC[..., None]) * anywhere_CC
 
     def initial_p(self) -> NDArray[np.float64]:
-        """The lost walker's success rate p_GC within `LIMIT` tokens, by goal and start."""
+        """The lost walker's success rate p_GC within `limit` tokens, by goal and start."""
         p_GC = np.zeros((self.cells, self.cells))
         for goal in range(self.cells):
             step_CC = self.lost_GCC[goal] * self.open_CC
             ends_C = np.full(self.cells, self.give_up)
             ends_C[goal] = self.stay
             ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # the chance of a right end from here on
-            for _ in range(LIMIT - 1):
+            for _ in range(self.limit - 1):
                 arrived_C = step_CC @ ahead_C
                 p_GC[goal] += arrived_C
                 ahead_C = (1 - ends_C) * arrived_C
         return p_GC
 
     def examples(self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int) -> Examples:
-        """Prompts of random starts and goals with a walk of each, of `LIMIT` cells where it did not end before."""
+        """Prompts of random starts and goals with a walk of each, of `limit` cells where it did not end before."""
         start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
         goal_B += goal_B >= start_B
         up_to_GCC = moves_GCC.cumsum(axis=2)
-        at_B, length_B = start_B, np.full(count, LIMIT)
-        cells_BL = np.empty((count, LIMIT), np.int64)
-        for step in range(LIMIT):
+        at_B, length_B = start_B, np.full(count, self.limit)
+        cells_BL = np.empty((count, self.limit), np.int64)
+        for step in range(self.limit):
             below_BC = up_to_GCC[goal_B, at_B] <= rng.random((count, 1))
             at_B = cells_BL[:, step] = np.minimum(below_BC.sum(axis=1), self.cells - 1)
             ends_B = rng.random(count) < np.where(at_B == goal_B, self.stay, self.give_up)
@@ -184,7 +193,7 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> Tas
     """Make the task's files, or find them made.
 
     Args:
-        folder: holds the model that both pools share, and one folder a pool.
+        folder: holds one folder a pool, and the models: one that mixed and late share, another for long.
         pool: a key of `POOLS`.
         config: sizes and seeds.
 
@@ -193,26 +202,31 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> Tas
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    walks = Walks(config)
+    limit = LONG if pool == "long" else LIMIT
+    walks = Walks(config, limit)
 
     def make_model(to: Path) -> None:
         shown = walks.phases(np.random.default_rng([config.seed, 0]), config.warm_up.steps)
         tokenizer = word_tokenizer(walks.words)
-        save_warm_model(to, tokenizer, config.warm_up, lambda count: next(shown)(count), longest=LIMIT)
+        shape = Shape(context=max(Shape().context, limit + PROMPT))
+        parts = 4 if limit == LONG else 1
+        save_warm_model(
+            to, tokenizer, config.warm_up, lambda count: next(shown)(count), shape, longest=limit, parts=parts
+        )
 
     def make_pool(to: Path) -> None:
         sizes = {"train": config.train, "heldout": config.heldout}
         draw = partial(walks.problems, POOLS[pool])
         write_splits(to, sizes, draw, data_source=f"walks/{pool}", seed=config.seed)
 
-    model = make_once(folder / "model", config, make_model)
+    model = make_once(folder / ("model-long" if pool == "long" else "model"), config, make_model)
     prompts = make_once(folder / pool, config, make_pool)
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",
         heldout=prompts / "heldout.parquet",
         reward=f"{__name__}:compute_score",
-        max_new_tokens=LIMIT,
+        max_new_tokens=limit,
         single_answer=False,
     )
 
