@@ -390,7 +390,9 @@ def first_batch(trainer):
 
 
 def first_examples(trainer):
-    return trainer.updater._examples(first_batch(trainer), trainer.roller.generations)
+    examples = trainer.updater._examples(first_batch(trainer), trainer.roller.generations)
+    trainer.updater._judge(examples)
+    return examples
 
 
 def test_fresh_rows_are_corrected_for_the_samplers_precision(run_of):

@@ -65,7 +65,9 @@ def next_batch(trainer):
 
 
 def examples_of(trainer, batch):
-    return trainer.updater._examples(batch, trainer.roller.generations)
+    examples = trainer.updater._examples(batch, trainer.roller.generations)
+    trainer.updater._judge(examples)
+    return examples
 
 
 def lines_of(folder):

@@ -183,12 +183,43 @@ def test_on_a_cpu_precision_is_full_unless_said_otherwise(updater_of):
     assert torch.equal(found["auto"], found["fp32"])
 
 
+class AllBefore(Updater):
+    """Judges every old row in a pass of its own, before the first step."""
+
+    def _examples(self, *given, **more):
+        examples = super()._examples(*given, **more)
+        self._judge(examples)
+        return examples
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(1, 4), (2, 3)])
+@pytest.mark.parametrize(("moved", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
+def test_old_rows_of_the_first_step_need_no_pass_of_their_own(policy_of, prompts_of, steps, saved, moved, precision):
+    """Weights, figures and movement are as if each had one, and it is saved for those that have an advantage."""
+    found, passed = [], []
+    for kind in (Updater, AllBefore):
+        given = replace(SETTINGS, optimizer_steps_per_batch=steps, precision=precision, tokens_per_forward=1)
+        updater = kind(policy_of(), prompts_of(30).tokens, given)
+        rows = []
+        updater.policy.model.lm_head.register_forward_hook(lambda head, inputs, output, rows=rows: rows.append(1))
+        batch, generations = batch_of([3, 4, 5, 6, 7, 8], [1.0, -1.0, 0.0, 0.5, -0.5, 0.0], age=2)
+        figures = updater.update(batch, generations, measure_moved=moved)
+        found.append((figures, weights(updater.policy.model)))
+        passed.append(len(rows))
+    assert passed[1] - passed[0] == saved
+    (figures, weights_P), (expected, expected_P) = found
+    assert figures == pytest.approx(expected, rel=0.02 if precision == "bf16" else 1e-4, abs=1e-6)
+    torch.testing.assert_close(weights_P, expected_P, rtol=0, atol=2e-4 if precision == "bf16" else 2e-5)
+
+
 @pytest.mark.parametrize(("precision", "age", "corrected"), [("fp32", 0, False), ("fp32", 2, True), ("bf16", 0, True)])
 def test_log_probs_that_are_not_the_forward_passs_own_are_corrected(updater_of, precision, age, corrected):
     """Those of older weights, and in bfloat16 the sampler's, which rounds otherwise."""
     updater = updater_of(precision=precision)
     batch, generations = batch_of([3, 4, 5], [1.0, -1.0, 0.0], age=age)
-    for each in updater._examples(batch, generations):
+    examples = updater._examples(batch, generations)
+    updater._judge(examples)
+    for each in examples:
         now_T = updater._logprobs(updater.policy.model, [each])[0][0].detach()
         if corrected and each.row.advantage:
             torch.testing.assert_close(each.proximal_T, now_T, rtol=0, atol=0.05 if precision == "bf16" else 1e-5)

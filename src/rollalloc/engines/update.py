@@ -41,7 +41,7 @@ class Example:
         prompt: token ids.
         tokens: of the completion.
         behaviour_T: log-probabilities when it was sampled.
-        proximal_T: those under the weights before the batch's first step.
+        proximal_T: those under the weights before the batch's first step; None until a forward pass gave them.
         reference_T: those under the initial policy; None without a KL term.
         share: of the row's summed losses in its mini-batch's loss.
     """
@@ -50,7 +50,7 @@ class Example:
     prompt: Tokens
     tokens: Tokens
     behaviour_T: Tensor
-    proximal_T: Tensor
+    proximal_T: Tensor | None
     reference_T: Tensor | None = None
     share: float = 0.0
 
@@ -113,7 +113,9 @@ class Updater:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations, measure_moved=measure_moved)
-        figures = [self._step(part, spent) for part in self._parts(examples, batch.version)]
+        first, *later = self._parts(examples, batch.version)
+        self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
+        figures = [self._step(part, spent) for part in (first, *later)]
         moved = {"moved": self._moved(examples)} if measure_moved else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
@@ -129,6 +131,7 @@ class Updater:
         """
         sums = tokens = 0.0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
+            assert example.proximal_T is not None, "a row whose step was taken has them"
             sums += float(divergences(example.proximal_T, after_T).sum())
             tokens += len(after_T)
         return sums / tokens
@@ -140,28 +143,37 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
     ) -> list[Example]:
-        """The batch's rows, with log-probabilities of those that need them under the policy and the reference.
+        """The batch's rows, with their log-probabilities under the reference, where there is one.
 
         A fresh row's proximal log-probabilities are its sampler's. Where the sampler or the update computes in half
         precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
-        truncated, then corrects for the difference.
+        truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
         """
         examples: list[Example] = []
         for row in batch.rows:
             made = generations[row.rollout]
             sampled_T = torch.from_numpy(made.logprobs)
             examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T))
-        model, settings = self.policy.model, self.settings
-        rounded = in_bf16(model.device, settings.precision) or settings.sampling_dtype != "float32"
+        settings = self.settings
+        rounded = in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
         stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
         if rounded and measure_moved:  # or the rounding would be measured as a movement
-            stale += [each for each in _measured(examples) if not each.row.advantage]
-        for example, logprobs_T in self._judged(model, stale):
-            example.proximal_T = logprobs_T
+            stale += _measured(examples)
+        for each in stale:
+            each.proximal_T = None
         if self.reference is not None:
             for example, logprobs_T in self._judged(self.reference, examples):
                 example.reference_T = logprobs_T
         return examples
+
+    def _judge(self, examples: Sequence[Example]) -> None:
+        """Find the proximal log-probabilities of those rows that have none.
+
+        A row of the batch's first step needs no pass for that: the weights that its loss is computed with are the proximal
+        ones still, so that `_loss` has them anyway.
+        """
+        for example, logprobs_T in self._judged(self.policy.model, [e for e in examples if e.proximal_T is None]):
+            example.proximal_T = logprobs_T
 
     def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
         parts = self.settings.optimizer_steps_per_batch
@@ -210,8 +222,11 @@ class Updater:
         loss = self.settings.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+        for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
+            if each.proximal_T is None:
+                each.proximal_T = now_T[: len(each.tokens)].cpu()
         behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
-        proximal_BT = _beside([each.proximal_T for each in examples], logprobs_BT)
+        proximal_BT = _beside([each.proximal_T for each in examples if each.proximal_T is not None], logprobs_BT)
         advantages_B, weights_B, shares_B = (
             torch.tensor(column).to(logprobs_BT)
             for column in zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)

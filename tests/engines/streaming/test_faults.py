@@ -121,6 +121,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, straddlers, roll
         engine="async",
         streaming=Streaming(overlap=True, straddlers=straddlers, keep_stopped=True),
         stop_when_barren=False,
+        learning_rate=1e-6,  # or Pilot-Commit has all prompts solved, and nothing left to draw, before the end
     )
     trainer.settings = replace(trainer.settings, streaming=Streaming(overlap=False))  # of the back-end only
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
