@@ -215,7 +215,7 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
 
 def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
     folder = write_run()
-    monkeypatch.setattr("rollalloc.report.samples._TAIL_BYTES", 250)
+    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 250)
     lines = [json.dumps(rollout(number, number, 0.0)) + "\n" for number in range(50)]
     (folder / "rollouts.jsonl").write_text("".join(lines))
     assert [example.text for example in examples(folder)] == ["text 49", "text 48"]

@@ -58,7 +58,7 @@ PRESETS = {
     "skills/late": Preset(0.85, 60_000, 1000),
     "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
-    "walks/long": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
     sort.GRADED: Preset(0.65, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),

@@ -13,10 +13,10 @@ from rollalloc.report.fields import rollout
 from rollalloc.report.files import open_regular, why
 from rollalloc.report.text import shortened, visible
 
-_TAIL_BYTES = 4 << 20  # the newest rollouts; the file may be larger than memory
+_PART_BYTES = 4 << 20  # that are read of one end; the file may be larger than memory
 _EACH = 2  # examples of a fate
 _FATES = 12  # that are shown; reasons without a score are whatever a reward says
-_STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
+STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def samples(folder: Path) -> Samples:
     """The newest rollouts of each fate, and what could not be read; a line torn by a killed run is passed over."""
     wrong: list[str] = []
     try:
-        lines = list(_newest(folder / "rollouts.jsonl", wrong))
+        lines = list(_part(folder / "rollouts.jsonl", wrong, oldest=False))
     except FileNotFoundError:
         return Samples([])
     except OSError as error:
@@ -88,7 +88,7 @@ def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
 
 
 def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
-    if line.get("unscored") == _STOPPED:
+    if line.get("unscored") == STOPPED:
         return "stopped early"
     if line.get("unscored"):
         return f"not scored: {visible(line['unscored'][:80])}"
@@ -101,17 +101,28 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
     return "in a group whose rewards are all alike"
 
 
-def _newest(path: Path, wrong: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Rollouts from the end of the file, oldest first; a whole line that is none is named in `wrong`."""
+def rollouts_of(folder: Path, *, oldest: bool = False) -> Iterator[Mapping[str, Any]]:
+    """The newest rollouts that a run kept, or its oldest ones, in their order; lines that are none are passed over.
+
+    Raises:
+        OSError: it kept none, or they cannot be read.
+    """
+    return _part(folder / "rollouts.jsonl", [], oldest=oldest)
+
+
+def _part(path: Path, wrong: list[str], *, oldest: bool) -> Iterator[Mapping[str, Any]]:
+    """Rollouts from the end of the file, or its begin, oldest first; a whole line that is none is named in `wrong`."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        begin = file.seek(max(0, size - _TAIL_BYTES))
-        content = file.read(_TAIL_BYTES)
-    tail = BytesIO(content)
+        begin = file.seek(0 if oldest else max(0, size - _PART_BYTES))
+        content = file.read(_PART_BYTES)
+    if begin + len(content) < size:
+        content = content[: content.rfind(b"\n") + 1]  # the begin of a line
+    part = BytesIO(content)
     if begin:
-        tail.readline()  # the rest of a line
-    at = begin + tail.tell()
-    for number, line in enumerate(tail, start=1):
+        part.readline()  # the rest of a line
+    at = begin + part.tell()
+    for number, line in enumerate(part, start=1):
         try:
             if line.strip():
                 yield rollout(line)

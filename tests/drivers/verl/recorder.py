@@ -111,6 +111,7 @@ def credited(trainer, tq, keys):
             sorted({round(value, 6) for value in advantage[mask.bool()].tolist()}) for advantage, mask in columns
         ],
         "core": [rows[key].advantage for key in keys],
+        "weights": [rows[key].weight for key in keys],
         "rewards": [float(scores.sum()) for scores in data["rm_scores"].unbind()],
         "replays": [rows[key].replays for key in keys],
         "rollouts": [rows[key].rollout for key in keys],

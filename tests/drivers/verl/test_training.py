@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,18 +64,12 @@ class Run:
         """Runs verl to its end; returns its exit code."""
         keys = [f"+trainer.v1.rollalloc.{key}={value}" for key, value in (section or {}).items()]
         mode = [f"trainer.v1.trainer_mode={mode}"] if section else []
-        variables = {
-            "PYTHON": sys.executable,
-            "VERL_USE_EXTERNAL_MODULES": "recorder",
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "RECORD": str(self.folder),
-        }
         with (self.folder / "log").open("a") as log:
             process = subprocess.Popen(
                 ["bash", EXAMPLE, self.folder, *mode, *keys, *overrides],
                 stdout=log,
                 stderr=log,
-                env=os.environ | variables | environment,
+                env=os.environ | self.variables | environment,
                 start_new_session=True,  # what it starts ends with it
             )
             try:
@@ -82,6 +77,15 @@ class Run:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def variables(self):
+        return {
+            "PYTHON": sys.executable,
+            "VERL_USE_EXTERNAL_MODULES": "recorder",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "RECORD": str(self.folder),
+        }
 
     @property
     def log(self):
@@ -323,11 +327,11 @@ def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(t
     assert run.start(*steps, section=RECIPES["darts"], mode="rollalloc_colocate_async") == 0, run.log[-3000:]
     several = 0
     for step in run.recorded("advantages"):
-        columns = (step[name] for name in ("tokens", "masks", "behaviour", "given", "core"))
-        for tokens, mask, behaviour, given, core in zip(*columns, strict=True):
+        columns = (step[name] for name in ("tokens", "masks", "behaviour", "given", "core", "weights"))
+        for tokens, mask, behaviour, given, core, weight in zip(*columns, strict=True):
             assert len(tokens) == len(mask) == len(behaviour) <= 192
             assert all((logprob < 0) == bool(generated) for logprob, generated in zip(behaviour, mask, strict=True))
-            assert given == pytest.approx([core], abs=1e-5)
+            assert given == pytest.approx([core * weight], abs=1e-5)  # a late one stands for those that were stopped
             several += mask != sorted(mask)
             assert mask[-1] == 1
     assert several > 0
@@ -360,11 +364,19 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
 
 
 @pytest.fixture
-def two_nodes():
-    """Two raylets on this machine, to which this process is connected; one whose agents take 15 s to start ends itself."""
+def two_nodes(monkeypatch, tmp_path):
+    """Two raylets on this machine, to which this process is connected; one whose agents take 15 s to start ends itself.
+
+    Workers have the environment of their raylet, so that what a run has for a cluster of its own, and what `cpu.sh` exports
+    for it, is set here.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
+    run = Run(tmp_path / "run")
+    exported = " ".join(re.findall(r"^export (.*)$", EXAMPLE.read_text(), flags=re.MULTILINE)).split()
+    for name, value in (run.variables | dict(setting.split("=", 1) for setting in exported)).items():
+        monkeypatch.setenv(name, value.strip('"').replace("$folder", str(run.folder)))
     node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
     try:

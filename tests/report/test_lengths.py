@@ -1,0 +1,65 @@
+"""How long a prompt's answers were at its first visit and are at its newest."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rollalloc.report.lengths import first_and_newest
+from rollalloc.report.page import write_page
+
+
+def said(key, group, tokens, **more):
+    return {"key": key, "group": group, "tokens": tokens, "reward": 0.0, "text": ""} | more
+
+
+def write(folder, lines, end=""):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+    return folder
+
+
+LINES = [
+    said("a", 0, 10),
+    said("b", 1, 7),
+    said("a", 0, 20),
+    said("a", 2, 99),
+    said("c", 3, 5),  # once only
+    said("a", 4, 4),
+    said("b", 5, 8),
+    said("b", 5, 1000, unscored="stopped", reward=None),  # it would have been longer
+    said("a", 4, 6),
+]
+
+
+def test_a_prompts_first_group_and_its_newest(tmp_path):
+    lines = [{name: value for name, value in line.items() if value is not None} for line in LINES]
+    found_N2 = first_and_newest(write(tmp_path, lines, '{"torn'))
+    np.testing.assert_array_equal(found_N2, [[15, 5], [7, 8]])
+
+
+@pytest.mark.parametrize("lines", [[], [said("a", 0, 3), said("a", 0, 4)], ["no rollout", 3]])
+def test_where_nothing_came_twice_there_is_nothing(tmp_path, lines):
+    assert first_and_newest(write(tmp_path, lines)).shape == (0, 2)
+
+
+def test_a_run_that_kept_none_has_none(tmp_path):
+    assert first_and_newest(tmp_path).shape == (0, 2)
+
+
+def test_of_a_large_file_both_ends_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 400)
+    lines = [said("a", group, group + 1) for group in range(200)]
+    np.testing.assert_array_equal(first_and_newest(write(tmp_path, lines)), [[1, 200]])
+
+
+def test_the_page_has_its_figure_with_the_means(write_run, tmp_path):
+    lines = [said(str(prompt), prompt, 20) for prompt in range(3)] + [said(str(p), 9 + p, 10) for p in range(3)]
+    write(write_run("grpo"), lines)
+    write_run("ours")  # kept none
+    page = write_page(tmp_path / "compare").read_text(encoding="utf-8")
+    assert "Length by prompt, before and after" in page
+    assert "grpo: 20 → 10" in page
+    assert "ours: " not in page.partition("Length by prompt")[2].partition("Staleness")[0]
