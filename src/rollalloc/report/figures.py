@@ -212,17 +212,18 @@ def lengths_of_prompts(methods: Methods) -> Figure | None:
     if not found:
         return None
     most = 1.05 * max(both_N2.max() for both_N2 in found.values())
-    wide = min(len(found), 3)
+    rows = -(-len(found) // 2)
     with look():
-        figure = Figure(figsize=(_WIDTH, 0.6 + 2.3 * -(-len(found) // wide)), layout="constrained")
-        panels = np.atleast_1d(figure.subplots(-(-len(found) // wide), wide, sharex=True, sharey=True)).flatten()
+        figure = Figure(figsize=(_WIDTH, 0.5 + 2.5 * rows), layout="constrained")
+        panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flatten()
         for axes, (label, both_N2) in zip(panels, found.items(), strict=False):
             some_N2 = both_N2[:: -(-len(both_N2) // _POINTS)]
             axes.scatter(*some_N2.T, s=6, color=METHODS[1].light, alpha=0.35, linewidth=0)
             axes.plot([0, most], [0, most], color=MUTED.light, linewidth=0.8)
             before, after = both_N2.mean(axis=0)
-            axes.set_title(f"{one_line(label, 24)}: {before:.3g} → {after:.3g}")
+            axes.set_title(f"{one_line(label, 18)}\n{before:.3g} → {after:.3g}")
             axes.set(xlim=(0, most), ylim=(0, most), aspect="equal")
+            axes.tick_params(labelbottom=True)
         for axes in panels[len(found) :]:
             axes.set_visible(False)
         figure.supxlabel("tokens of a prompt's answers, first visit", fontsize=10, color=MUTED.light)
