@@ -49,10 +49,38 @@ def test_a_run_that_kept_none_has_none(tmp_path):
     assert first_and_newest(tmp_path).shape == (0, 2)
 
 
-def test_of_a_large_file_both_ends_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 400)
-    lines = [said("a", group, group + 1) for group in range(200)]
-    np.testing.assert_array_equal(first_and_newest(write(tmp_path, lines)), [[1, 200]])
+@pytest.mark.parametrize("each", [1, 3])
+def test_of_a_large_file_both_ends_are_read_and_no_group_in_part(tmp_path, monkeypatch, each):
+    """A group's rollouts come one longer than the other; "b" and "c" are drawn at one end only."""
+    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 2000)
+    lines = [
+        said("abc"[0 if group % 2 else 1 + (group > 50)], group, 10 * group + at)
+        for group in range(101)
+        for at in range(each)
+    ]
+    [[first, newest]] = first_and_newest(write(tmp_path, lines))
+    assert first == 10 + (each - 1) / 2
+    assert newest == 990 + (each - 1) / 2
+    for size in range(300, 3000, 100):  # wherever it is cut, whole groups only
+        monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", size)
+        found_N2 = first_and_newest(tmp_path)
+        assert ((found_N2 - (each - 1) / 2) % 10 == 0).all(), size
+
+
+def test_a_file_that_is_replaced_between_its_two_ends_is_no_error(tmp_path, monkeypatch):
+    files = iter([[said("a", 0, 3), said("a", 1, 3)], [said("b", 0, 3), said("b", 1, 3)]])
+    monkeypatch.setattr("rollalloc.report.lengths.rollouts_of", lambda *_, **__: next(files))
+    assert first_and_newest(tmp_path).shape == (0, 2)
+
+
+def test_answers_without_a_token_and_very_long_ones_are_drawn(write_run, tmp_path, recwarn):
+    for label, tokens in (("grpo", 0), ("ours", 12_345)):
+        write(write_run(label), [said("a", 0, tokens), said("a", 1, tokens)])
+    page = write_page(tmp_path / "compare").read_text(encoding="utf-8")
+    assert "0 → 0" in page
+    assert "12,345 → 12,345" in page
+    write_page(tmp_path / "compare" / "grpo-0")
+    assert not [each for each in recwarn if "singular" in str(each.message)]
 
 
 def test_the_page_has_its_figure_with_the_means(write_run, tmp_path):

@@ -211,7 +211,7 @@ def lengths_of_prompts(methods: Methods) -> Figure | None:
     found = {label: both_N2 for label, both_N2 in found.items() if len(both_N2)}
     if not found:
         return None
-    most = 1.05 * max(both_N2.max() for both_N2 in found.values())
+    most = 1.05 * max(both_N2.max() for both_N2 in found.values()) or 1.0
     rows = -(-len(found) // 2)
     with look():
         figure = Figure(figsize=(_WIDTH, 0.5 + 2.5 * rows), layout="constrained")
@@ -220,8 +220,8 @@ def lengths_of_prompts(methods: Methods) -> Figure | None:
             some_N2 = both_N2[:: -(-len(both_N2) // _POINTS)]
             axes.scatter(*some_N2.T, s=6, color=METHODS[1].light, alpha=0.35, linewidth=0)
             axes.plot([0, most], [0, most], color=MUTED.light, linewidth=0.8)
-            before, after = both_N2.mean(axis=0)
-            axes.set_title(f"{one_line(label, 18)}\n{before:.3g} → {after:.3g}")
+            before, after = (f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in both_N2.mean(axis=0))
+            axes.set_title(f"{one_line(label, 18)}\n{before} → {after}")
             axes.set(xlim=(0, most), ylim=(0, most), aspect="equal")
             axes.tick_params(labelbottom=True)
         for axes in panels[len(found) :]:
