@@ -194,18 +194,23 @@ class AllBefore(Updater):
 
 @pytest.mark.parametrize(("steps", "saved"), [(1, 4), (2, 3)])
 @pytest.mark.parametrize(("moved", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
-def test_old_rows_of_the_first_step_need_no_pass_of_their_own(policy_of, prompts_of, steps, saved, moved, precision):
+@pytest.mark.parametrize("together", [1, 8192], ids=["alone", "padded"])
+def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
+    policy_of, prompts_of, steps, saved, moved, precision, together
+):
     """Weights, figures and movement are as if each had one, and it is saved for those that have an advantage."""
     found, passed = [], []
     for kind in (Updater, AllBefore):
-        given = replace(SETTINGS, optimizer_steps_per_batch=steps, precision=precision, tokens_per_forward=1)
+        given = replace(SETTINGS, optimizer_steps_per_batch=steps, precision=precision, tokens_per_forward=together)
         updater = kind(policy_of(), prompts_of(30).tokens, given)
         rows = []
-        updater.policy.model.lm_head.register_forward_hook(lambda head, inputs, output, rows=rows: rows.append(1))
+        updater.policy.model.lm_head.register_forward_hook(
+            lambda head, inputs, output, rows=rows: rows.append(len(output))
+        )
         batch, generations = batch_of([3, 4, 5, 6, 7, 8], [1.0, -1.0, 0.0, 0.5, -0.5, 0.0], age=2)
         figures = updater.update(batch, generations, measure_moved=moved)
         found.append((figures, weights(updater.policy.model)))
-        passed.append(len(rows))
+        passed.append(sum(rows))
     assert passed[1] - passed[0] == saved
     (figures, weights_P), (expected, expected_P) = found
     assert figures == pytest.approx(expected, rel=0.02 if precision == "bf16" else 1e-4, abs=1e-6)
