@@ -144,5 +144,7 @@ def test_the_pool_with_a_tail_has_a_model_of_its_own_that_reads_as_far(tmp_path)
     assert AutoConfig.from_pretrained(long.model).max_position_embeddings >= len(prompt) + long.max_new_tokens
     _, answers = walks.Walks(CONFIG, walks.LONG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
     lengths = [len(answer.split()) for answer in answers]
+    assert (walks.Walks(CONFIG, walks.LONG).initial_p() >= walks.Walks(CONFIG).initial_p()).all()
+    assert walks.Walks(CONFIG, walks.LONG).initial_p().sum() > walks.Walks(CONFIG).initial_p().sum()
     _, cut = walks.Walks(CONFIG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
     assert max(len(answer.split()) for answer in cut) == walks.LIMIT < np.quantile(lengths, 0.9) < max(lengths)

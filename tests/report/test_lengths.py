@@ -54,14 +54,14 @@ def test_of_a_large_file_both_ends_are_read_and_no_group_in_part(tmp_path, monke
     """A group's rollouts come one longer than the other; "b" and "c" are drawn at one end only."""
     monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 2000)
     lines = [
-        said("abc"[0 if group % 2 else 1 + (group > 50)], group, 10 * group + at)
+        said("d" if group in (0, 90) else "abc"[0 if group % 2 else 1 + (group > 50)], group, 10 * group + at)
         for group in range(101)
         for at in range(each)
     ]
-    [[first, newest]] = first_and_newest(write(tmp_path, lines))
+    (first, newest), *_ = first_and_newest(write(tmp_path, lines))  # of "a", and of "d" where its end is read whole
     assert first == 10 + (each - 1) / 2
     assert newest == 990 + (each - 1) / 2
-    for size in range(300, 3000, 100):  # wherever it is cut, whole groups only
+    for size in range(300, 3000, 50):  # wherever it is cut, whole groups only
         monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", size)
         found_N2 = first_and_newest(tmp_path)
         assert ((found_N2 - (each - 1) / 2) % 10 == 0).all(), size

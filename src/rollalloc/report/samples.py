@@ -116,8 +116,6 @@ def _part(path: Path, wrong: list[str], *, oldest: bool) -> Iterator[Mapping[str
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(0 if oldest else max(0, size - _PART_BYTES))
         content = file.read(_PART_BYTES)
-    if begin + len(content) < size:
-        content = content[: content.rfind(b"\n") + 1]  # the begin of a line
     part = BytesIO(content)
     if begin:
         part.readline()  # the rest of a line

@@ -202,14 +202,14 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> Tas
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    limit = LONG if pool == "long" else LIMIT
+    # The pool with a tail has a model of its own, whose examples are read by length: most are short, the longest is not.
+    model_name, limit, parts = ("model-long", LONG, 4) if pool == "long" else ("model", LIMIT, 1)
     walks = Walks(config, limit)
 
     def make_model(to: Path) -> None:
         shown = walks.phases(np.random.default_rng([config.seed, 0]), config.warm_up.steps)
         tokenizer = word_tokenizer(walks.words)
         shape = Shape(context=max(Shape().context, limit + PROMPT))
-        parts = 4 if limit == LONG else 1
         save_warm_model(
             to, tokenizer, config.warm_up, lambda count: next(shown)(count), shape, longest=limit, parts=parts
         )
@@ -219,7 +219,7 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> Tas
         draw = partial(walks.problems, POOLS[pool])
         write_splits(to, sizes, draw, data_source=f"walks/{pool}", seed=config.seed)
 
-    model = make_once(folder / ("model-long" if pool == "long" else "model"), config, make_model)
+    model = make_once(folder / model_name, config, make_model)
     prompts = make_once(folder / pool, config, make_pool)
     return TaskFiles(
         model=model,
