@@ -116,7 +116,7 @@ class Allocator:
             return NOTHING
         if flight.touched:
             lifecycle.stop_early(run)
-        if purse.owed and purse.overdrawn():
+        if purse.limited and purse.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
         if not (run.settled and flight.owner):  # else nothing changed since the last decision, which still holds

@@ -193,11 +193,11 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
     for owing in reversed(run.flight.owing_S):
         while owing and left:
             group = owing[0]
-            now = group.hand_out(left)
+            for stage, ids in group.hand_out(left):
+                left -= len(ids)
+                owner.update(dict.fromkeys(ids, group))
+                orders.append(Order(group.id, group.prompt, stage, ids))
             if not group.owed:  # handed out in full; or dropped before its turn came
                 owing.popleft()
-            left -= len(now)
-            owner.update(dict.fromkeys(now, group))
-            orders += [Order(group.id, group.prompt, stage, ids) for stage, ids in group.by_stage(now)]
     run.purse.order(room - left)
     return tuple(orders)

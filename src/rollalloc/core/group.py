@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isfinite
@@ -46,7 +45,7 @@ class Group:
         self.phase = Phase.DRAWN
         self.stage = 0  # that it is in, or has passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
-        self.owed: deque[int] = deque()  # decided, not yet handed out
+        self.owed: list[int] = []  # decided, not yet handed out
         self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
@@ -69,16 +68,12 @@ class Group:
         self.spans.append(first)
         self.owed.extend(range(first, first + count))
 
-    def hand_out(self, most: int) -> list[int]:
-        """The next rollouts owed, at most so many, which now run."""
-        owed = self.owed
-        if most < len(owed):
-            now = [owed.popleft() for _ in range(most)]
-        else:
-            now = list(owed)
-            owed.clear()
+    def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """The next rollouts owed, at most so many, which now run, by the stage that ordered them."""
+        now = self.owed[:most]
+        del self.owed[:most]
         self.running.update(dict.fromkeys(now, 0))
-        return now
+        return self.by_stage(now)
 
     def stage_of(self, rollout: int) -> int:
         """Index of the stage that ordered it."""
@@ -98,7 +93,7 @@ class Group:
     @property
     def lengths(self) -> list[int]:
         """Lengths of the rollouts that ended by themselves; those of the others are at least their `bounds`."""
-        return [done.tokens for done in self.done] + self.late
+        return [*map(_tokens, self.done), *self.late]
 
     def add(self, done: Done) -> None:
         """Take a scored rollout."""
@@ -138,7 +133,7 @@ class Group:
         group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
         group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
-        group.owed = deque(naturals(state["owed"], "owed"))
+        group.owed = naturals(state["owed"], "owed")
         group.running = {
             natural(rollout, "running"): natural(tokens, "running") for rollout, tokens in state["running"]
         }
@@ -350,7 +345,7 @@ class GroupView:
         return self._cached
 
 
-_rollout = attrgetter("rollout")
+_rollout, _tokens = map(attrgetter, ("rollout", "tokens"))
 
 
 class _Columns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import erfc, exp, log, pi, sqrt
+from operator import mul
 from typing import NamedTuple
 
 STEP = 0.3  # weight of the newest visit in what is remembered of a prompt's lengths (DARTS, arXiv 2605.30859)
@@ -25,7 +26,7 @@ class LogLengths(NamedTuple):
 def deviation(lengths: Sequence[int]) -> float:
     """Population standard deviation, in whole numbers as far as they go: numpy's costs more than all else of a visit."""
     count, total = len(lengths), sum(lengths)
-    return sqrt(count * sum(length * length for length in lengths) - total * total) / count
+    return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count
 
 
 def see(lengths: Sequence[int], bounds: Sequence[int], before: LogLengths | None) -> tuple[float, LogLengths]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import inf, isfinite
 from operator import attrgetter, index
@@ -324,7 +323,7 @@ def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
     """Cancel rollouts of a group; those not handed out yet are simply not ordered."""
     owed = set(rollouts).intersection(group.owed) if group.owed else set[int]()
     if owed:
-        group.owed = deque(rollout for rollout in group.owed if rollout not in owed)
+        group.owed = [rollout for rollout in group.owed if rollout not in owed]
         run.purse.owed -= len(owed)
         run.changed()
     for rollout in rollouts:

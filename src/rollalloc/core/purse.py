@@ -34,7 +34,7 @@ class Purse:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._limited = budget != NO_LIMIT
+        self.limited = budget != NO_LIMIT
         self.paid = 0  # rollouts ordered
         self.owed = 0  # rollouts decided and not yet ordered
         self.tokens = 0  # of rollouts with a terminal event
@@ -62,7 +62,7 @@ class Purse:
 
     def room(self) -> int | None:
         """Rollouts that may still be decided, at least 0; None without a limit."""
-        if not self._limited:
+        if not self.limited:
             return None
         limits = [left for left in (self._left_in_run(), self._left_in_batch()) if left is not None]
         return max(0, min(limits)) if limits else None
@@ -70,7 +70,7 @@ class Purse:
     def overdrawn(self) -> bool:
         """Whether what is owed may not be ordered: tokens are spent, or a smaller budget came with a load."""
         budget = self.budget
-        if not self.owed or not self._limited:
+        if not self.owed or not self.limited:
             return False
         tokens = _spent(budget.run_tokens, self.tokens) or _spent(budget.batch_tokens, self.batch_tokens)
         return tokens or (self._left_in_run() or 0) < 0 or (self._left_in_batch() or 0) < 0
