@@ -2,6 +2,7 @@
 
 python benchmarks/streaming.py TASKS                    # the ablation; TASKS: where built-in tasks are made and kept
 python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap" --task walks/mixed
+python benchmarks/streaming.py TASKS --only "grpo; darts: + overlap @ 3e-4"   # at a learning rate of its own
 
 Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
 of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
@@ -39,6 +40,7 @@ from rollalloc.simulate.cost import fitted_latency
 
 GROUPS, SHORTEST, LONGEST = 16, 7, 1
 ROWS = SHORTEST + LONGEST
+RATE = 6e-4  # GRPO's of walks/mixed, where a line says no other
 WARM = 2  # batches that are not counted: processes start, pipelines fill
 
 
@@ -96,13 +98,12 @@ class Task:
         settings = Settings(
             seed=seed,
             sampling=Sampling(self.tokens),
-            learning_rate=6e-4,
             max_batches=WARM + batches,
             stop_when_barren=False,
             eval_every=10**9,
             eval_samples=8,
             log_rollouts=log is not None,
-            **line.settings,
+            **({"learning_rate": RATE} | line.settings),
         )
         lines: list[tuple[tuple[float, float, float], dict[str, Any]]] = []
         trainer = Trainer(
@@ -149,7 +150,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--task", default="walks/long")
-    parser.add_argument("--only", default="", help="names of lines, with ; between; the first is the baseline")
+    parser.add_argument("--seed", type=int, default=5000, help="of the first repeat; the others count on from it")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="names of lines, ; between, @ and a learning rate after each; the first is the baseline",
+    )
     given = parser.parse_args()
     one_thread()
     task = Task(given.tasks, given.task)
@@ -159,11 +165,11 @@ def main() -> None:
     print("seconds a token by rollouts at once:", ", ".join(f"{at}: {seconds:.4f}" for at, seconds in points))
     measured = lines(points)
     if given.only:
-        measured = {name.strip(): measured[name.strip()] for name in given.only.split(";")}
+        measured = {each.strip(): at_a_rate_of_its_own(measured, each) for each in given.only.split(";")}
     found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in measured}
     for repeat in range(given.repeats):
         for name, line in measured.items():
-            seconds, done = task.seconds(line, 5000 + repeat, given.batches)
+            seconds, done = task.seconds(line, given.seed + repeat, given.batches)
             print(
                 f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}, "
                 f"accuracy {done['accuracy']:.4f} in {done['length']:.1f} tokens",
@@ -189,6 +195,13 @@ def main() -> None:
             f"{middle['stopped']:7.0f} {middle['tokens']:6.0f}  {accuracy:.3f} "
             f"{statistics.fmean(gained):+.3f} ({error:.3f})  {middle['length']:.1f}"
         )
+
+
+def at_a_rate_of_its_own(known: Mapping[str, Line], asked: str) -> Line:
+    """The line of a name, such as "darts: + overlap", or of a name and a learning rate, "darts: + overlap @ 3e-4"."""
+    name, _, rate = asked.partition("@")
+    line = known[name.strip()]
+    return replace(line, settings={**line.settings, "learning_rate": float(rate)}) if rate else line
 
 
 def least(done: Mapping[str, float]) -> float:

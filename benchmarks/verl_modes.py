@@ -10,6 +10,7 @@ again. The first steps are left out: engines start and compile in them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -64,10 +65,8 @@ def run(folder: Path, recipe: str, mode: str, steps: int) -> list[dict[str, floa
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
-            except ProcessLookupError:
-                pass
     rows = finished(folder, steps)
     if code != 0 or rows is None:
         raise RuntimeError(f"{recipe} under {mode}: exit code {code}, see {folder / 'log'}")
@@ -83,7 +82,8 @@ def line(recipe: str, mode: str, rows: list[dict[str, float]]) -> str:
     )
     paid = (rows[-1]["rollalloc/rollouts/paid"] - rows[LEFT_OUT - 1]["rollalloc/rollouts/paid"]) / len(kept)
     return (
-        f"| {recipe} | {mode} | {statistics.median(step):.1f} ({min(step):.1f}–{max(step):.1f}) | {statistics.mean(step):.1f} "
+        f"| {recipe} | {mode} | {statistics.median(step):.1f} ({min(step):.1f}–{max(step):.1f}) "
+        f"| {statistics.mean(step):.1f} "
         f"| {generating:.1f} | {update:.1f} | {paid:.0f} |"
     )
 
