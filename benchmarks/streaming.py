@@ -103,7 +103,7 @@ class Task:
             eval_every=10**9,
             eval_samples=8,
             log_rollouts=log is not None,
-            **({"learning_rate": RATE} | line.settings),
+            **{"learning_rate": RATE, **line.settings},
         )
         lines: list[tuple[tuple[float, float, float], dict[str, Any]]] = []
         trainer = Trainer(
