@@ -9,11 +9,12 @@ from importlib import import_module
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollalloc.bench.tasks import skills, sort
 from rollalloc.bench.tasks.files import compute_score, make_once
-from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, WarmUp
+from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model
 from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
@@ -297,3 +298,30 @@ def test_the_sort_models_accuracy_falls_with_length(tmp_path):
     length_N = np.array([len(row["prompt"].split()) - 1 for row in rows])
     short, middle, long = (p_N[(length_N >= low) & (length_N < low + 4)].mean() for low in (2, 6, 10))
     assert short > middle > long > 0
+
+
+def test_a_step_in_parts_has_the_gradient_of_a_step_as_one(monkeypatch):
+    """Seen before it is clipped: clipping and AdamW hide a gradient that is a multiple of what it should be."""
+    tokenizer = character_tokenizer(["abcdefgh"], ["abcdefgh"])
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def gradients(parts):
+        seen = []
+
+        def record(parameters, most):
+            parameters = list(parameters)
+            seen.append(torch.cat([each.grad.flatten().clone() for each in parameters]))
+            return clip(parameters, most)
+
+        torch.manual_seed(0)
+        model = tiny_model(tokenizer, Shape())
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.nn.utils, "clip_grad_norm_", record)
+            shown = (["ab", "c", "def", "a", "hh"], ["a" * 9, "b", "cab", "hgfedcba", "d"])
+            supervise(model, tokenizer, WarmUp(steps=1, batch=5, rise=1), lambda count: shown, 7, parts)
+        return seen[0]
+
+    whole = gradients(1)
+    assert whole.abs().max() > 1e-3
+    for parts in (2, 4):
+        torch.testing.assert_close(gradients(parts), whole, rtol=1e-4, atol=1e-7)

@@ -124,8 +124,9 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
     trained = [done[at] for at in chosen]
-    columns = map(_rollout, trained), repeat(group.prompt), repeat(group.id), advantages, weights, map(_version, trained)
-    made = list(map(Row, *columns))  # by the thousand: a loop here costs more than all else of a batch
+    rollouts, versions = map(_rollout, trained), map(_version, trained)
+    # By the thousand: a loop of Python's own would cost more than all else of a batch.
+    made = list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, weights, versions))
     close(run, group, Phase.TRAINED, fate, group.until)
     return made
 

@@ -308,7 +308,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "prompt-lengths",
             "Length by prompt, before and after",
-            "A point a prompt: tokens of its group's answers, first and newest visit; below the line shorter. Above: means.",
+            "A point a prompt: tokens of its group's answers, without stopped ones, first and newest visit. Above: means.",
             figures.lengths_of_prompts,
         ),
         (
