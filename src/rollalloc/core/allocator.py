@@ -112,8 +112,11 @@ class Allocator:
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
         run, flight, purse = self._run, self._run.flight, self._run.purse
-        if run.settled and flight.owner and not (purse.owed or flight.touched or run.cancel or run.release):
-            return NOTHING
+        if run.settled and flight.owner and not (flight.touched or run.cancel or run.release):
+            if not purse.owed:  # most asks of a driver that tells each completion by itself
+                return NOTHING
+            if not purse.limited:  # nearly all others: a slot became free
+                return Actions(decisions.hand_out(run, capacity))
         if flight.touched:
             lifecycle.stop_early(run)
         if purse.limited and purse.overdrawn():
