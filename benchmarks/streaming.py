@@ -6,9 +6,9 @@ python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; dart
 Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
 of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
 accuracy and tokens of an answer at equal batches. Decoding steps are of lines in one process that stream. Seconds are from
-the end of the second batch to that of the last one. On a machine that others share they say little, so that processor seconds
-stand beside them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker than the
-larger of the two.
+the end of the second batch to that of the last one. On a machine that others share they say little, so that processor
+seconds stand beside them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker
+than the larger of the two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The length predictor: by hand, in a world of its own under censoring, and what it refuses."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,14 +40,14 @@ def dumped(memory):
 
 
 def test_a_fit_is_to_what_the_ledger_believes_the_newest_counting_most():
-    memory = after(predictor=LengthPredictor(ridges=(0.1,), half_life=1.0, first_fits=(4,)))
-    weight_K, mean_K = np.array([1 / 8, 1 / 4, 1 / 2, 1]), np.array([1.0, 2.0, 3.0, 4.0])
+    memory = after(predictor=LengthPredictor(ridges=(0.1,), half_life=0.5, first_fits=(4,)))
+    weight_K, mean_K = np.array([1 / 16, 1 / 4, 1]), np.array([2.0, 3.0, 4.0])  # the first has faded to 1 / 64
     mean = np.average(mean_K, weights=weight_K)
     assert memory["fits"] == 1
     np.testing.assert_allclose(memory["mean_2"], [mean, 0.25])
     assert memory["spread_2"][0] == pytest.approx(np.average((mean_K - mean) ** 2, weights=weight_K) ** 0.5)
     assert memory["spread_2"][1] == 0.01  # they are all alike, and stay so
-    np.testing.assert_allclose(memory["least_2"], [1.0, 0.25])
+    np.testing.assert_allclose(memory["least_2"], [2.0, 0.25])
     np.testing.assert_allclose(memory["most_2"], [4.0, 0.25])
 
 
@@ -146,16 +147,16 @@ def world(seed, slope, prompts=400, visited=300, rollouts=8, stopped=3):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_finds_a_linear_law_of_lengths_under_censoring(seed):
-    """An eighth of the mean's error is left at most. Of 200 worlds none had more: fewer than 1.5% have, at 95%."""
+    """A twentieth of the mean's error is left at most. None of 200 worlds had more: fewer than 1.5% have, at 95%."""
     error, of_mean = world(seed, 1.0)
-    assert error < of_mean / 8
+    assert error < of_mean / 20
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_features_say_nothing_it_says_the_mean(seed):
-    """It misses the true mean, 3 for all, by a fiftieth of s² at most beyond what the mean does; no one of 200 more."""
+    """Its mean squared error is at most .001 above the mean's. Of 200 worlds none had more: fewer than 1.5% have, at 95%."""
     error, of_mean = world(seed, 0.0)
-    assert error / 100 < of_mean / 100 + 0.36 / 50
+    assert error / 100 < of_mean / 100 + 0.001
 
 
 # ---------------------------------------------------------------------------------------------------- saved, moved, refused
@@ -197,6 +198,13 @@ def test_features_of_other_widths_are_fitted_to_at_once():
     QUICK.refit(here, {"other": np.tile(LINE["length"], 2)}, laws(1.0, 2.0, 3.0, 4.0))
     assert here["fits"] == 1
     assert here["theta/other"].any()
+
+
+def test_a_memory_of_another_setting_has_this_ones_from_the_next_fit_on():
+    memory, other = after(), replace(QUICK, record_weight=5.0, half_life=3.0)
+    other.check(memory, 8, {"length": 1})
+    other.refit(memory, LINE, laws(1.0))
+    assert memory["record_weight"] == 5.0
 
 
 @pytest.mark.parametrize("features", [{}, {"length": LINE["length"][:7]}, {"length": np.full((8, 1), np.inf)}])
