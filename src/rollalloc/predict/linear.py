@@ -28,4 +28,5 @@ def fit(phi_KF: Floats, y_KT: Floats, weight_K: Floats, ridges: Sequence[float])
     """
     weighted_KF = phi_KF * weight_K[:, None]
     product_FF, pull_FT = weighted_KF.T @ phi_KF, weighted_KF.T @ y_KT
-    return np.array([np.linalg.solve(product_FF + np.diag(penalties(each, len(pull_FT))), pull_FT) for each in ridges])
+    found = [np.linalg.solve(product_FF + np.diag(penalties(each, len(pull_FT))), pull_FT) for each in ridges]
+    return np.array(found, np.float64)
