@@ -193,6 +193,13 @@ def test_what_was_learned_outlives_a_change_of_the_data(order):
     moved.ask()
 
 
+def test_what_an_order_knows_of_each_prompt_follows_it():
+    rule = PredictedLengths(beliefs.LastVisit(), QUICK)
+    memory = rule.init(table(3))
+    memory["rate_N"][:] = [0.25, 0.5, 1.0]
+    assert rule.moved(memory, np.array([2, -1, 0]), table(3))["rate_N"].tolist() == [1.0, -1.0, 0.25]
+
+
 @pytest.mark.parametrize("torn", ["x", None, {}, {"seen": 3}])
 def test_a_memory_that_it_cannot_have_written_is_refused(torn):
     allocator = learned(2)
