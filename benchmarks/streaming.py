@@ -6,9 +6,10 @@ python benchmarks/streaming.py TASKS --only "grpo; darts: + overlap @ 3e-4"   # 
 
 Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
 of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
-accuracy and tokens of an answer at equal batches. Seconds are from the end of the second batch to that of the last one. On a
-machine that others share they say little, so that processor seconds stand beside them: of the trainer, and of the generator
-where it has a process of its own. No batch can be quicker than the larger of the two.
+accuracy and tokens of an answer at equal batches. Decoding steps are of lines in one process that stream. Seconds are from
+the end of the second batch to that of the last one. On a machine that others share they say little, so that processor
+seconds stand beside them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker
+than the larger of the two.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rollalloc.bench.presets import task_source
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.engines.evaluation import HeldOut
+from rollalloc.engines.features import features_of
 from rollalloc.engines.native import Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
@@ -61,6 +63,8 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     priced = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency)
     whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
     short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
+    told = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, predict_lengths=True)
+    short_told = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none", predict_lengths=True)
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
     return {
         "grpo": Line(grpo),
@@ -69,8 +73,11 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
         "darts: selection": Line(even, 0, streams),
         "darts: + adaptive": Line(darts, 0, streams),
         "darts: + cost model": Line(priced, 0, streams),
+        "darts: + predicted lengths": Line(told, 0, streams),
         "darts: + solved without a tail": Line(whole, 0, streams),
         "darts: + overlap": Line(whole, 1, beside),
+        "darts, shortest only": Line(short, 0, streams),
+        "darts, shortest only: + predicted lengths": Line(short_told, 0, streams),
         "darts, shortest only: + overlap": Line(short, 1, beside),
         "darts, synchronous": Line(darts),
     }
@@ -105,7 +112,10 @@ class Task:
             log_rollouts=log is not None,
             **{"learning_rate": RATE, **line.settings},
         )
-        lines: list[tuple[tuple[float, float, float], dict[str, Any]]] = []
+        features = None
+        if line.recipe.reads_features:
+            features = features_of(policy.model, encoded.tokens, pad_id=policy.pad_id)
+        lines: list[tuple[tuple[float, ...], dict[str, Any]]] = []
         trainer = Trainer(
             policy,
             replace(line.recipe, max_staleness=line.staleness),
@@ -114,6 +124,7 @@ class Task:
             settings,
             heldout=HeldOut(heldout),
             folder=log,
+            features=features,
             listener=lambda said: lines.append((clocks(trainer), said)),
         )
         trainer.run()
@@ -122,10 +133,10 @@ class Task:
         (began, first), (ended, last) = trained[WARM - 1 :: batches]
         paid, tokens = (last[name] - first[name] for name in ("rollouts_paid", "tokens_paid"))
         stopped = last["accounts"]["cancelled"] - first["accounts"]["cancelled"]
-        seconds, trainer_s, generator_s = (after - before for before, after in zip(began, ended, strict=True))
+        seconds, trainer_s, generator_s, steps = (after - before for before, after in zip(began, ended, strict=True))
         update_s = sum(said["update_seconds"] for _, said in trained[WARM:])
         done = {"trainer": trainer_s, "generator": generator_s, "update": update_s}
-        done |= {"paid": paid, "stopped": stopped, "tokens": tokens}
+        done |= {"paid": paid, "stopped": stopped, "tokens": tokens, "steps": steps}
         found = [said for _, said in lines if said["kind"] == "eval"][-1]
         return seconds / batches, {
             **{name: value / batches for name, value in done.items()},
@@ -134,14 +145,14 @@ class Task:
         }
 
 
-def clocks(trainer: Trainer) -> tuple[float, float, float]:
-    """Now; processor seconds of this process, and of the generator's, 0 where it has none."""
+def clocks(trainer: Trainer) -> tuple[float, ...]:
+    """Now; processor seconds of this process, and of the generator's, 0 where it has none; decoding steps, likewise."""
     spawned = getattr(getattr(trainer.roller, "_backend", None), "_spawned", None)
     generator = 0.0
     if spawned is not None:
         fields = Path(f"/proc/{spawned.process.pid}/stat").read_text().rpartition(")")[2].split()
         generator = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return time.perf_counter(), time.process_time(), generator
+    return time.perf_counter(), time.process_time(), generator, float(len(getattr(trainer.roller, "steps", ())))
 
 
 def main() -> None:
@@ -172,13 +183,14 @@ def main() -> None:
             seconds, done = task.seconds(line, given.seed + repeat, given.batches)
             print(
                 f"{repeat + 1}: {name}: {seconds:.3f} s, cpu {done['trainer']:.3f} and {done['generator']:.3f}, "
-                f"accuracy {done['accuracy']:.4f} in {done['length']:.1f} tokens",
+                f"{done['steps']:.2f} steps, {done['tokens']:.1f} tokens, accuracy {done['accuracy']:.4f} in "
+                f"{done['length']:.1f} tokens",
                 flush=True,
             )
             found[name].append((seconds, done))
     baseline = found[next(iter(found))]
     print(
-        f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens  "
+        f"{'':34} s/batch  faster (least to most)   cpu s: trainer generator  bound  rollouts stopped tokens steps  "
         "accuracy, less the first's (standard error)  tokens of an answer"
     )
     for name, each in found.items():
@@ -192,7 +204,7 @@ def main() -> None:
             f"{name:34} {statistics.median(seconds for seconds, _ in each):7.3f}  {statistics.median(ratios):5.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f})   {middle['trainer']:14.3f} {middle['generator']:9.3f}  "
             f"{statistics.median(bounds):5.2f} ({min(bounds):.2f} to {max(bounds):.2f})  {middle['paid']:8.0f} "
-            f"{middle['stopped']:7.0f} {middle['tokens']:6.0f}  {accuracy:.3f} "
+            f"{middle['stopped']:7.0f} {middle['tokens']:6.0f} {middle['steps']:5.1f}  {accuracy:.3f} "
             f"{statistics.fmean(gained):+.3f} ({error:.3f})  {middle['length']:.1f}"
         )
 

@@ -145,6 +145,8 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
     if kind == Warm | None:
         return _warm(name, key, value)
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name}: {key} must be true or false, got {value!r}")
     if kind == float | None and value is None:
         return value
     if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, (int, float))):

@@ -95,7 +95,7 @@ def test_the_deviation_is_that_of_all_rollouts_in_every_tail(tail):
 
 def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survives_a_load():
     recipe = recipes.darts(1, 2, 0, tail="none")
-    allocator, expected = Allocator(recipe, 1, 0), Ledger(1, stops=True)
+    allocator, expected = Allocator(recipe, 1, 0), Ledger(1, laws=True)
     order = allocator.ask().generate[0]
     first, second, stopped = order.rollouts
     allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
@@ -115,7 +115,7 @@ def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survive
 
 
 def test_one_that_ended_before_its_cancellation_came_has_a_length():
-    allocator, expected = Allocator(recipes.darts(1, 2, 0, tail="none"), 1, 0), Ledger(1, stops=True)
+    allocator, expected = Allocator(recipes.darts(1, 2, 0, tail="none"), 1, 0), Ledger(1, laws=True)
     first, second, stopped = allocator.ask().generate[0].rollouts
     allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
     allocator.ask()
@@ -207,6 +207,6 @@ def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
         each.tell([Cancelled(stopped[0], 61)])
         assert np.isnan(each.ledger.length_std_N).all()
         each.tell([Cancelled(stopped[1], 62)])
-    expected = Ledger(1, stops=True)
+    expected = Ledger(1, laws=True)
     expected.see_lengths(0, [40, 60], [61, 62])
     assert copy.ledger.length_std_N == allocator.ledger.length_std_N == expected.length_std_N

@@ -144,7 +144,7 @@ def test_knapsack_refuses(wrong, message):
 
 def priced(latency, laws, rows=4, longest=1, most=2.0):
     """Sizes for prompts of these means and deviations of the logarithm of lengths."""
-    ledger = Ledger(len(laws), stops=True)
+    ledger = Ledger(len(laws), laws=True)
     ledger.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
     ledger.length_std_N[:] = 1.0
     view = View.of(len(laws), ledger=ledger, rows=rows, longest=longest)

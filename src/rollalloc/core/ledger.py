@@ -44,10 +44,11 @@ class Ledger:
 
     Args:
         prompts: N.
-        stops: whether rollouts are stopped early, so that what is believed of each prompt's lengths is worth 8 bytes.
+        laws: whether rollouts are stopped early, or a rule reads it, so that what is believed of each prompt's lengths is
+            worth 8 bytes.
     """
 
-    def __init__(self, prompts: int, stops: bool = False) -> None:
+    def __init__(self, prompts: int, laws: bool = False) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
         self.successes_N: NDArray[np.float64] = np.zeros(prompts, np.float64)
         self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
@@ -55,7 +56,7 @@ class Ledger:
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
-        self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if stops else None
+        self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if laws else None
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 

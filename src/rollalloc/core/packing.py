@@ -82,6 +82,22 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
         target_N[..., known_N] = saved_N[..., source_N[known_N]]
 
 
+def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[np.int64]) -> None:
+    """Write those saved arrays whose name ends in `N`, the prompts on the last axis, into a memory of another data set.
+
+    Args:
+        memory: of the same names; written to.
+        saved: of the saved data set.
+        source_N: for each prompt its index there, -1 where it is new.
+
+    Raises:
+        ValueError: as `move_in`.
+    """
+    for name, value in saved.items():
+        if name.endswith("N") and isinstance(value, np.ndarray):
+            move_in(memory[name], pack(cast("NDArray[Any]", value)), source_N, name)
+
+
 @contextmanager
 def reading(where: str) -> Generator[None]:
     """Whatever goes wrong while a part of a saved state is read becomes one error that says where.

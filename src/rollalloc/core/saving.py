@@ -16,11 +16,10 @@ from rollalloc.core.packing import (
     amount,
     differences,
     exact_keys,
-    move_in,
+    follow,
     natural,
     naturals,
     odds,
-    pack,
     pack_tree,
     rate,
     reading,
@@ -157,11 +156,10 @@ def _load_memory(
         return
     if not fits:
         raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is torn")
-    for name, value in saved.items():
-        if source_N is None:
-            memory[name] = value
-        elif name.endswith("N") and isinstance(value, np.ndarray):  # the prompts on the last axis
-            move_in(memory[name], pack(cast("NDArray[Any]", value)), source_N, name)
+    if source_N is None:
+        memory.update(saved)
+    else:
+        follow(memory, saved, source_N)
 
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:

@@ -140,6 +140,11 @@ class PromptTable:
     def __len__(self) -> int:
         return self.keys if isinstance(self.keys, int) else len(self.keys)
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The number of columns of each block of features."""
+        return {name: int(block_ND.shape[1]) for name, block_ND in self.features.items()}
+
     @staticmethod
     def _refuse_duplicates(keys: Sequence[str]) -> None:
         seen: dict[str, int] = {}

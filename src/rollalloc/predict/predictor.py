@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.predict import drift, quality, ridge, ring
+from rollalloc.predict.blocks import Features, rows_of
+from rollalloc.predict.cadence import check_settings, next_fit
 
 Memory = dict[str, Any]  # numpy arrays, numbers, strings and lists of them
-Features = Mapping[str, NDArray[Any]]  # by block: shape (N, D), columns of mean about 0 and deviation about 1
 
 _SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
-_LEAST_RIDGE = 1e-4  # with less, columns that are nearly equal could not be told from singular ones
-_FADED = 0.03  # a weight below it: the event is not fitted to
+FADED = 0.03  # a weight below it: the event is not fitted to
 
 
 def mixture(loss_E: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,18 +72,8 @@ class Predictor:
     track_every: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("ridges", "first_fits"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("half_life", "loss_half_life", "mean_half_life", "record_weight", "prior_weight"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")
-        for name in ("events", "fit_every", "track_every"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
-                raise ValueError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
-        if not (self.ridges and all(_LEAST_RIDGE <= each < math.inf for each in self.ridges)):
-            raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
-        if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
-            raise ValueError(f"first_fits must ascend from 1 or more, got {self.first_fits}")
+        amounts = ("half_life", "loss_half_life", "mean_half_life", "record_weight", "prior_weight")
+        check_settings(self, amounts, ("events", "fit_every", "track_every"))
         if not 0 <= self.drift_rate < math.inf:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
 
@@ -138,7 +128,7 @@ class Predictor:
             "event_fits": [0, 0],  # events seen then
             "fits": 0,
             "tracked": 0,  # events whose losses are counted
-            "fit_at": (self.first_fits or (self.fit_every,))[0],
+            "fit_at": next_fit(0, self.first_fits, self.fit_every),
             "track_at": self.track_every,
         }
         for name in memory["blocks"]:
@@ -316,9 +306,7 @@ class Predictor:
         for name in ("hits_N", "count_N", "last_N"):
             out[name] = np.where(known_N, memory[name][from_N], fresh[name]).astype(memory[name].dtype)
         out["last_N"] = np.where(known_N, out["last_N"], memory["paid"])
-        here_M = np.full(old + 1, ring.GONE, np.int64)  # its last entry is that of events which are gone already
-        here_M[from_N[known_N]] = np.flatnonzero(known_N)
-        out["event_prompt"] = here_M[memory["event_prompt"]]
+        out["event_prompt"] = ring.renumbered(memory["event_prompt"], from_N, old)
         return out if widths is None or dict(widths) == before else self._unfitted(out, fresh)
 
     @staticmethod
@@ -407,7 +395,7 @@ class Predictor:
     def _fitted_to(self, memory: Memory) -> NDArray[np.int64]:
         """Slots of the events that still weigh something."""
         at = ring.slots(memory, 0, memory["seen"])
-        return at[0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life) >= _FADED]
+        return at[0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life) >= FADED]
 
     def _fit(self, memory: Memory, rows: dict[str, NDArray[np.float32]]) -> None:
         """New parameters from the events of `_fitted_to`."""
@@ -428,8 +416,7 @@ class Predictor:
         memory["fits"] += bool(at.size)
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]
-        later = [each for each in self.first_fits if each > memory["paid"]]
-        memory["fit_at"] = later[0] if later else memory["paid"] + self.fit_every
+        memory["fit_at"] = next_fit(memory["paid"], self.first_fits, self.fit_every)
 
     def _rows(self, memory: Memory, features: Features, at: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
         """The rows of every block for some events."""
@@ -440,12 +427,4 @@ class Predictor:
     def _rows_of(memory: Memory, features: Features, block: int, prompts_K: NDArray[np.int64]) -> NDArray[np.float32]:
         """The rows of a block for some prompts, shape (K, D)."""
         name, shape = memory["blocks"][block], (len(memory["hits_N"]), memory["widths"][block])
-        if name not in features or features[name].shape != shape:
-            got = features[name].shape if name in features else f"only {sorted(features)}"
-            raise ValueError(f"features {name!r}: expected shape {shape}, as the memory was made for, got {got}")
-        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            rows_KD = features[name][prompts_K].astype(np.float32, copy=False)
-        if not np.isfinite(rows_KD).all():
-            bad = prompts_K[~np.isfinite(rows_KD).all(1)][0]
-            raise ValueError(f"features {name!r} of prompt {bad} are not finite; fill in or drop such columns")
-        return rows_KD
+        return rows_of(features, name, shape, prompts_K)

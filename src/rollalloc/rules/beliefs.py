@@ -269,7 +269,7 @@ class Foresight:
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
-        made = self.predictor.init(len(table), _widths(table), table.prior_N, table.prior_rollouts_N)
+        made = self.predictor.init(len(table), table.widths, table.prior_N, table.prior_rollouts_N)
         return made | {"line": [0.0] * 5}
 
     def pick(
@@ -314,7 +314,7 @@ class Foresight:
 
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set; features of the same names and widths must be made by the same means."""
-        return self.predictor.moved(memory, source_N, _widths(table), table.prior_N, table.prior_rollouts_N)
+        return self.predictor.moved(memory, source_N, table.widths, table.prior_N, table.prior_rollouts_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""
@@ -346,10 +346,6 @@ def _uniform(count: int) -> NDArray[np.float64]:
 def _score(belief: float, exponent: float) -> float:
     rate = min(max(belief, _LEAST_RATE), 1 - _LEAST_RATE)
     return float(np.log(rate) + exponent * np.log1p(-rate))
-
-
-def _widths(table: PromptTable) -> dict[str, int]:
-    return {name: int(block.shape[1]) for name, block in table.features.items()}
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least, rows_of
+from rollalloc.rules.lengths import laws, predicts
 
 _POINTS, _FAR = (
     64,
@@ -45,7 +46,8 @@ class Redundant:
     Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and rows ≤ M_i ≤ max_factor · rows, where σ_i is
     the running standard deviation of prompt i's lengths and rows is how many of a group the recipe trains on. The objective
     is separable and convex, so giving one rollout after the other to the group that gains most, σ / (M (M + 1)), is
-    optimal. A prompt without a record gets the mean σ.
+    optimal. A prompt without a record gets the mean σ. Where lengths are predicted (`rules.lengths`), σ is that of the law
+    which `laws` believes, √(e^v - 1) e^(m + v/2).
 
     DARTS, arXiv 2605.30859.
 
@@ -69,9 +71,7 @@ class Redundant:
         spare = min(round(self.mean_factor * rows * len(groups)), most * len(groups)) - rows * len(groups)
         if len(groups) == 1:  # all that is to spare is its own
             return [rows + spare]
-        std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
-        known = std_G[~np.isnan(std_G)]
-        std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
+        std_G = _deviations(groups, view)
         std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # equal lengths: the spare rollouts go round
         sizes = [rows] * len(groups)
         gains = [(-std / (rows * (rows + 1)), g) for g, std in enumerate(std_G.tolist())]
@@ -89,6 +89,7 @@ class Redundant:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
         std_G = np.array([view.ledger.record(group.prompt).length_std for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
+        std_G = _deviations(groups, view) if predicts(view) else std_G
         most = np.floor(self.max_factor * rows + 1e-9)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
         loss_G = np.where(size_G > rows, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
@@ -105,6 +106,18 @@ class Redundant:
         }
 
 
+def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
+    """The deviation of each prompt's lengths in tokens, predicted or else recorded, shape (G,); 1 where nothing is known."""
+    prompts = [group.prompt for group in groups]
+    if predicts(view) and (believed := laws(view, prompts)):
+        mean_G, var_G = believed
+        return np.sqrt(np.expm1(var_G)) * np.exp(mean_G + var_G / 2)
+    std_G = view.ledger.length_std_N[prompts].astype(np.float64)
+    known = std_G[~np.isnan(std_G)]
+    std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
+    return std_G
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
     """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest.
@@ -112,12 +125,12 @@ class Priced:
         T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
                                         min(L, M_i S_i(x_i)) S_i(x)/S_i(x_i)   from then on, since the others are stopped
 
-    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the ledger believes, and
-    t(c) the seconds of a token where c rollouts are decoded, between the points of `latency` as on a line. Beyond the last
-    point rollouts wait, so that t grows in proportion. Expectations stand for what is random. A rollout more in a group
-    makes its K-th end sooner, and each step dearer. Of as many numbers as there may be rollouts in a group all are tried.
-    A prompt without a law has the mean of the others'; where none has one, as in a first batch and under a recipe that
-    stops nothing, half of the redundancy is given.
+    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that `rules.lengths.laws`
+    believes, and t(c) the seconds of a token where c rollouts are decoded, between the points of `latency` as on a line.
+    Beyond the last point rollouts wait, so that t grows in proportion. Expectations stand for what is random. A rollout more
+    in a group makes its K-th end sooner, and each step dearer. Of as many numbers as there may be rollouts in a group all
+    are tried. Where no prompt has a law, as in a first batch and under a recipe that stops nothing and predicts no lengths,
+    half of the redundancy is given.
 
     The total of DARTS, arXiv 2605.30859, which takes it from the derivative of an efficiency less λT, by the same T with
     expected order statistics.
@@ -176,15 +189,10 @@ class Priced:
 
     def _longer(self, groups: Sequence[GroupView], view: View) -> tuple[NDArray[np.float64] | None, float]:
         """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
-        laws_2N = view.ledger.log_length_2N
-        if laws_2N is None:
+        believed = laws(view, [group.prompt for group in groups])
+        if believed is None:
             return None, 0.0
-        prompts = [group.prompt for group in groups]
-        mean_G, var_G = (laws_2N[at][prompts].astype(np.float64) for at in (0, 1))
-        known_G = ~np.isnan(mean_G)
-        if not known_G.any():
-            return None, 0.0
-        mean_G[~known_G], var_G[~known_G] = mean_G[known_G].mean(), var_G[known_G].mean()
+        mean_G, var_G = believed
         std_G = np.sqrt(np.maximum(var_G, 1e-12))
         furthest = float(np.exp(mean_G + _FAR * std_G).max())
         x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS

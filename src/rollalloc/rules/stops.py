@@ -21,8 +21,9 @@ class SampledTail:
     nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout can be
     known to be the longest while others run.
 
-    A prompt whose earlier visits succeeded at a rate of `solved` at least has no tail, but for a share `share` of its
-    visits, by a draw of its own: there each goes on with probability `share` · L / r, so that the few stand for all.
+    A prompt whose earlier visits succeeded at a rate of `solved` at least, or of which so much is expected
+    (`group.belief`) where it has none, has no tail, but for a share `share` of its visits, by a draw of its own: there each
+    goes on with probability `share` · L / r, so that the few stand for all.
 
     Attributes:
         solved: in (0, 1]; None: every prompt has its tail.
@@ -77,9 +78,13 @@ class SampledTail:
         )
 
     def _is_solved(self, group: GroupView) -> bool:
-        """By the visits before this one: what is known does not change while the group runs."""
-        record = group.record
-        return self.solved is not None and record.attempts > 0 and record.successes >= self.solved * record.attempts
+        """By the visits before this one, or what was expected of it: neither changes while the group runs."""
+        if self.solved is None:
+            return False
+        record, belief = group.record, group.belief
+        if record.attempts:
+            return record.successes >= self.solved * record.attempts
+        return belief is not None and belief >= self.solved
 
     def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(
