@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
@@ -27,11 +27,11 @@ class Judge:
         threading.Thread(target=self._run, name="rollalloc judge", daemon=True).start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Do this when what came before is done; the future fails as it does, and is cancelled by `close`, also after it."""
+        """Do this when what came before is done; the future fails as it does, and by `close` with `CancelledError`."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                future.cancel()
+                future.set_exception(CancelledError())
                 return future
             self._waiting.add(future)
         self._work.put((work, future))
@@ -47,13 +47,14 @@ class Judge:
         with self._lock:
             self._closed = True
             for future in self._waiting:
-                future.cancel()
+                with suppress(InvalidStateError):  # it has just been done
+                    future.set_exception(CancelledError())  # who waits for several does not hear of `cancel`
         self._work.put(None)
 
     def _run(self) -> None:
         while (given := self._work.get()) is not None:
             work, future = given
-            if not future.cancelled():
+            if not future.done():
                 self._do(work, future)
             with self._lock:
                 self._waiting.discard(future)

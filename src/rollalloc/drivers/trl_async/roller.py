@@ -126,8 +126,8 @@ class Roller(Streamer):
             logged = {column: values[at] for column, values in scored.columns.items()}
             self._scored[each.rollout] = Rollout(prompt, tokens[prompt], each, scores_F, logged, (asked[at], texts[at]))
             reward, metric = allocation.rewards.reward(scores_F), allocation.rewards.selected_by(scores_F)
-            no_score = reward is None or metric is None
-            outcomes.append(
-                Unscored("no reward function had a score for it") if no_score else Scored(float(reward), float(metric))
-            )
+            if reward is None or metric is None:
+                outcomes.append(Unscored("no reward function had a score for it"))
+            else:
+                outcomes.append(Scored(float(reward), float(metric)))
         return outcomes

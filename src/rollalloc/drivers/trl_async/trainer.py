@@ -95,15 +95,15 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
             settings = _settings(args, streaming or Streaming())
             return Roller(self.allocation, judge, policy, tokens, settings, chat, lambda: self.state)
 
-        worker = AllocatedWorker(self.allocation, begin, mailbox, steps, policy.eos_ids[0])
+        self._worker = AllocatedWorker(self.allocation, begin, mailbox, steps, policy.eos_ids[0])
         self._saving = AsyncAllocationCallback(
-            worker, self._start_again, accept_recipe=accept_recipe, accept_data=accept_data
+            self._worker, self._start_again, accept_recipe=accept_recipe, accept_data=accept_data
         )
         with _flops_without_cuda():
             super().__init__(
                 **given
                 | {
-                    "rollout_worker": worker,
+                    "rollout_worker": self._worker,
                     "weight_transfer": mailbox,
                     "processing_class": policy.tokenizer,
                     "callbacks": [self._saving, *(given.get("callbacks") or [])],
@@ -128,7 +128,7 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
     def _start_again(self) -> None:
         """What TRL's callback does in the first training only."""
         self._sync_weight()
-        self.rollout_worker.start()
+        self._worker.start()
 
 
 class _Unhurried:
