@@ -58,6 +58,9 @@ class AsyncAllocationCallback(TrainerCallback):
             self._again()
         self._begun = True
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._worker.optimizer.begin()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.should_save:
             self._worker.between_turns(lambda: save(self._worker.allocation, checkpoint_of(args, state)))

@@ -110,8 +110,17 @@ class AllocatedWorker:
                 log.warning("the rollout worker has not ended within %.0f s; what generates does not answer", _STOP_S)
 
     def update_model_version(self, model_version: int) -> None:
-        """The trainer's weights have a new version, and are sent: the outstanding batch is trained."""
+        """The trainer's weights have a new version, and are sent: the outstanding batch is trained.
+
+        Raises:
+            RuntimeError: there was no optimizer step since the version before.
+        """
         trained, self.optimizer.began = self.optimizer.began, False
+        if self.running and not trained:
+            raise RuntimeError(
+                f"the trainer's weights have version {model_version} without an optimizer step, so that a batch would count as "
+                "trained that is not; let the trainer alone send them, once after each step"
+            )
         self._version = model_version
         if self.running and not self._stopping.is_set():
             figures, self._figures = self._figures, {}
