@@ -79,6 +79,14 @@ def test_another_recipe_is_refused_unless_it_is_accepted(model, tmp_path):
     assert accepted.state.global_step == 3
 
 
+def test_rows_that_the_trainer_would_drop_unseen_end_a_resumed_run(model, tmp_path):
+    """A batch that was made under a looser bound than the one of the run that goes on."""
+    trainer = tiny_async.trainer(tmp_path, "grpo_ahead", model, max_staleness=1)
+    trainer.rollout_worker._max_staleness = 0
+    with pytest.raises(ValueError, match=r"1 updates old, and TRL drops rows older than max_staleness=0"):
+        trainer.train()
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(model, tmp_path):
     given = {"out": str(tmp_path), "recipe": "pilot_commit", "model": model, "max_steps": 400, "save_strategy": "steps"}

@@ -3,7 +3,7 @@
 try:
     from trl.experimental.async_grpo import async_grpo_trainer as _theirs
 
-    _theirs.RolloutWorkerProtocol, _theirs.WeightTransferProtocol, _theirs.RolloutSample  # noqa: B018
+    _used = _theirs.RolloutWorkerProtocol, _theirs.WeightTransferProtocol, _theirs.RolloutSample
 except (ImportError, AttributeError) as error:
     from rollalloc.drivers.trl_async.versions import what_is_missing
 

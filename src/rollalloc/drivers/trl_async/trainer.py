@@ -95,7 +95,7 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
             settings = _settings(args, streaming or Streaming())
             return Roller(self.allocation, judge, policy, tokens, settings, chat, lambda: self.state)
 
-        self._worker = AllocatedWorker(self.allocation, begin, mailbox, steps, policy.eos_ids[0])
+        self._worker = AllocatedWorker(self.allocation, begin, mailbox, steps, policy.eos_ids[0], args.max_staleness)
         self._saving = AsyncAllocationCallback(
             self._worker, self._start_again, accept_recipe=accept_recipe, accept_data=accept_data
         )

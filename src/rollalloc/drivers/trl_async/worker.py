@@ -43,6 +43,7 @@ class AllocatedWorker:
         mailbox: gives the trainer's weights.
         steps: micro-batches of an optimizer step, and rows of each; a full batch of the recipe.
         end_id: a token of the vocabulary.
+        max_staleness: updates; the trainer drops older rows unseen.
 
     Attributes:
         allocation: the same.
@@ -58,7 +59,9 @@ class AllocatedWorker:
         mailbox: WeightMailbox,
         steps: tuple[int, int],
         end_id: int,
+        max_staleness: int,
     ) -> None:
+        self._max_staleness = max_staleness
         self.allocation, self._begin, self._mailbox = allocation, begin, mailbox
         self._steps, self._end_id = steps, end_id
         self.rollout_buffer: Queue[RolloutSample] = Queue()
@@ -118,7 +121,7 @@ class AllocatedWorker:
         trained, self.optimizer.began = self.optimizer.began, False
         if self.running and not trained:
             raise RuntimeError(
-                f"the trainer's weights have version {model_version} without an optimizer step, so that a batch would count as "
+                f"the trainer's weights have version {model_version} without an optimizer step, and a batch would count as "
                 "trained that is not; let the trainer alone send them, once after each step"
             )
         self._version = model_version
@@ -185,6 +188,8 @@ class AllocatedWorker:
         Raises:
             Exception: that of the work, or what ended the worker.
         """
+        if self._error is not None:
+            raise self._error  # what it left behind may be half of a turn
         if not self.running:
             return work()
         future: Future[_T] = Future()
@@ -196,7 +201,7 @@ class AllocatedWorker:
                 if future.done():
                     raise  # the work's own
                 if not self.running and not future.done():
-                    return work()
+                    return self.between_turns(work)
 
     # ------------------------------------------------------------------------------------------------- the thread
 
@@ -235,8 +240,12 @@ class AllocatedWorker:
     def _hand_over(self, batch: Batch) -> None:
         """Put a batch on the queue, and keep its figures until it is trained."""
         allocation = self.allocation
-        totals = running_totals(allocation)
-        self._figures = generated_figures(allocation) | batch_figures(batch) | totals
+        if (oldest := max(batch.version - row.version for row in batch.rows)) > self._max_staleness:
+            raise ValueError(
+                f"a row of the batch is {oldest} updates old, and TRL drops rows older than "
+                f"max_staleness={self._max_staleness} unseen; set it to {oldest} or more, as in the run before"
+            )
+        self._figures = generated_figures(allocation) | batch_figures(batch) | running_totals(allocation)
         allocation.generated, allocation.logged, allocation.failed = [], {}, 0
         rows = samples_of(
             batch,
