@@ -22,9 +22,7 @@ from rollalloc.bench.tasks.tiny import Shape, tiny_model, word_tokenizer
 from rollalloc.drivers.trl_async import AllocatedAsyncGRPOTrainer
 
 PAIRS = [(one, other) for one in range(8) for other in range(8)]
-TOKENIZER = word_tokenizer(
-    ["plus", "=", *(f"k{number}" for number in range(8)), *(f"a{number}" for number in range(4))]
-)
+TOKENIZER = word_tokenizer(["plus", *(f"k{number}" for number in range(8)), *(f"a{number}" for number in range(4))])
 DATA = Dataset.from_list(
     [{"prompt": f"k{one} plus k{other} =", "answer": f"a{(one + other) % 4}"} for one, other in PAIRS]
 )
