@@ -23,4 +23,4 @@ def test_the_pages_example_trains(tmp_path):
     accounts = done.stdout.splitlines()[-1]
     assert "'trained'" in accounts
     assert "'out_of_band'" in accounts
-    assert len(code.splitlines()) <= 32
+    assert len(code.splitlines()) <= 45
