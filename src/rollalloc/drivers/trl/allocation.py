@@ -128,15 +128,22 @@ class Allocation:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
                 return batch
             if actions.finished:
-                if self.allocator.scoreless():
-                    raise NoScores(
-                        f"{actions.finished}. Rollouts have no score from any reward function ("
-                        f"{', '.join(self.rewards.names)}): what was trained since the last checkpoint is not saved; repair "
-                        "the reward, then resume"
-                    )
-                self.finished = actions.finished
+                self.end(actions.finished)
                 return None
             actions = self._ask()
+
+    def end(self, why: str) -> None:
+        """The run is over.
+
+        Raises:
+            NoScores: for want of scores.
+        """
+        if self.allocator.scoreless():
+            raise NoScores(
+                f"{why}. Rollouts have no score from any reward function ({', '.join(self.rewards.names)}): what was "
+                "trained since the last checkpoint is not saved; repair the reward, then resume"
+            )
+        self.finished = why
 
     def prepare(self, saved: Blocks | None = None) -> None:
         """Before anything is drawn: make the features that are to be made, or take those that were saved."""
@@ -176,11 +183,7 @@ class Allocation:
             try:
                 self.allocator.tell(events)
             except MetricError as error:
-                rewards = self.rewards
-                of = "the whole reward" if rewards.metric is None else f"what {rewards.metric} returned"
-                raise MetricError(
-                    f"the metric is {of}, and {str(error).partition(';')[0]}; {how_to_name_a_metric(rewards.names)}"
-                ) from None
+                raise explained(error, self.rewards) from None
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -286,6 +289,12 @@ def idle_rollout(eos_ids: Tokens) -> Rollout:
     """Something for the model to read where there is nothing to train on."""
     end = eos_ids[:1]
     return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
+
+
+def explained(error: MetricError, rewards: RewardFunctions) -> MetricError:
+    """The same error, in terms of the reward functions that the metric comes from."""
+    of = "the whole reward" if rewards.metric is None else f"what {rewards.metric} returned"
+    return MetricError(f"the metric is {of}, and {str(error).partition(';')[0]}; {how_to_name_a_metric(rewards.names)}")
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:

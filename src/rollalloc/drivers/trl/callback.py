@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from rollalloc.core.packing import differences, exact_keys
@@ -21,6 +20,7 @@ from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
+from rollalloc.drivers.trl.steps import OptimizerSteps
 from rollalloc.engines import checkpoint
 
 log = logging.getLogger(__name__)
@@ -47,36 +47,25 @@ class AllocationCallback(TrainerCallback):
         self.allocation = allocation
         self.accept_recipe, self.accept_data = accept_recipe, accept_data
         self.resume_from: Path | None = None
-        self._stepped = False  # whether the optimizer began a step on the outstanding batch
-        self._watch: Any = None  # what says so
+        self._steps = OptimizerSteps()  # on the outstanding batch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         check_saving(args, state)
         if state.global_step:
             load(
                 self.allocation,
-                self.resume_from or _checkpoint(args, state),
+                self.resume_from or checkpoint_of(args, state),
                 accept_recipe=self.accept_recipe,
                 accept_data=self.accept_data,
             )
-        elif self._stepped and self.allocation.allocator.batch:
+        elif self._steps.began and self.allocation.allocator.batch:
             log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
             self.allocation.trained()
-        self._stepped = False
-        self._watch_steps(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
-
-    def _watch_steps(self, optimizer: Any) -> None:
-        """Hear of each step from the optimizer itself: a callback before ours may raise, and ours is not called then."""
-        if self._watch is not None:
-            self._watch.remove()
-        if isinstance(optimizer, Optimizer):  # DeepSpeed's is none
-            self._watch = optimizer.register_step_pre_hook(self._on_step)
-
-    def _on_step(self, *_: Any) -> None:
-        self._stepped = True
+        self._steps.began = False
+        self._steps.watch(optimizer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._on_step()
+        self._steps.begin()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if self.allocation.finished:
@@ -88,10 +77,10 @@ class AllocationCallback(TrainerCallback):
             control.should_training_stop = True
         elif state.global_step % steps_per_batch(args) == 0:
             self.allocation.trained()
-            self._stepped = False
+            self._steps.began = False
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        place = _checkpoint(args, state)
+        place = checkpoint_of(args, state)
         if self.allocation.allocator.batch is not None:
             log.warning(
                 "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
@@ -242,5 +231,6 @@ def _step(place: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _checkpoint(args: Any, state: Any) -> Path:
+def checkpoint_of(args: Any, state: Any) -> Path:
+    """Where the trainer saves its step of now."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -65,17 +65,29 @@ class Streamer(Rollouts):
             RuntimeError: the core waits for rollouts of which nothing is in flight.
         """
         while True:
-            backend = self._open(allocator)
-            room = backend.capacity()
-            actions = self._ask(allocator, backend, room)
+            actions = self.turn(allocator)
             if actions.batch is not None or actions.finished is not None:
                 return actions
-            if room and not (self._order_of or actions.cancel or actions.release):
-                raise RuntimeError(
-                    f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts: the run "
-                    f"would wait for ever. This is an error of rollalloc's; accounts: {allocator.accounts()}"
-                )
-            self._take_in(allocator, backend, wait=not actions.generate)
+
+    def turn(self, allocator: Allocator) -> Actions:
+        """Ask once and carry out; unless there is a batch or the run is over, take in what ends, and wait for it a moment.
+
+        Raises:
+            RuntimeError: as `advance`.
+        """
+        backend = self._open(allocator)
+        room = backend.capacity()
+        actions = self._ask(allocator, backend, room)
+        if actions.batch is not None or actions.finished is not None:
+            return actions
+        idle = allocator.batch is None and not (self._order_of or actions.cancel or actions.release)
+        if room and idle:
+            raise RuntimeError(
+                f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts: the run "
+                f"would wait for ever. This is an error of rollalloc's; accounts: {allocator.accounts()}"
+            )
+        self._take_in(allocator, backend, wait=not actions.generate)
+        return actions
 
     def go_on(self, allocator: Allocator) -> None:
         """One turn, without waiting."""

@@ -1,0 +1,172 @@
+"""Rewards that raise or hang, trainers that are broken off, workers that die: nothing hangs, nothing is lost in silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_async
+import tiny_trl
+from transformers import TrainerCallback
+
+from rollalloc.core.errors import NoScores
+from rollalloc.rewards.frameworks import Reward
+from rollalloc.rewards.scorers import WorkerScorer
+
+
+class Breaks(TrainerCallback):
+    """Raises once, at a step's end or before the optimizer's."""
+
+    def __init__(self, where: str, step: int, error: BaseException) -> None:
+        self.where, self.step, self.error = where, step, error
+
+    def _break(self, where: str, state) -> None:
+        if self.error is not None and where == self.where and state.global_step == self.step:
+            error, self.error = self.error, None
+            raise error
+
+    def on_step_end(self, args, state, control, **_):
+        self._break("end", state)
+
+    def on_optimizer_step(self, args, state, control, **_):
+        self._break("stepped", state)
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        self._break("before", state)
+
+
+@pytest.mark.parametrize("name", ["grpo", "pilot_commit"])
+@pytest.mark.parametrize(
+    ("where", "step", "trained"), [("end", 2, 2), ("stepped", 1, 2), ("before", 1, 1)], ids=["end", "stepped", "before"]
+)
+def test_what_breaks_the_trainer_stops_the_worker_and_a_second_training_goes_on(
+    name, where, step, trained, model, tmp_path
+):
+    breaks = Breaks(where, step, KeyboardInterrupt() if where == "end" else OSError("no space"))
+    trainer = tiny_async.trainer(tmp_path, name, model, more={"callbacks": [breaks]})
+    seen = tiny_async.Seen(trainer)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        trainer.train()
+    assert not trainer.rollout_worker.running
+    broken = len(seen.samples)
+    trainer.train()
+    core = trainer.allocation.allocator
+    assert core.version == trained + 4, (
+        "the batch of a step that was taken is trained once, of one that was not, in full"
+    )
+    assert len(seen.samples) - broken == 64
+    assert not trainer.rollout_worker.running
+    assert sum(core.accounts().values()) == core.paid
+
+
+def test_a_reward_that_raises_ends_the_training_with_its_error(model, tmp_path):
+    def broken(completions, **_):
+        raise KeyError("broken")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=broken)
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="broken"):
+        trainer.train()
+    assert time.monotonic() - began < 30
+    assert not trainer.rollout_worker.running
+    with pytest.raises(KeyError, match="broken"):
+        trainer.rollout_worker.check_health(1.0)
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [float("inf")] * 64, "text"])
+def test_a_reward_that_returns_nonsense_ends_the_training(wrong, model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=lambda **_: wrong)
+    with pytest.raises(ValueError, match="must return"):
+        trainer.train()
+
+
+def test_a_reward_that_never_scores_ends_the_training(model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=lambda completions, **_: [None] * len(completions))
+    with pytest.raises(NoScores, match="no score from any reward function"):
+        trainer.train()
+
+
+def test_a_reward_that_exits_does_not_hang(model, tmp_path):
+    def exits(completions, **_):
+        raise SystemExit(0)
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=exits)
+    with pytest.raises(SystemExit):
+        trainer.train()
+
+
+def test_a_reward_that_hangs_is_reported_and_holds_nobody_up(model, tmp_path):
+    held = threading.Event()
+
+    def hangs(completions, **columns):
+        held.wait(60)
+        return tiny_trl.starts_right(completions, **columns)
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=hangs, heartbeat_stale_after_s=1.0)
+    with pytest.raises(RuntimeError, match=r"reward function has not answered.*WorkerScorer"):
+        trainer.train()
+    assert not trainer.rollout_worker.running
+    held.set()
+
+
+def test_a_reward_in_processes_that_hangs_costs_its_rollouts_alone(model, tmp_path):
+    file = tmp_path / "hostile.py"
+    file.write_text(
+        "import time\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if ground_truth == 'a1':\n"
+        "        time.sleep(600)\n"
+        "    return float(solution_str.startswith('a'))\n"
+    )
+    with WorkerScorer(f"{file}:score", limit_s=0.3) as scorer:
+        reward = Reward(scorer, ground_truth="answer")
+        trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=reward, max_steps=1, dataset=tiny_trl.prompts(8))
+        trainer.train()
+    accounts = trainer.allocation.allocator.accounts()
+    assert accounts["failed"] > 0
+    assert sum(accounts.values()) == trainer.allocation.allocator.paid
+
+
+def test_a_worker_that_is_not_there_is_reported(model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model)
+    with pytest.raises(RuntimeError, match="not running"):
+        trainer.rollout_worker.check_health(1.0)
+    trainer.rollout_worker.stop()
+
+
+def test_what_generates_dies_and_is_reported(model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model)
+    worker = trainer.rollout_worker
+    turn = worker._turn
+
+    def dies():
+        if trainer.state.global_step == 2:
+            raise MemoryError("gone")
+        turn()
+
+    worker._turn = dies
+    with pytest.raises(MemoryError, match="gone"):
+        trainer.train()
+    assert not worker.running
+
+
+def test_weights_that_are_sent_beside_a_step_end_the_run(model, tmp_path):
+    class Sends(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == 1:
+                trainer._sync_weight()
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Sends()]})
+    with pytest.raises(RuntimeError, match="without an optimizer step"):
+        trainer.train()
+
+
+def test_nothing_is_left_running(model, tmp_path):
+    before = {thread.name for thread in threading.enumerate()}
+    tiny_async.trainer(Path(tmp_path), "dapo", model).train()
+    until = time.monotonic() + 10
+    while any(t.name.startswith("rollalloc judge") for t in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(t.name.startswith("rollalloc") and t.name not in before for t in threading.enumerate())
