@@ -27,10 +27,10 @@ DATA = Dataset.from_list(
     [{"prompt": f"k{one} plus k{other} =", "answer": f"a{(one + other) % 4}"} for one, other in PAIRS]
 )
 RECIPES: dict[str, Recipe] = {
-    "grpo": recipes.grpo(groups=16, n=8),
-    "grpo, one ahead": replace(recipes.grpo(groups=16, n=8), max_staleness=1),
-    "pilot_commit": recipes.pilot_commit(groups=16, n_pilot=4, n_commit=4, gen_groups=32),
-    "reinforce": recipes.reinforce(groups=128),
+    "grpo": recipes.grpo(groups=8, n=8),
+    "grpo, one ahead": replace(recipes.grpo(groups=8, n=8), max_staleness=1),
+    "pilot_commit": recipes.pilot_commit(groups=8, n_pilot=4, n_commit=4, gen_groups=16),
+    "reinforce": recipes.reinforce(groups=64),
 }
 
 
@@ -56,7 +56,7 @@ def run(name: str, seed: int, steps: int, folder: str) -> str:
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=32,
+        per_device_train_batch_size=16,
         gradient_accumulation_steps=4,
         num_generations=1 if one else 8,
         max_completion_length=2,
