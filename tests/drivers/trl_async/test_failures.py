@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import tiny_trl
 from transformers import TrainerCallback
 
 from rollalloc.core.errors import NoScores
+from rollalloc.drivers.trl_async import trainer as driver
+from rollalloc.drivers.trl_async import worker as worker_module
 from rollalloc.rewards.frameworks import Reward
 from rollalloc.rewards.scorers import WorkerScorer
 
@@ -73,6 +76,17 @@ def test_a_reward_that_raises_ends_the_training_with_its_error(model, tmp_path):
     assert not trainer.rollout_worker.running
     with pytest.raises(KeyError, match="broken"):
         trainer.rollout_worker.check_health(1.0)
+
+
+def test_a_reward_whose_own_work_was_cancelled_ends_the_training_with_that(model, tmp_path):
+    """As one does that waits for an executor of its own; only `stop` cancels without an error."""
+
+    def cancelled(completions, **_):
+        raise CancelledError("their executor")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=cancelled)
+    with pytest.raises(CancelledError, match="their executor"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [float("inf")] * 64, "text"])
@@ -170,3 +184,53 @@ def test_nothing_is_left_running(model, tmp_path):
     while any(t.name.startswith("rollalloc judge") for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(t.name.startswith("rollalloc") and t.name not in before for t in threading.enumerate())
+
+
+def test_features_may_take_longer_than_a_heartbeat(model, tmp_path, monkeypatch):
+    made, said = driver._of_model, []
+
+    def slow(*given):
+        time.sleep(0.2)
+        try:
+            trainer.rollout_worker.check_health(0.1)
+        except RuntimeError as error:
+            said.append(error)
+        return made(*given)
+
+    monkeypatch.setattr(driver, "_of_model", slow)
+    trainer = tiny_async.trainer(tmp_path, "foresight", model, max_steps=1)
+    trainer.train()
+    assert not said
+
+
+def test_a_training_that_ended_before_it_began_may_be_begun_again(model, tmp_path):
+    """A callback of the user's comes before TRL's own, which starts the worker."""
+
+    class Away(TrainerCallback):
+        error: OSError | None = OSError("tracker")
+
+        def on_train_begin(self, args, state, control, **_):
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Away()]}, max_steps=2)
+    with pytest.raises(OSError, match="tracker"):
+        trainer.train()
+    trainer.train()
+    assert trainer.state.global_step == trainer.allocation.allocator.version == 2
+
+
+def test_work_between_turns_that_ends_as_its_wait_does_is_done(model, tmp_path, monkeypatch):
+    class Late(Future):
+        def result(self, timeout=None):
+            super().result(None)
+            if timeout is not None:
+                raise TimeoutError
+            return super().result()
+
+    monkeypatch.setattr(worker_module, "Future", Late)
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, max_steps=1, **saving)
+    trainer.train()
+    assert (tmp_path / "checkpoint-1" / "rollalloc").is_dir()
