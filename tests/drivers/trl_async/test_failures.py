@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from rollalloc.core.errors import NoScores
 from rollalloc.drivers.trl_async import trainer as driver
 from rollalloc.drivers.trl_async import worker as worker_module
+from rollalloc.drivers.trl_async.worker import AllocatedWorker
 from rollalloc.rewards.frameworks import Reward
 from rollalloc.rewards.scorers import WorkerScorer
 
@@ -234,3 +235,47 @@ def test_work_between_turns_that_ends_as_its_wait_does_is_done(model, tmp_path, 
     trainer = tiny_async.trainer(tmp_path, "grpo", model, max_steps=1, **saving)
     trainer.train()
     assert (tmp_path / "checkpoint-1" / "rollalloc").is_dir()
+
+
+def test_generation_that_hangs_is_reported(model, tmp_path, monkeypatch):
+    worker = tiny_async.trainer(tmp_path, "grpo", model).rollout_worker
+    monkeypatch.setattr(AllocatedWorker, "running", True)
+    worker._beat = time.monotonic() - 100
+    worker.check_health(1000.0)
+    with pytest.raises(RuntimeError, match=r"what generates has not answered for 1\d\d s"):
+        worker.check_health(50.0)
+
+
+def test_what_is_done_between_turns_is_done_by_the_worker_while_it_runs(model, tmp_path):
+    """A checkpoint that another thread wrote would be of half a turn."""
+    names = []
+
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            names.append(worker.between_turns(lambda: threading.current_thread().name))
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Asks()]}, max_steps=2)
+    worker = trainer.rollout_worker
+    trainer.train()
+    assert names == ["rollalloc rollout worker"] * 2
+    assert worker.between_turns(threading.current_thread) is threading.current_thread()
+
+
+def test_a_step_that_was_taken_counts_although_the_worker_died_meanwhile(model, tmp_path):
+    class Kills(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **_):
+            if state.global_step == 1:
+                worker._turn = dies
+                worker._thread.join(60)
+
+    def dies():
+        raise MemoryError("gone")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Kills()]})
+    worker, core = trainer.rollout_worker, trainer.allocation.allocator
+    with pytest.raises(MemoryError, match="gone"):
+        trainer.train()
+    assert trainer.state.global_step == core.version == 2
+    assert core.batch is None
+    with pytest.raises(MemoryError, match="gone"):
+        worker.between_turns(lambda: pytest.fail("half of a turn was saved"))
