@@ -240,6 +240,20 @@ def test_a_memory_that_it_cannot_have_written_is_refused(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "change"),
+    [("fitted_at", 10**9), ("counted", 10**9), ("event_paid", 10**9), ("event_paid", -(10**9)), ("paid", -1),
+     ("least_2", 99.0), ("least_2", -99.0), ("most_2", -99.0), ("scale/length", -99.0)],
+)  # fmt: skip
+def test_a_memory_whose_entries_contradict_each_other_is_refused(name, change):
+    """Each by itself could be: a fit after the last rollout would weigh what was missed beyond all bounds."""
+    memory = after()
+    QUICK.check(memory, 8, {"length": 1})
+    torn = memory[name] + (change if isinstance(memory[name], int) else memory[name].dtype.type(change))
+    with pytest.raises(ValueError, match="contradict each other"):
+        QUICK.check(memory | {name: torn}, 8, {"length": 1})
+
+
+@pytest.mark.parametrize(
     ("field", "wrong"),
     [("ridges", ()), ("ridges", (1e-5,)), ("half_life", 0.0), ("loss_half_life", np.inf), ("record_weight", -1.0),
      ("events", 0), ("fit_every", 0.5), ("first_fits", (8, 4))],

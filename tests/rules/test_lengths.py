@@ -16,7 +16,7 @@ from rollalloc.predict.lengths import LengthPredictor, expected
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import beliefs, prompts
 from rollalloc.rules.lengths import PredictedLengths, laws
-from rollalloc.rules.sizes import Priced, Redundant
+from rollalloc.rules.sizes import Priced, Redundant, _deviations
 from rollalloc.rules.stops import SampledTail
 
 QUICK = LengthPredictor(ridges=(0.1,), events=64, first_fits=(16,), fit_every=32, record_weight=2.0)
@@ -147,6 +147,16 @@ def test_a_prompt_that_is_new_has_the_size_that_its_features_say(rule):
     unknown = rule(groups, view._replace(ledger=blank, memory={}), {})
     assert unknown[0] == unknown[1]
     assert all(rule.promises((short, long), groups, view._replace(ledger=blank), view.memory).values())
+
+
+def test_the_deviation_that_sizes_go_by_is_that_of_the_law_in_tokens():
+    """Of a log-normal law, against a sample of it: mean and variance of the logarithms both count."""
+    view = view_of(learned(7))
+    prompts_K = np.array([0, 9, 23])
+    mean_K, var_K = laws(view, prompts_K)
+    found_K = _deviations([GroupView.of([], prompt=int(at), group=int(at)) for at in prompts_K], view)
+    drawn_KR = np.exp(mean_K[:, None] + np.sqrt(var_K)[:, None] * rng(8200, "law", 0).standard_normal(200_000))
+    np.testing.assert_allclose(found_K, drawn_KR.std(axis=1), rtol=0.02)
 
 
 def test_before_a_first_fit_sizes_are_those_of_the_record():

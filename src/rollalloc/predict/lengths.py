@@ -215,6 +215,8 @@ class LengthPredictor:
         event_M = memory["event_prompt"]
         if event_M.min() < ring.GONE or event_M.max() >= prompts or memory["spread_2"].min() < _LEAST_SPREAD:
             raise ValueError(f"lengths: a visit of none of {prompts} prompts, or no deviation; the state is torn")
+        if not _agrees(memory):
+            raise ValueError("lengths: counts, bounds or scales that contradict each other; the state is torn")
         weight = memory["record_weight"]
         if type(weight) is not float or not 0 < weight < inf:
             raise ValueError(f"lengths, record_weight: expected a number above 0, got {weight!r}; the state is torn")
@@ -258,6 +260,20 @@ def _is_alike(given: Any, like: NDArray[Any]) -> bool:
     """Whether something is an array as that one, of finite numbers."""
     made = isinstance(given, np.ndarray) and (given.shape, given.dtype) == (like.shape, like.dtype)
     return made and bool(np.isfinite(given).all())
+
+
+def _agrees(memory: Memory) -> bool:
+    """Whether nothing is ahead of what it follows: weights of visits to come, or of negative age, have no bound."""
+    paid_M, least_2 = memory["event_paid"], memory["least_2"]
+    return bool(
+        memory["fitted_at"] <= memory["paid"]
+        and memory["counted"] <= memory["seen"]
+        and paid_M.min() >= 0
+        and paid_M.max() <= memory["paid"]
+        and least_2[1] >= 0
+        and (least_2 <= memory["most_2"]).all()
+        and all((memory[name] > 0).all() for name in memory if name.startswith("scale/"))
+    )
 
 
 def _known(memory: Memory, laws_2N: NDArray[Any], at: NDArray[np.int64]) -> NDArray[np.int64]:

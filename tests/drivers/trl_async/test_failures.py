@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import tiny_trl
 from transformers import TrainerCallback
 
 from rollalloc.core.errors import NoScores
+from rollalloc.drivers.trl_async import trainer as driver
+from rollalloc.drivers.trl_async import worker as worker_module
+from rollalloc.drivers.trl_async.worker import AllocatedWorker
 from rollalloc.rewards.frameworks import Reward
 from rollalloc.rewards.scorers import WorkerScorer
 
@@ -73,6 +77,17 @@ def test_a_reward_that_raises_ends_the_training_with_its_error(model, tmp_path):
     assert not trainer.rollout_worker.running
     with pytest.raises(KeyError, match="broken"):
         trainer.rollout_worker.check_health(1.0)
+
+
+def test_a_reward_whose_own_work_was_cancelled_ends_the_training_with_that(model, tmp_path):
+    """As one does that waits for an executor of its own; only `stop` cancels without an error."""
+
+    def cancelled(completions, **_):
+        raise CancelledError("their executor")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=cancelled)
+    with pytest.raises(CancelledError, match="their executor"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [float("inf")] * 64, "text"])
@@ -170,3 +185,97 @@ def test_nothing_is_left_running(model, tmp_path):
     while any(t.name.startswith("rollalloc judge") for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(t.name.startswith("rollalloc") and t.name not in before for t in threading.enumerate())
+
+
+def test_features_may_take_longer_than_a_heartbeat(model, tmp_path, monkeypatch):
+    made, said = driver._of_model, []
+
+    def slow(*given):
+        time.sleep(0.2)
+        try:
+            trainer.rollout_worker.check_health(0.1)
+        except RuntimeError as error:
+            said.append(error)
+        return made(*given)
+
+    monkeypatch.setattr(driver, "_of_model", slow)
+    trainer = tiny_async.trainer(tmp_path, "foresight", model, max_steps=1)
+    trainer.train()
+    assert not said
+
+
+def test_a_training_that_ended_before_it_began_may_be_begun_again(model, tmp_path):
+    """A callback of the user's comes before TRL's own, which starts the worker."""
+
+    class Away(TrainerCallback):
+        error: OSError | None = OSError("tracker")
+
+        def on_train_begin(self, args, state, control, **_):
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Away()]}, max_steps=2)
+    with pytest.raises(OSError, match="tracker"):
+        trainer.train()
+    trainer.train()
+    assert trainer.state.global_step == trainer.allocation.allocator.version == 2
+
+
+def test_work_between_turns_that_ends_as_its_wait_does_is_done(model, tmp_path, monkeypatch):
+    class Late(Future):
+        def result(self, timeout=None):
+            super().result(None)
+            if timeout is not None:
+                raise TimeoutError
+            return super().result()
+
+    monkeypatch.setattr(worker_module, "Future", Late)
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, max_steps=1, **saving)
+    trainer.train()
+    assert (tmp_path / "checkpoint-1" / "rollalloc").is_dir()
+
+
+def test_generation_that_hangs_is_reported(model, tmp_path, monkeypatch):
+    worker = tiny_async.trainer(tmp_path, "grpo", model).rollout_worker
+    monkeypatch.setattr(AllocatedWorker, "running", True)
+    worker._beat = time.monotonic() - 100
+    worker.check_health(1000.0)
+    with pytest.raises(RuntimeError, match=r"what generates has not answered for 1\d\d s"):
+        worker.check_health(50.0)
+
+
+def test_what_is_done_between_turns_is_done_by_the_worker_while_it_runs(model, tmp_path):
+    """A checkpoint that another thread wrote would be of half a turn."""
+    names = []
+
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            names.append(worker.between_turns(lambda: threading.current_thread().name))
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Asks()]}, max_steps=2)
+    worker = trainer.rollout_worker
+    trainer.train()
+    assert names == ["rollalloc rollout worker"] * 2
+    assert worker.between_turns(threading.current_thread) is threading.current_thread()
+
+
+def test_a_step_that_was_taken_counts_although_the_worker_died_meanwhile(model, tmp_path):
+    class Kills(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **_):
+            if state.global_step == 1:
+                worker._turn = dies
+                worker._thread.join(60)
+
+    def dies():
+        raise MemoryError("gone")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Kills()]})
+    worker, core = trainer.rollout_worker, trainer.allocation.allocator
+    with pytest.raises(MemoryError, match="gone"):
+        trainer.train()
+    assert trainer.state.global_step == core.version == 2
+    assert core.batch is None
+    with pytest.raises(MemoryError, match="gone"):
+        worker.between_turns(lambda: pytest.fail("half of a turn was saved"))

@@ -3,7 +3,12 @@
 try:
     from trl.experimental.async_grpo import async_grpo_trainer as _theirs
 
-    _used = _theirs.RolloutWorkerProtocol, _theirs.WeightTransferProtocol, _theirs.RolloutSample
+    _used = (
+        _theirs.RolloutWorkerProtocol,
+        _theirs.WeightTransferProtocol,
+        _theirs.RolloutSample,
+        _theirs._TrainBeginCallback,
+    )
 except (ImportError, AttributeError) as error:
     from rollalloc.drivers.trl_async.versions import what_is_missing
 

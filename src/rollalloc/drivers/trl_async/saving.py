@@ -24,7 +24,7 @@ class AsyncAllocationCallback(TrainerCallback):
 
     Args:
         worker: TRL's.
-        again: starts the worker in a second training, in which TRL's own callback does not.
+        again: starts the worker where TRL's own callback will not, as in a second training.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
 
@@ -38,7 +38,6 @@ class AsyncAllocationCallback(TrainerCallback):
         self._worker, self._again = worker, again
         self._accept_recipe, self._accept_data = accept_recipe, accept_data
         self.resume_from: Path | None = None
-        self._begun = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         allocation, steps = self._worker.allocation, self._worker.optimizer
@@ -54,9 +53,7 @@ class AsyncAllocationCallback(TrainerCallback):
             allocation.trained()
         steps.began = False
         steps.watch(optimizer)
-        if self._begun:
-            self._again()
-        self._begun = True
+        self._again()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._worker.optimizer.begin()

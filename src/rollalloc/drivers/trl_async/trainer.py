@@ -31,6 +31,8 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings, Streaming
 
+_theirs = async_grpo_trainer._TrainBeginCallback
+
 
 class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
     """TRL's `AsyncGRPOTrainer` under a recipe; no vLLM server is needed.
@@ -38,9 +40,9 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
     The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
     and their advantages. They come from rollalloc's asynchronous engine, with a model of its own on the trainer's device,
     into which the trainer's weights are copied after each step. A batch of the recipe is one optimizer step. Of TRL's
-    private interface `_sync_weight` is called where a second `train()` begins, `_rollout_dataset` is told how long was
-    waited, and on a device without CUDA `get_peak_flops_per_device`, which fails there, is stood in for while the trainer
-    is made.
+    private interface `_sync_weight` is called where a second `train()` begins, once `_TrainBeginCallback` says that it has
+    done its part, `_rollout_dataset` is told how long was waited, and on a device without CUDA `get_peak_flops_per_device`,
+    which fails there, is stood in for while the trainer is made.
 
     Args:
         *positional: as for `AsyncGRPOTrainer`, like all that is not named here; `args` with `max_steps`.
@@ -126,9 +128,10 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
         return _Unhurried(super().get_train_dataloader(), self)
 
     def _start_again(self) -> None:
-        """What TRL's callback does in the first training only."""
-        self._sync_weight()
-        self._worker.start()
+        """What TRL's callback does in the first training only; one that ended before its turn does not count."""
+        if any(isinstance(each, _theirs) and each._fired for each in self.callback_handler.callbacks):
+            self._sync_weight()
+            self._worker.start()
 
 
 class _Unhurried:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from math import inf
 from queue import Empty, Queue, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
@@ -95,7 +96,7 @@ class AllocatedWorker:
         self._drain()
         self._error, self.allocation.finished = None, None
         self._stopping.clear()
-        self._beat, self._judge = monotonic(), Judge()
+        self._beat, self._judge = inf, Judge()  # there is no turn yet: features take the time that they take
         self._offset = self._version - self.allocation.allocator.version
         self._thread = threading.Thread(
             target=self._run, args=(self._judge, self._mailbox.newest), name="rollalloc rollout worker", daemon=True
@@ -198,8 +199,8 @@ class AllocatedWorker:
             try:
                 return future.result(timeout=_IDLE_S)
             except TimeoutError:
-                if future.done():
-                    raise  # the work's own
+                if future.done():  # just now, or with such an error of its own
+                    return future.result()
                 if not self.running and not future.done():
                     return self.between_turns(work)
 
@@ -219,8 +220,11 @@ class AllocatedWorker:
                 self._do_asked()
             finally:
                 self._roller.close()
-        except CancelledError:  # `stop` cancelled what was waited for
-            self._do_asked()
+        except CancelledError as error:
+            if self._stopping.is_set():  # `stop` cancelled what was waited for
+                self._do_asked()
+            else:  # a reward function's own
+                self._error = error
         except BaseException as error:
             self._error = error
         finally:
