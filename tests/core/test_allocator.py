@@ -1234,3 +1234,22 @@ def test_an_epoch_of_the_loader_that_begins_loses_nothing_of_what_is_held():
     allocator.tell([Offered((2, 3), 1)])
     assert {order.prompt for order in allocator.ask().generate if order.stage == 1} == {0, 1}
     assert sum(allocator.accounts().values()) == allocator.accounts()["open"] == allocator.paid
+
+
+def test_an_ask_that_only_fills_a_slot_hands_out_what_may_be_released_too():
+    allocator = Allocator(recipes.grpo(1, 4), 4, 0)
+    allocator.ask(2)
+    allocator.ask(0)  # nothing more is to be decided
+    allocator.tell([Failed(0, "its engine died")])
+    actions = allocator.ask(1)
+    assert [order.rollouts for order in actions.generate] == [(2,)]
+    assert actions.release == (0,)
+
+
+def test_an_ask_that_only_fills_a_slot_orders_nothing_once_the_tokens_are_spent():
+    allocator = Allocator(replace(recipes.grpo(1, 4), budget=Budget(run_tokens=5)), 4, 0)
+    allocator.ask(2)
+    allocator.ask(0)  # nothing more is to be decided
+    allocator.tell([Done(0, 1.0, 1.0, 9, 0)])
+    assert allocator.ask(1).generate == ()
+    assert allocator.paid == 2
