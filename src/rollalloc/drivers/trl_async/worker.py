@@ -148,13 +148,14 @@ class AllocatedWorker:
             raise self._error
         if not self.running:
             raise RuntimeError("the rollout worker is not running, so that no rows will come; train() starts it")
-        if self._judge is not None and (busy := self._judge.busy_s()) > stale_after_s:
+        busy = 0.0 if self._judge is None else self._judge.busy_s()
+        if busy > stale_after_s:
             raise RuntimeError(
                 f"a reward function has not answered for {busy:.0f} s, and heartbeat_stale_after_s={stale_after_s:g}; give "
                 "one that cannot hang: rollalloc.rewards.frameworks.Reward(WorkerScorer(...)) calls it in processes that "
                 "are killed"
             )
-        if (quiet := monotonic() - self._beat) > stale_after_s:
+        if (quiet := monotonic() - self._beat - busy) > stale_after_s:  # a turn may wait for a reward
             raise RuntimeError(
                 f"what generates has not answered for {quiet:.0f} s, and heartbeat_stale_after_s={stale_after_s:g}; let "
                 "fewer rollouts run at once (max_inflight_tasks), or raise it"
