@@ -14,7 +14,7 @@ from rollalloc.core.packing import exact_keys, natural
 from rollalloc.predict import linear, ridge, ring
 from rollalloc.predict.blocks import Features, rows_of
 from rollalloc.predict.cadence import check_settings, next_fit
-from rollalloc.predict.predictor import FADED, Memory, mixture
+from rollalloc.predict.predictor import FADED, SILENT, Memory, mixture
 
 _VISITS: Mapping[str, type] = {
     "event_prompt": np.int64,
@@ -24,7 +24,6 @@ _VISITS: Mapping[str, type] = {
 _FITTED = ("fits", "loss_E", "missed_2", "mean_2", "spread_2", "least_2", "most_2")
 _COUNTS = ("prompts", "paid", "fitted_at", "counted", "fits", "fit_at", "seen")
 _LEAST_SPREAD = 0.01  # of a law's mean or variance between prompts: with less, nothing is worth predicting
-_SILENT = 1e-4  # a block whose experts all weigh less is not asked
 
 Floats = NDArray[np.float64]
 
@@ -233,7 +232,7 @@ def expected(memory: Memory, features: Features, prompts_K: NDArray[np.int64]) -
     Raises:
         ValueError: a block that is missing, of another shape, or not finite for one of them.
     """
-    return np.einsum("ket,e->kt", _said(memory, features, prompts_K, _SILENT), mixture(memory["loss_E"]))
+    return np.einsum("ket,e->kt", _said(memory, features, prompts_K, SILENT), mixture(memory["loss_E"]))
 
 
 def law_of(laws_2N: NDArray[Any], prompts_K: NDArray[np.int64]) -> Floats:

@@ -17,7 +17,7 @@ from rollalloc.predict.cadence import check_settings, next_fit
 
 Memory = dict[str, Any]  # numpy arrays, numbers, strings and lists of them
 
-_SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
+SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
 FADED = 0.03  # a weight below it: the event is not fitted to
 
 
@@ -180,7 +180,7 @@ class Predictor:
         kept_K = 0.5 ** (age_K / self.half_life)
         said_KE = self._said(
             memory,
-            self._logits(memory, features, asked_K, _SILENT),
+            self._logits(memory, features, asked_K, SILENT),
             np.full(asked_K.size, memory["mean_hits"] / memory["mean_count"]),
             kept_K * memory["hits_N"][asked_K],
             kept_K * memory["count_N"][asked_K],

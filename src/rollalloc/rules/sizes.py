@@ -66,14 +66,17 @@ class Redundant:
             raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        rows = rows_of(view)
-        most = int(self.max_factor * rows + 1e-9)  # 1.15 * 100 is a little less than 115
-        spare = min(round(self.mean_factor * rows * len(groups)), most * len(groups)) - rows * len(groups)
-        if len(groups) == 1:  # all that is to spare is its own
+        # Of one group nothing need be known: all that is to spare is its own.
+        return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, view), rows_of(view))
+
+    def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
+        """The same, of groups whose lengths have these deviations, in tokens, and of which so many rows are trained on."""
+        groups, most = len(std_G), int(self.max_factor * rows + 1e-9)  # 1.15 * 100 is a little less than 115
+        spare = min(round(self.mean_factor * rows * groups), most * groups) - rows * groups
+        if groups == 1:
             return [rows + spare]
-        std_G = _deviations(groups, view)
         std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # equal lengths: the spare rollouts go round
-        sizes = [rows] * len(groups)
+        sizes = [rows] * groups
         gains = [(-std / (rows * (rows + 1)), g) for g, std in enumerate(std_G.tolist())]
         heapify(gains)
         for _ in range(spare):
@@ -168,7 +171,8 @@ class Priced:
         longer_GX, step = self._longer(groups, view)
         if longer_GX is None:
             return Redundant((1 + self.max_factor) / 2, self.max_factor)(groups, view, memory)
-        tried = [Redundant(mean / rows, self.max_factor)(groups, view, memory) for mean in range(rows, most + 1)]
+        std_G = _deviations(groups, view)
+        tried = [Redundant(mean / rows, self.max_factor).spread(std_G, rows) for mean in range(rows, most + 1)]
         seconds = [
             self.seconds(np.asarray(sizes), longer_GX, rows - view.longest, view.longest, step) for sizes in tried
         ]
