@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
+from rollalloc.core.events import Actions
 from rollalloc.engines.native import Stopped
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Streaming
@@ -178,6 +179,15 @@ def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
     with pytest.raises(RuntimeError, match="room for 6 rollouts: the run would wait for ever"):
         trainer.run()
     assert lost
+
+
+def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error_and_a_turn_beside_it_is_none(trainer_of):
+    trainer = trainer_of(recipes.grpo(4, 4), max_batches=1, sampling=FEW, **STREAMS)
+    roller, allocator = trainer.roller, trainer.allocator
+    assert roller.advance(allocator).batch is not None
+    assert roller.turn(allocator) == Actions()
+    with pytest.raises(RuntimeError, match="room for 6 rollouts: the run would wait for ever"):
+        roller.advance(allocator)
 
 
 def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):

@@ -65,12 +65,16 @@ class Streamer(Rollouts):
             RuntimeError: the core waits for rollouts of which nothing is in flight.
         """
         while True:
-            actions = self.turn(allocator)
+            actions = self.turn(allocator, beside=False)
             if actions.batch is not None or actions.finished is not None:
                 return actions
 
-    def turn(self, allocator: Allocator) -> Actions:
+    def turn(self, allocator: Allocator, *, beside: bool = True) -> Actions:
         """Ask once and carry out; unless there is a batch or the run is over, take in what ends, and wait for it a moment.
+
+        Args:
+            allocator: decides.
+            beside: whether somebody else trains the batch that is outstanding meanwhile, so that there may be nothing to do.
 
         Raises:
             RuntimeError: as `advance`.
@@ -80,7 +84,7 @@ class Streamer(Rollouts):
         actions = self._ask(allocator, backend, room)
         if actions.batch is not None or actions.finished is not None:
             return actions
-        idle = allocator.batch is None and not (self._order_of or actions.cancel or actions.release)
+        idle = not (self._order_of or actions.cancel or actions.release or (beside and allocator.batch is not None))
         if room and idle:
             raise RuntimeError(
                 f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts: the run "
