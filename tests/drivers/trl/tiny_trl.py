@@ -87,23 +87,24 @@ def starts_right(completions: list[str], answer: list[str], **_: Any) -> list[fl
     ]
 
 
+USUAL: dict[str, Any] = {  # of every trainer's settings, whatever its class
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "max_steps": 4,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "learning_rate": 1e-2,
+    "seed": 3,
+}
+
+
 def settings(out: Path | str, **changes: Any) -> GRPOConfig:
-    given: dict[str, Any] = {
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 4,
-        "max_steps": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "seed": 3,
-    }
+    given = USUAL | {"per_device_train_batch_size": 16, "lr_scheduler_type": "constant"}
     return GRPOConfig(str(out), **given | changes)
 
 

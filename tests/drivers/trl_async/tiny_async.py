@@ -40,22 +40,10 @@ def saved_model(folder: Path) -> str:
 
 
 def settings(out: Path | str, **changes: Any) -> AsyncGRPOConfig:
-    given: dict[str, Any] = {
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
+    given = tiny_trl.USUAL | {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 4,
-        "num_generations": 4,
-        "max_completion_length": 4,
-        "max_steps": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "learning_rate": 1e-2,
         "heartbeat_stale_after_s": 60.0,
-        "seed": 3,
     }
     return AsyncGRPOConfig(str(out), **given | changes)
 

@@ -71,7 +71,7 @@ class AllocatedWorker:
         self._thread: threading.Thread | None = None
         self._judge: Judge | None = None
         self._stopping = threading.Event()
-        self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._beat = 0.0
@@ -130,7 +130,7 @@ class AllocatedWorker:
             figures, self._figures = self._figures, {}
             if figures:
                 self.metrics_queue.put(figures)
-            self._asked.put((partial(self._update, model_version, self._mailbox.newest), Future()))
+            self._asked.put((partial(self._update, model_version, self._mailbox.newest), None))
         elif trained:  # the thread died meanwhile
             self.allocation.trained()
 
@@ -291,11 +291,12 @@ class AllocatedWorker:
                 work, future = self._asked.get_nowait()
             except Empty:
                 return
+            if future is None:  # nobody waits for it: its error ends the worker
+                work()
+                continue
             try:
                 made = work()
             except Exception as error:
-                if getattr(work, "func", None) == self._update:
-                    raise
                 future.set_exception(error)
             else:
                 future.set_result(made)
