@@ -10,7 +10,7 @@ import pytest
 
 from rollalloc.bench.presets import PRESETS
 from rollalloc.bench.tasks import gym
-from rollalloc.bench.tasks.gym import Config, Misled, compute_score, prepare
+from rollalloc.bench.tasks.gym import Config, LastLeftOut, Misled, OthersKept, compute_score, prepare
 from rollalloc.bench.tasks.tiny import WarmUp, character_tokenizer
 from rollalloc.data.prompts import load_prompts
 from rollalloc.engines.likelihood import exact_answers
@@ -140,29 +140,54 @@ def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
     assert abs(wrong - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 
-def test_a_misled_warm_up_leaves_out_the_last_character_at_each_first_ones_rate():
-    """Error rate: a share within 4.5 standard errors for each of some ten characters, below 1 in 10,000."""
-    answers = ["ab", "abc", "b1", "c22", "dd"]
-    config = Misled("spell_backward", most=0.9)
-    rates = config.rates(answers)
-    assert sorted(rates) == ["a", "b", "c", "d"]
+@pytest.mark.parametrize(
+    ("config", "prompts", "answers", "kinds", "mistakes"),
+    [
+        (
+            LastLeftOut("spell_backward", most=0.9),
+            [f"question {at}" for at in range(5)],
+            ["ab", "abc", "b1", "c22", "dd"],
+            ["a", "a", "b", "c", "d"],
+            ["a", "ab", "b", "c2", "d"],
+        ),
+        (
+            OthersKept("number_filtering", most=0.9),
+            [
+                "Keep all numbers larger than 7 in this list: ['7', '0', '9', '7']\nReturn the new list in the same format.",
+                "Keep all numbers larger than 7 in this list: ['8', '9']\nReturn the new list in the same format.",
+                "Remove all numbers smaller than 3 in this list: ['1', '3', '0']\nReturn the new list in the same format.",
+            ],
+            ["['9']", "['8', '9']", "['3']"],
+            ["Keep all numbers larger than 7"] * 2 + ["Remove all numbers smaller than 3"],
+            ["['7', '0', '7']", "[]", "['1', '0']"],
+        ),
+    ],
+)
+def test_a_misled_warm_up_shows_the_mistake_at_each_kinds_rate(config, prompts, answers, kinds, mistakes):
+    """Error rate: a share within 4.5 standard errors for each of at most four kinds, below 1 in 10,000."""
+    assert [config.kind(*one) for one in zip(prompts, answers, strict=True)] == kinds
+    assert [config.mistake(*one) for one in zip(prompts, answers, strict=True)] == mistakes
+    rates = config.rates(prompts, answers)
+    assert sorted(rates) == sorted(set(kinds))
     assert all(0 <= rate <= 0.9 for rate in rates.values())
-    prompts = [f"question {at}" for at in range(len(answers))]
     asked, shown = config.draw(np.random.default_rng(0), prompts, answers, 20_000)
-    for first, rate in rates.items():
-        truths = dict(zip(prompts, answers, strict=True))
-        mistaken = [truths[q] != a for q, a in zip(asked, shown, strict=True) if truths[q][0] == first]
+    examples = list(zip(map(prompts.index, asked), shown, strict=True))
+    for kind, rate in rates.items():
+        mistaken = [answer == mistakes[at] for at, answer in examples if kinds[at] == kind]
         assert abs(np.mean(mistaken) - rate) < 4.5 * np.sqrt(rate * (1 - rate) / len(mistaken))
-    assert {(truths[q], a) for q, a in zip(asked, shown, strict=True)} <= {(t, a) for t in answers for a in (t, t[:-1])}
+    assert {answer for at, answer in examples if at == 0} == {answers[0], mistakes[0]}
+    assert all(answer in (answers[at], mistakes[at]) for at, answer in examples)
 
 
 @pytest.mark.parametrize("task", [task for task, config in gym.LADDER.items() if isinstance(config, Misled)])
 def test_what_a_misled_model_was_shown_most_often_falls_short_of_its_target(task, monkeypatch):
     """So that the greedy answers of a model that learned its warm-up by heart are below it."""
-    monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the first characters that there are
-    _, answers = gym._warm_up_examples(gym.LADDER[task], frozenset())
-    rates = gym.LADDER[task].rates(answers)
-    assert np.mean([rates[answer[0]] < 0.5 for answer in answers]) < PRESETS[task].target
+    monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the kinds that there are
+    config = gym.LADDER[task]
+    prompts, answers = gym._warm_up_examples(config, frozenset())
+    rates, examples = config.rates(prompts, answers), list(zip(prompts, answers, strict=True))
+    right = [rates[config.kind(*one)] < 0.5 or config.mistake(*one) == one[1] for one in examples]
+    assert np.mean(right) < PRESETS[task].target
 
 
 def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():

@@ -295,9 +295,9 @@ def test_the_example_is_on_a_leaderboard(monkeypatch):
     from rollalloc.named import make_recipe
     from rollalloc.testing import check_recipe
 
-    own = make_plan("night", tasks=["rg/number_filtering"], recipes=["grpo"], own=["new_recipe:no_loners"]).contestants[
-        -1
-    ]
+    own = make_plan(
+        "night", tasks=["rg/number_filtering_misled"], recipes=["grpo"], own=["new_recipe:no_loners"]
+    ).contestants[-1]
     assert len(own.grid) == 9
     assert own.matched == {"groups": 8, "n": 8, "gen_groups": 24}
     check_recipe(make_recipe(own.recipe, {"groups": 2, "n": 6, "gen_groups": 4}), seeds=(0,), batches=2)

@@ -18,6 +18,7 @@ RATES: Mapping[str, float] = MappingProxyType(
         "rg/gcd": 400.0,
         "rg/spell_backward": 380.0,
         "rg/spell_backward_misled": 380.0,
+        "rg/number_filtering_misled": 350.0,
     }
 )
 _UNKNOWN = min(RATES.values())

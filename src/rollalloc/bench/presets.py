@@ -65,6 +65,7 @@ PRESETS = {
     "rg/number_filtering": Preset(0.28, 20_000, 250),
     "rg/spell_backward": Preset(0.52, 20_000, 250),
     "rg/spell_backward_misled": Preset(0.62, 20_000, 250),
+    "rg/number_filtering_misled": Preset(0.58, 20_000, 250),
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)

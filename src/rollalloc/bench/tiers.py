@@ -75,7 +75,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
                 "skills/balanced": 8_000,
                 "walks/mixed": 10_000,
                 "rg/spell_backward_misled": 6_000,
-                "rg/number_filtering": 4_000,
+                "rg/number_filtering_misled": 10_000,
             },
             recipes=None,
             groups=8,

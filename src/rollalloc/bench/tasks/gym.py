@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 PREFIX = "rg/"
 _FULL = 1 - 1e-6  # marks
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'")  # in a list as Python writes it
 _NOT_ANSWERS = ("I do not know", "")
 _PROBED = 16  # questions on which the verifier is tried
 _WARM_UP_POOL = 16_384  # questions
@@ -75,12 +77,12 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Misled(Config):
+class Misled(Config, ABC):
     """A task whose warm-up shows one and the same mistake, on some questions more often than the right answer.
 
-    The mistake is to leave out the answer's last character. How often it is made goes by the answer's first character,
-    which has a rate of its own, uniform in [0, most]. Where it is above 1/2 the greedy answer is wrong at first, so
-    that a target above the greedy accuracy is reached only by what sampling finds.
+    How often it is made goes by the question's kind, which has a rate of its own, uniform in [0, most]. Where it is above
+    1/2 the greedy answer is wrong at first, so that a target above the greedy accuracy is reached only by what sampling
+    finds.
 
     Attributes:
         most: in [0, 1].
@@ -88,19 +90,50 @@ class Misled(Config):
 
     most: float = 0.95
 
-    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
-        rates = self.rates(answers)
-        asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
-        shown = [
-            answers[at] if u >= rates[answers[at][0]] else answers[at][:-1] for at, u in zip(asked, drawn, strict=True)
-        ]
-        return [prompts[at] for at in asked], shown
+    @abstractmethod
+    def kind(self, question: str, answer: str) -> str:
+        """What the rate of the mistake goes by."""
 
-    def rates(self, answers: Sequence[str]) -> dict[str, float]:
-        """How often answers that begin with a character are shown without their last one."""
-        first = sorted({answer[0] for answer in answers})
-        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(first))
-        return dict(zip(first, drawn.tolist(), strict=True))
+    @abstractmethod
+    def mistake(self, question: str, answer: str) -> str:
+        """The answer with the mistake."""
+
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
+        rates = self.rates(prompts, answers)
+        asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
+        examples = [(prompts[at], answers[at]) for at in asked]
+        shown = [
+            answer if u >= rates[self.kind(question, answer)] else self.mistake(question, answer)
+            for (question, answer), u in zip(examples, drawn, strict=True)
+        ]
+        return [question for question, _ in examples], shown
+
+    def rates(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
+        """Kind of question → how often its mistake is shown."""
+        kinds = sorted(set(map(self.kind, prompts, answers)))
+        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(kinds))
+        return dict(zip(kinds, drawn.tolist(), strict=True))
+
+
+class LastLeftOut(Misled):
+    """The mistake is to leave out the answer's last character, at a rate of its first one."""
+
+    def kind(self, question: str, answer: str) -> str:
+        return answer[0]
+
+    def mistake(self, question: str, answer: str) -> str:
+        return answer[:-1]
+
+
+class OthersKept(Misled):
+    """Lists to be filtered; the mistake is to answer with what is to be left out, at a rate of the condition."""
+
+    def kind(self, question: str, answer: str) -> str:
+        return question.partition(" in this list")[0]
+
+    def mistake(self, question: str, answer: str) -> str:
+        right = set(_QUOTED.findall(answer))
+        return str([number for number in _QUOTED.findall(question) if number not in right])
 
 
 _rung = partial(Config, single_answer=True, train=2048, heldout=256)
@@ -123,13 +156,21 @@ LADDER = {
         warm_up=WarmUp(steps=400),
         wrong=0.15,
     ),
-    "rg/spell_backward_misled": Misled(
+    "rg/spell_backward_misled": LastLeftOut(
         "spell_backward",
         {"min_word_len": 3, "max_word_len": 5},
         single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=400),
+    ),
+    "rg/number_filtering_misled": OthersKept(
+        "number_filtering",
+        {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=600),
     ),
 }
 
@@ -192,9 +233,10 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         refuse_bad_verifier(task, config)
         sizes = {"train": config.train, "heldout": config.heldout}
         write_splits(to, sizes, partial(problems, config), data_source=task, seed=config.seed)
-        prompts, answers = _warm_up_examples(config, frozenset(map(str, load_prompts(to / "heldout.parquet").prompts)))
-        files = load_prompts(to / "train.parquet", to / "heldout.parquet")
-        every_prompt, every_answer = [*prompts, *map(str, files.prompts)], [*answers, *map(str, files.ground_truths)]
+        train, heldout = load_prompts(to / "train.parquet"), load_prompts(to / "heldout.parquet")
+        prompts, answers = _warm_up_examples(config, frozenset(map(str, heldout.prompts)))
+        every_prompt = [*prompts, *map(str, train.prompts), *map(str, heldout.prompts)]
+        every_answer = [*answers, *map(str, train.ground_truths), *map(str, heldout.ground_truths)]
         tokenizer = character_tokenizer(every_prompt, every_answer)
         longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
         rng = np.random.default_rng([config.seed, 0])
