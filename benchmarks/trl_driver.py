@@ -42,7 +42,7 @@ MARGIN = math.log(1.1)
 FEWEST_SEEDS = 6
 
 
-def config(out: Path | str, **changes: Any) -> GRPOConfig:
+def config(out: Path | str, kind: type[GRPOConfig] = GRPOConfig, **changes: Any) -> GRPOConfig:
     """TRL's settings in float32 on the CPU, without anything written."""
     given: dict[str, Any] = {
         "use_cpu": True,
@@ -53,7 +53,7 @@ def config(out: Path | str, **changes: Any) -> GRPOConfig:
         "disable_tqdm": True,
         "lr_scheduler_type": "constant",
     }
-    return GRPOConfig(str(out), **given | changes)
+    return kind(str(out), **given | changes)
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
