@@ -31,12 +31,14 @@ from findings_runs import (
     BUDGET,
     CELL_SEEDS,
     CELLS,
+    LARGE_SEEDS,
     QUESTIONS,
     SEEDS,
     TUNING_BUDGET,
     Variant,
     answers,
     cell,
+    large_groups,
     methods,
     more_than,
     pilots,
@@ -172,7 +174,9 @@ def title(question: str | tuple[str, int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("question", choices=[*QUESTIONS, "cells", "decay", "map", "allocator", "pilots", "runs"])
+    parser.add_argument(
+        "question", choices=[*QUESTIONS, "cells", "large", "decay", "map", "allocator", "pilots", "runs"]
+    )
     parser.add_argument("--tasks", type=Path, required=True, help="folder of tasks; made where they are not there")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3, help=f"of {SEEDS}, the first so many; cells have {CELL_SEEDS}")
@@ -197,6 +201,8 @@ def main() -> None:
             chosen = tuned_rates(tasks, out, TUNING_BUDGET)
             for at in CELLS:
                 print(*lines(cell(at, chosen, tasks, out, CELL_SEEDS[:seeds], BUDGET)), sep="\n")
+        case "large":
+            print(*lines(large_groups(tasks, out, LARGE_SEEDS[:seeds])), sep="\n")
         case question:
             print(*lines(answers(question, tasks, out, SEEDS[:seeds], BUDGET)), sep="\n")
 

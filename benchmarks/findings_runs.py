@@ -27,9 +27,9 @@ from rollalloc.engines.loss import token_losses
 from rollalloc.engines.policy import Policy
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
-CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002), 1000  # of the check of the map, and of its learning rates
-BUDGET, TUNING_BUDGET = 2_500, 2_000  # rollouts of a run
-RATES = (1.5e-4, 3e-4, 6e-4)
+CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002, 7003, 7004), 1000  # of the check of the map, and of its learning rates
+BUDGET, TUNING_BUDGET = 8_000, 4_000  # rollouts of a run
+RATES = (1.5e-4, 3e-4, 6e-4, 1.2e-3)
 HOPELESS_BELOW, SOLVED_FROM = 0.01, 0.93  # success rate of the initial model
 LATE = "pool/30-50-2048"  # % hopeless, % solved, prompts: the shares of skills/late
 
@@ -79,6 +79,24 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
 # The check of the map: pool, rollouts a group. A batch has 64 rows for all.
 CHECKED = ("GRPO", "DAPO, carried", "Pilot-Commit", "REINFORCE")  # with real training, for want of time for more
 CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16))
+
+
+# Pilot-Commit's own ground: groups of 32, four of five prompts hopeless, each method at its best.
+LARGE_POOL, LARGE_SEEDS = "pool/80-0-2048", (7020, 7021, 7022, 7023, 7024)
+
+
+def large() -> dict[str, list[Variant]]:
+    """The methods that are trained there, each in two sizes of batch; the first is what the others are compared with."""
+    return {
+        "GRPO, n = 32": [Variant("grpo", {"groups": groups, "n": 32}) for groups in (2, 4)],
+        "Pilot-Commit, 4 + 28": [_pilot_commit(4, 28, groups=groups) for groups in (2, 4)],
+        "Pilot-Commit, 8 + 24": [_pilot_commit(8, 24, groups=groups) for groups in (2, 4)],
+        "GRPO, n = 4": [Variant("grpo", {"groups": groups, "n": 4}) for groups in (8, 32)],
+        "REINFORCE": [
+            Variant("reinforce", {"groups": groups, "baseline": "running", "neg": 0.1}) for groups in (64, 128)
+        ],
+        "RAFT": [Variant("raft", {"groups": groups}) for groups in (64, 128)],
+    }
 
 
 def methods(n: int, rows: int = 64) -> dict[str, Variant]:
@@ -137,15 +155,40 @@ def tuned_rates(tasks: Path, out: Path, rollouts: int) -> dict[str, float]:
     chosen: dict[str, float] = {}
     for name, variant in methods(n).items():
         if name in CHECKED:
-            tried = [replace(variant, pool=pool, rate=rate) for rate in RATES]
-            runs = [
-                carried_out(each, f"{name}, {n}, {each.rate:g}", TUNING_SEED, tasks, out / "tuning", rollouts)
-                for each in tried
-            ]
-            last = [run.last["accuracy"] for run in runs]
-            chosen[name] = RATES[int(np.argmax(last))]
-            print("tuned:", name, [round(each, 4) for each in last], chosen[name], flush=True)
+            tried = {f"{name}, {n}, {rate:g}": replace(variant, pool=pool, rate=rate) for rate in RATES}
+            chosen[name] = best(tried, tasks, out / "tuning", rollouts).rate
     return chosen
+
+
+def best(tried: Mapping[str, Variant], tasks: Path, out: Path, rollouts: int) -> Variant:
+    """Which of these, by label, came to the highest accuracy on the tuning seed."""
+    last = [carried_out(one, label, TUNING_SEED, tasks, out, rollouts).last["accuracy"] for label, one in tried.items()]
+    at = int(np.argmax(last))
+    print("tuned:", list(tried)[at], "of", dict(zip(tried, np.round(last, 4).tolist(), strict=True)), flush=True)
+    return list(tried.values())[at]
+
+
+def large_groups(tasks: Path, out: Path, seeds: Sequence[int]) -> dict[str, list[Ended]]:
+    """Every run of `large`, by method, with the settings that its search found."""
+    chosen = {
+        name: best(
+            {
+                f"{name}, {shape.parameters['groups']} a batch, {rate:g}": replace(shape, pool=LARGE_POOL, rate=rate)
+                for shape in shapes
+                for rate in RATES
+            },
+            tasks,
+            out / "tuning",
+            TUNING_BUDGET,
+        )
+        for name, shapes in large().items()
+    }
+    found: dict[str, list[Ended]] = {name: [] for name in chosen}
+    for seed in seeds:
+        for name, variant in chosen.items():
+            found[name].append(carried_out(variant, name, seed, tasks, out / "large", BUDGET))
+            print(name, seed, [round(each, 3) for each in found[name][-1].curve.accuracy], flush=True)
+    return found
 
 
 def cell(

@@ -21,7 +21,7 @@ from rollalloc.named import RECIPES, make_recipe
 def no_files(monkeypatch, tmp_path):
     """Tasks that are said to be there: nothing here trains."""
 
-    def prepared(folder, *pool, **graded):
+    def prepared(folder, *pool):
         return TaskFiles(tmp_path / "model", tmp_path / "train", tmp_path / "held", "module:function", 9, True)
 
     for task in (presets.skills, presets.walks, presets.sort, presets.gym):
@@ -30,7 +30,7 @@ def no_files(monkeypatch, tmp_path):
 
 def test_there_is_a_preset_for_every_task_and_pool():
     pooled = {f"skills/{pool}" for pool in skills.POOLS} | {f"walks/{pool}" for pool in walks.POOLS}
-    assert set(PRESETS) == pooled | {"sort", "sort/graded"} | set(gym.LADDER)
+    assert set(PRESETS) == pooled | {"sort"} | set(gym.LADDER)
     for name, preset in PRESETS.items():
         assert preset.target is not None, name
         assert 0 < preset.target < 1, name

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollalloc.bench.tasks import skills, sort
-from rollalloc.bench.tasks.files import compute_score, make_once
+from rollalloc.bench.tasks.files import compute_score, graded_score, make_once
 from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model
 from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.sampler import Request, generate
@@ -37,15 +37,15 @@ def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     return {
         "skills": skills.prepare(folder / "skills", "late", SKILLS),
+        "skills/graded": skills.prepare(folder / "skills", "graded", SKILLS),
         "sort": sort.prepare(folder / "sort", SORT),
-        "sort/graded": sort.prepare(folder / "sort", SORT, graded=True),
     }
 
 
 # Every task
 
 
-@pytest.mark.parametrize("name", ["skills", "sort", "sort/graded"])
+@pytest.mark.parametrize("name", ["skills", "skills/graded", "sort"])
 def test_prompts_are_unique_and_in_verls_schema(tasks, name):
     task = tasks[name]
     prompts = []
@@ -59,10 +59,10 @@ def test_prompts_are_unique_and_in_verls_schema(tasks, name):
             assert row["reward_model"]["style"] == "rule"
             assert row["extra_info"]["split"] == split
         prompts += [row["prompt"] for row in rows]
-    assert len(set(prompts)) == len(prompts) == {"skills": 370, "sort": 320, "sort/graded": 230}[name]
+    assert len(set(prompts)) == len(prompts) == {"skills": 370, "skills/graded": 318, "sort": 320}[name]
 
 
-@pytest.mark.parametrize("name", ["skills", "sort", "sort/graded"])
+@pytest.mark.parametrize("name", ["skills", "skills/graded", "sort"])
 def test_files_load_and_work_together(tasks, name):
     task = tasks[name]
     tokenizer = AutoTokenizer.from_pretrained(task.model)
@@ -129,7 +129,7 @@ def test_pools_have_their_shares(pool):
     if pool == "balanced":
         assert np.histogram(p_N, bins=10, range=(0, 1))[0].tolist() == [40] * 10
     else:
-        assert (easy, hard) == {"mixed": (0.35, 0.40), "late": (0.50, 0.30)}[pool]
+        assert (easy, hard) == {"late": (0.50, 0.30)}.get(pool, (0.35, 0.40))
 
 
 def test_band_counts_always_sum_to_the_prompts():
@@ -188,22 +188,8 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
     np.testing.assert_allclose(p_K, table.rate_K, atol=0.15)
 
 
-# Sort
-
-
-def test_sorted_answers(tasks):
-    repeated = 0
-    for row in [row for name in ("sort", "sort/graded") for row in rows_of(tasks[name].train)]:
-        *symbols, separator = row["prompt"].split()
-        assert separator == "="
-        assert sort.SHORTEST <= len(symbols) <= sort.LONGEST
-        assert row["reward_model"]["ground_truth"].split() == sorted(symbols, key=lambda symbol: int(symbol[1:]))
-        repeated += len(set(symbols)) < len(symbols)
-    assert repeated > 0
-
-
 def test_graded_and_not_are_one_model_on_prompts_of_the_same_kind(tasks):
-    exact, graded = tasks["sort"], tasks["sort/graded"]
+    exact, graded = tasks["skills"], tasks["skills/graded"]
     assert exact.model == graded.model
     assert exact.train != graded.train
     assert (exact.single_answer, graded.single_answer) == (True, False)
@@ -225,7 +211,21 @@ def test_graded_and_not_are_one_model_on_prompts_of_the_same_kind(tasks):
     ],
 )
 def test_a_graded_score_is_the_share_of_right_places(answer, score):
-    assert sort.graded_score("sort/graded", answer, "s1 s2 s2 s5", {"index": 0}) == pytest.approx(score)
+    assert graded_score("skills/graded", answer, "s1 s2 s2 s5", {"index": 0}) == pytest.approx(score)
+
+
+# Sort
+
+
+def test_sorted_answers(tasks):
+    repeated = 0
+    for row in rows_of(tasks["sort"].train):
+        *symbols, separator = row["prompt"].split()
+        assert separator == "="
+        assert sort.SHORTEST <= len(symbols) <= sort.LONGEST
+        assert row["reward_model"]["ground_truth"].split() == sorted(symbols, key=lambda symbol: int(symbol[1:]))
+        repeated += len(set(symbols)) < len(symbols)
+    assert repeated > 0
 
 
 # Making a folder

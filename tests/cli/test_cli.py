@@ -440,9 +440,9 @@ def recipe(label, costs, ratios, reached, **accounts):
 def test_a_table_of_graded_scores_does_not_speak_of_accuracy():
     share = {name: Interval(value, None, None, (value,)) for name, value in (("accuracy", 0.8), ("full_marks", 0.5))}
     one = replace(recipe("grpo", None, None, 1, trained=1), last=dict.fromkeys(LAST) | share, standard_error=0.02)
-    summary = Summary("sort/graded", 0.8, "grpo", (one,), ())
+    summary = Summary("skills/graded", 0.8, "grpo", (one,), ())
     table = cost_table(summary)
-    assert str(table.title) == "sort/graded: what was paid until held-out mean score 0.8"
+    assert str(table.title) == "skills/graded: what was paid until held-out mean score 0.8"
     assert "mean score is sampled" in str(table.caption)
     assert [column.header for column in last_table(summary).columns] == ["recipe", "mean score", "full marks"]
 

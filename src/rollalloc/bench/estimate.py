@@ -12,6 +12,7 @@ from rollalloc.bench.plan import Plan
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,
+        "skills/graded": 300.0,
         "skills/late": 450.0,
         "skills/mixed": 400.0,
         "walks/mixed": 240.0,

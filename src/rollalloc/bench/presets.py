@@ -37,7 +37,7 @@ class Preset:
     """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach, on sort/graded a mean score; None: the run goes on until its budget is spent.
+        target: held-out accuracy to reach, on skills/graded a mean score; None: the run goes on until its budget is spent.
         max_rollouts: what a run may pay before it is censored.
         eval_every: rollouts paid between two points of the grid.
         eval_samples: rollouts a held-out prompt, where it has more than one right answer.
@@ -56,11 +56,11 @@ PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
     "skills/late": Preset(0.85, 60_000, 1000),
+    "skills/graded": Preset(0.93, 40_000, 500),
     "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
-    sort.GRADED: Preset(0.65, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),
     "rg/number_filtering": Preset(0.28, 20_000, 250),
     "rg/spell_backward": Preset(0.52, 20_000, 250),
@@ -123,7 +123,7 @@ def _prepare(name: str, folder: Path) -> TaskFiles:
     pooled, _, pool = name.partition("/")
     if pooled in POOLED:
         return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool)
-    return sort.prepare(folder / "sort", graded=name == sort.GRADED)
+    return sort.prepare(folder / "sort")
 
 
 def task_run(
@@ -132,7 +132,7 @@ def task_run(
     """A run of a recipe on a task, with its preset.
 
     Args:
-        task: "skills", "walks", "sort", "sort/graded", "skills/POOL", "walks/POOL" or "rg/NAME".
+        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL" or "rg/NAME".
         pool: of skills or walks.
         recipe: name of the recipe.
         seed: of the run.

@@ -66,7 +66,7 @@ class Given:
     """What the command line said of a run, whatever the recipe."""
 
     task: Annotated[
-        str | None, _option("A built-in task: skills, walks, sort, sort/graded, or rg/NAME of reasoning-gym.", _WHAT)
+        str | None, _option("A built-in task: skills, walks, sort, or rg/NAME of reasoning-gym.", _WHAT)
     ] = None
     pool: Annotated[
         str, _option("Prompts of skills (balanced, mixed or late) or walks (mixed, late or long).", _WHAT)

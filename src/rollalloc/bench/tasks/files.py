@@ -57,6 +57,15 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(solution_str.split() == ground_truth.split())
 
 
+def graded_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """The share of places that are right: #{i: answer_i = truth_i} / max(|answer|, |truth|), in [0, 1].
+
+    It is 1 for the right answer alone: what is left out, and what is one too many, is a place that is wrong.
+    """
+    answer, truth = solution_str.split(), ground_truth.split()
+    return sum(map(str.__eq__, answer, truth)) / max(len(answer), len(truth))
+
+
 def write_splits(
     folder: Path,
     sizes: dict[str, int],

@@ -1,24 +1,27 @@
 """Skills: a prompt names one to eight skills, the one right answer is their images, in order.
 
 The warm-up data get each skill wrong at that skill's own rate, so a prompt's initial success rate is known: it is the
-product of its skills' rates. One right answer a prompt makes every later success rate exact by teacher forcing.
+product of its skills' rates. One right answer a prompt makes every later success rate exact by teacher forcing. In the pool
+"graded" an answer gets marks for each image that is right, so that hardly a group's rewards are equal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, make_once, write_splits
+from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, graded_score, make_once, write_splits
 from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
-__all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "prepare"]
+__all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "graded_score", "prepare"]
 
 LONGEST = 8
+GRADED = "graded"  # the pool with marks
+_GRADED_SHARE = 4  # of the held-out prompts one in so many, since each is sampled several times
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,13 @@ class Pool:
         return np.diff(np.rint(np.cumsum([0.0, *self.shares]) * prompts)).astype(np.int64)
 
 
+_MIXED = Pool(edges=(0.01, 0.93), shares=(0.40, 0.25, 0.35))
 POOLS = {
     # Ten bands of width 0.1, a tenth of the prompts in each: p is uniform up to its place within a band.
     "balanced": Pool(edges=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), shares=(0.1,) * 10),
-    "mixed": Pool(edges=(0.01, 0.93), shares=(0.40, 0.25, 0.35)),
+    "mixed": _MIXED,
     "late": Pool(edges=(0.01, 0.93), shares=(0.30, 0.20, 0.50)),
+    GRADED: _MIXED,
 }
 
 
@@ -127,7 +132,7 @@ def prepare(folder: Path, pool: str = "late", config: Config = Config()) -> Task
 
     Args:
         folder: holds the model that all pools share, and one folder a pool.
-        pool: a key of `POOLS`.
+        pool: a key of `POOLS`. The one that is graded has a quarter of the others' held-out prompts.
         config: sizes and seeds.
 
     Raises:
@@ -135,26 +140,27 @@ def prepare(folder: Path, pool: str = "late", config: Config = Config()) -> Task
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    skills = Skills(config)
+    skills, graded = Skills(config), pool == GRADED
 
     def make_model(to: Path) -> None:
         rng = np.random.default_rng([config.seed, 0])
         save_warm_model(to, word_tokenizer(skills.words), config.warm_up, partial(skills.noisy_examples, rng))
 
     def make_pool(to: Path) -> None:
-        sizes = {"train": config.train, "heldout": config.heldout}
+        sizes = {"train": sized.train, "heldout": sized.heldout}
         draw = partial(skills.problems, POOLS[pool])
         write_splits(to, sizes, draw, data_source=f"skills/{pool}", seed=config.seed)
 
+    sized = replace(config, heldout=-(-config.heldout // _GRADED_SHARE)) if graded else config
     model = make_once(folder / "model", config, make_model)
-    prompts = make_once(folder / pool, config, make_pool)
+    prompts = make_once(folder / pool, sized, make_pool)
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",
         heldout=prompts / "heldout.parquet",
-        reward=f"{__name__}:compute_score",
+        reward=f"{__name__}:{'graded_score' if graded else 'compute_score'}",
         max_new_tokens=LONGEST + 1,
-        single_answer=True,
+        single_answer=not graded,
     )
 
 

@@ -1,26 +1,22 @@
 """Sort: a prompt is two to fourteen symbols, duplicates allowed; the one right answer is the same symbols in order.
 
-The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones hardly ever. Graded,
-an answer gets marks for each place that is right, so that hardly a group's rewards are equal and none is 0 for long.
+The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones hardly ever.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, make_once, write_splits
 from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
-__all__ = ["Config", "compute_score", "graded_score", "prepare"]
+__all__ = ["Config", "compute_score", "prepare"]
 
 SHORTEST, LONGEST = 2, 14
-GRADED = "sort/graded"
-_GRADED_SHARE = 4  # of the held-out prompts one in so many, since each is sampled several times
 
 
 @dataclass(frozen=True)
@@ -42,22 +38,12 @@ class Config:
     seed: int = 12
 
 
-def graded_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The share of places that are right: #{i: answer_i = truth_i} / max(|answer|, |truth|), in [0, 1].
-
-    It is 1 for the right answer alone: what is left out, and what is one too many, is a place that is wrong.
-    """
-    answer, truth = solution_str.split(), ground_truth.split()
-    return sum(map(str.__eq__, answer, truth)) / max(len(answer), len(truth))
-
-
-def prepare(folder: Path, config: Config = Config(), *, graded: bool = False) -> TaskFiles:
+def prepare(folder: Path, config: Config = Config()) -> TaskFiles:
     """Make the task's files, or find them made.
 
     Args:
-        folder: holds the model, which both kinds of marks share, and the prompts of each.
+        folder: holds the model and the prompts.
         config: sizes and seeds.
-        graded: marks for each place that is right; only full marks else. Its held-out prompts are a quarter as many.
 
     Raises:
         ValueError: a folder that was made with another configuration.
@@ -69,20 +55,18 @@ def prepare(folder: Path, config: Config = Config(), *, graded: bool = False) ->
         save_warm_model(to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng))
 
     def make_prompts(to: Path) -> None:
-        sizes = {"train": sized.train, "heldout": sized.heldout}
-        draw = partial(_problems, config.symbols)
-        write_splits(to, sizes, draw, data_source=GRADED if graded else "sort", seed=config.seed)
+        sizes = {"train": config.train, "heldout": config.heldout}
+        write_splits(to, sizes, partial(_problems, config.symbols), data_source="sort", seed=config.seed)
 
-    sized = replace(config, heldout=-(-config.heldout // _GRADED_SHARE)) if graded else config
     model = make_once(folder / "model", config, make_model)
-    prompts = make_once(folder / ("graded" if graded else "prompts"), sized, make_prompts)
+    prompts = make_once(folder / "prompts", config, make_prompts)
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",
         heldout=prompts / "heldout.parquet",
-        reward=f"{__name__}:{'graded_score' if graded else 'compute_score'}",
+        reward=f"{__name__}:compute_score",
         max_new_tokens=LONGEST + 1,
-        single_answer=not graded,
+        single_answer=True,
     )
 
 
