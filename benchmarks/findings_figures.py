@@ -102,7 +102,7 @@ def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
 
 def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[str, Interval], to: Path) -> None:
     """What the map says beside what real training paid; and what changing one thing did to the gain."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained", width_ratios=(1, 1.1))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained", width_ratios=(1, 1.1))
     for at, (said_of, found) in enumerate(reversed(predicted.values())):
         left.plot(said_of[1:], [at, at], color=BLUE, linewidth=1)
         left.plot(said_of[0], at, "o", color=BLUE, markersize=5, label="the map" if not at else None)
@@ -120,7 +120,8 @@ def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[st
     right.axvline(0, color=GREY, linewidth=0.8)
     right.set_yticks(range(len(trained)), list(reversed(trained)), fontsize=7)
     right.set_xscale("symlog", linthresh=1)
-    right.set_xticks((-2, -1, 0, 1, 5, 20), ("-2", "-1", "0", "1", "5", "20"))
+    right.set_xticks((-10, -3, -1, 0, 1, 3, 10, 30), ("-10", "-3", "-1", "0", "1", "3", "10", "30"))
+    right.xaxis.set_minor_locator(plt.NullLocator())
     right.set_xlabel("points of accuracy more (beyond ±1 logarithmic)", fontsize=9)
     figure.savefig(to, dpi=110)
     plt.close(figure)

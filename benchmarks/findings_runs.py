@@ -75,13 +75,28 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
         "Pilot-Commit, 4 steps": replace(_pilot_commit(groups=16), changes=_FOUR),
         "Pilot-Commit, 6 steps": replace(_pilot_commit(groups=16), changes={"optimizer_steps_per_batch": 6}),
     },
+    "shares": {
+        "GRPO, n = 16": Variant("grpo", {"groups": 4, "n": 16}),
+        "2 + 14": _pilot_commit(2, 14),
+        "4 + 12": _pilot_commit(4, 12),
+        "8 + 8": _pilot_commit(8, 8),
+    },
+    "windows": {
+        "0.125 to 0.75": _pilot_commit(),
+        "0 to 0.75": _pilot_commit(p_lower=0.0),
+        "0.125 to 1": _pilot_commit(p_upper=0.0, p_solve=2.0),
+        "half right": _pilot_commit(p_lower=0.5, p_upper=0.5),
+        # As many rows with an advantage a batch, and so as many steps, as the others of these two have.
+        "0.125 to 0.75, 2 groups": _pilot_commit(groups=2),
+        "0 to 0.75, 8 groups": _pilot_commit(groups=8, p_lower=0.0),
+    },
 }
 # The check of the map: pool, rollouts a group. A batch has 64 rows for all.
 CHECKED = ("GRPO", "DAPO, carried", "Pilot-Commit", "REINFORCE")  # with real training, for want of time for more
 CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16))
 
 
-# Pilot-Commit's own ground: groups of 32, four of five prompts hopeless, each method at its best.
+# Pilot-Commit's own ground: groups of 32, four of five prompts hopeless; and what small groups do there. Each at its best.
 LARGE_POOL, LARGE_SEEDS = "pool/80-0-2048", (7020, 7021, 7022, 7023, 7024)
 
 
@@ -91,6 +106,7 @@ def large() -> dict[str, list[Variant]]:
         "GRPO, n = 32": [Variant("grpo", {"groups": groups, "n": 32}) for groups in (2, 4)],
         "Pilot-Commit, 4 + 28": [_pilot_commit(4, 28, groups=groups) for groups in (2, 4)],
         "Pilot-Commit, 8 + 24": [_pilot_commit(8, 24, groups=groups) for groups in (2, 4)],
+        "Pilot-Commit, 4 + 4": [_pilot_commit(4, 4, groups=groups) for groups in (4, 8)],
         "GRPO, n = 4": [Variant("grpo", {"groups": groups, "n": 4}) for groups in (8, 32)],
         "REINFORCE": [
             Variant("reinforce", {"groups": groups, "baseline": "running", "neg": 0.1}) for groups in (64, 128)

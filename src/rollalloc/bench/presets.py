@@ -56,7 +56,7 @@ PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
     "skills/late": Preset(0.85, 60_000, 1000),
-    "skills/graded": Preset(0.93, 40_000, 500),
+    "skills/graded": Preset(0.93, 40_000, 500, tuned_on="skills/graded"),
     "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
@@ -65,7 +65,7 @@ PRESETS = {
     "rg/number_filtering": Preset(0.28, 20_000, 250),
     "rg/spell_backward": Preset(0.52, 20_000, 250),
     "rg/spell_backward_misled": Preset(0.62, 20_000, 250),
-    "rg/number_filtering_misled": Preset(0.58, 20_000, 250),
+    "rg/number_filtering_misled": Preset(0.58, 20_000, 250, tuned_on="rg/number_filtering_misled"),
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)
