@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from rollalloc.bench.budget import Unforeseeable, forecast_to
-from rollalloc.bench.cost import cost_to_target, curve_of, read_metrics
 from rollalloc.bench.runs import Run
+from rollalloc.runs.cost import cost_to_target, curve_of, read_metrics
 
 
 def errors(folders: list[str]) -> list[tuple[str, str, float]]:

@@ -19,7 +19,6 @@ import numpy as np
 from foresight import with_answers
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.bench.cost import cost_to_target, curve_of
 from rollalloc.bench.execution import one_thread
 from rollalloc.bench.presets import TUNING_SEEDS, task_run
 from rollalloc.bench.runs import Run
@@ -33,6 +32,7 @@ from rollalloc.predict import quality
 from rollalloc.predict.predictor import Features, Memory, Predictor
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.runs.cost import cost_to_target, curve_of
 
 TASKS = ("skills/late", "rg/gcd", "rg/spell_backward")
 MOST = 16_000  # rollouts

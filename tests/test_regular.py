@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
 from rollalloc.bench.tasks.files import make_once
 from rollalloc.bench.tasks.sort import Config
@@ -16,6 +15,7 @@ from rollalloc.data.prepare import prepare
 from rollalloc.engines.checkpoint import Torn, load_newest
 from rollalloc.engines.folder import latest
 from rollalloc.regular import opened, read_text
+from rollalloc.runs.cost import read_metrics
 
 
 def bind(path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollalloc.bench.budget import SPREAD, Unforeseeable, forecast_to
-from rollalloc.bench.cost import Curve
+from rollalloc.runs.cost import Curve
 
 
 def curve(*accuracies, every=1000, tokens=5):

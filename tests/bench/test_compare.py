@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from rollalloc.bench.compare import Standing, compare, is_finished, latest, result_of, standing
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.execution import execute
 from rollalloc.bench.pool import Job, _Worker
 from rollalloc.bench.runs import Source, digests_of
 from rollalloc.claims import InUse, Lock
 from rollalloc.engines.checkpoint import newest
 from rollalloc.engines.stopping import Stopped
+from rollalloc.runs.cost import read_metrics
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),

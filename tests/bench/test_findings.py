@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rollalloc.bench import presets
-from rollalloc.bench.cost import Curve
 from rollalloc.bench.summary import Ended
 from rollalloc.bench.tasks import skills
 from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.engines.loss import token_losses
+from rollalloc.runs.cost import Curve
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import findings_decay

@@ -15,7 +15,6 @@ import typer
 
 from rollalloc.bench import leaderboard, presets
 from rollalloc.bench.cells import board_of
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.leaderboard import Progress, run_leaderboard
 from rollalloc.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
 from rollalloc.bench.pool import Failed, Failure, Job
@@ -24,6 +23,7 @@ from rollalloc.cli.bench import bench, progress_line
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.report.leaderboard import figure, markdown, page, write_leaderboard
+from rollalloc.runs.cost import read_metrics
 
 
 @pytest.fixture

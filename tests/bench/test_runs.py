@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from rollalloc import recipes
 from rollalloc.bench.compare import is_finished
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.execution import execute
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.data.prompts import write_prompts
@@ -20,6 +19,7 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.named import make_recipe
+from rollalloc.runs.cost import read_metrics
 
 # Recipes by name
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.cost import Curve
 from rollalloc.bench.pool import Job
 from rollalloc.bench.search import Search
 from rollalloc.bench.sweep import GRID, Rung, Score, Trial, better, rungs, score, search_rollouts, settings_of
 from rollalloc.bench.tiers import TIERS
+from rollalloc.runs.cost import Curve
 
 
 def trial(*accuracy):

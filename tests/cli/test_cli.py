@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from rollalloc.bench import presets
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.cli.compare import cost_table, last_table
@@ -22,6 +21,7 @@ from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
+from rollalloc.runs.cost import read_metrics
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

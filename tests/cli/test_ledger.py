@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.engines.names import PRIORS
+from rollalloc.runs.names import PRIORS
 
 SAMPLES = Path(__file__).parents[1] / "waste" / "samples"
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score", "--device", "cpu",

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from rollalloc.bench import verify
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
+from rollalloc.runs.cost import read_metrics
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """

@@ -10,11 +10,11 @@ import socket
 import pytest
 
 from rollalloc.report.board import Board
-from rollalloc.report.files import open_regular
-from rollalloc.report.follow import read_run
 from rollalloc.report.found import comparisons, run_folders
 from rollalloc.report.page import write_page
 from rollalloc.report.samples import samples
+from rollalloc.runs.files import open_regular
+from rollalloc.runs.reader import read_run
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rollalloc.report import series
-from rollalloc.report.recorded import RecordedRun
+from rollalloc.runs.recorded import RecordedRun
 
 
 def run_of(*lines, **end):

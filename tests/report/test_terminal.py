@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.report.follow import read_run
 from rollalloc.report.found import is_over
-from rollalloc.report.recorded import remaining
 from rollalloc.report.terminal import sparkline, view
+from rollalloc.runs.reader import read_run
+from rollalloc.runs.recorded import remaining
 
 
 def shown(runs, width=110):

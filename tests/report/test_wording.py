@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.cost import COSTS
 from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
-from rollalloc.report.follow import read_run
 from rollalloc.report.wording import caveats, findings, graded, story
+from rollalloc.runs.cost import COSTS
+from rollalloc.runs.reader import read_run
 
 
 def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from rollalloc.bench.cost import Curve, cost_to_target
+from rollalloc.runs.cost import Curve, cost_to_target
 
 # Cost over forecast, 5% and 95% of 126 finished runs of tiny models from their first two evaluations
 # (`benchmarks/budget.py`, LOG.md). Tasks differ by more than runs of one: 10% and 90% held 64% of the costs of a task that

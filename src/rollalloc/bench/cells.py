@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.contestants import BASELINE, PLAIN, Contestant
-from rollalloc.bench.cost import COSTS
 from rollalloc.bench.leaderboard import diverged_in, final_folder
 from rollalloc.bench.plan import Plan, TaskPlan, frozen_in
 from rollalloc.bench.presets import is_built_in
 from rollalloc.bench.runs import Run
 from rollalloc.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
+from rollalloc.runs.cost import COSTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollalloc.bench.cost import COSTS, cost_to_target, curve_of, read_metrics
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines.folder import RunFolder, latest
-from rollalloc.engines.names import METRICS
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, read_metrics
+from rollalloc.runs.names import METRICS
 from rollalloc.whole import write_text
 
 

@@ -26,7 +26,6 @@ from rollalloc.engines.adapter import peft_module
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.features import features_of, weights_digest
 from rollalloc.engines.folder import RunFolder
-from rollalloc.engines.names import DESCRIPTION, FEATURES, PRIORS
 from rollalloc.engines.native import Listener, Trainer
 from rollalloc.engines.policy import Policy, usable_device
 from rollalloc.engines.settings import Settings
@@ -38,6 +37,7 @@ from rollalloc.ledger.store import check as check_ledger
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
+from rollalloc.runs.names import DESCRIPTION, FEATURES, PRIORS
 from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any, cast, get_args, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.engines.lora import Lora
-from rollalloc.engines.names import DESCRIPTION
 from rollalloc.engines.settings import ASYNC, NEWER, SAVING, Settings
 from rollalloc.named import make_recipe
 from rollalloc.regular import read_text
+from rollalloc.runs.names import DESCRIPTION
 
 
 @dataclass(frozen=True, kw_only=True)

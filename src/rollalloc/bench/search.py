@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollalloc.bench.cost import cost_to_target
 from rollalloc.bench.pool import Job
 from rollalloc.bench.sweep import Rung, Score, Trial, better, score
+from rollalloc.runs.cost import cost_to_target
 
 Over = Callable[[Job], bool]
 TrialOf = Callable[[Job], Trial | None]  # of a run that is over; None: it diverged

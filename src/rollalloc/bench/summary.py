@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.bench.cost import COSTS, Cost, Curve, cost_to_target, curve_of, metrics_in
 from rollalloc.bench.runs import Run
 from rollalloc.core.packing import differences
 from rollalloc.named import RECIPES
+from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of, metrics_in
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000

@@ -19,8 +19,8 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rollalloc.bench.cost import Curve, cost_to_target
 from rollalloc.bench.presets import Tuned
+from rollalloc.runs.cost import Curve, cost_to_target
 
 
 def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list[dict[str, Any]]:

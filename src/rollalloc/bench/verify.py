@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rollalloc.bench.cost import read_metrics
 from rollalloc.bench.execution import execute
 from rollalloc.bench.runs import Run
 from rollalloc.engines.stopping import unheard
+from rollalloc.runs.cost import read_metrics
 
 
 def first_difference(run: Run, batches: int, folder: Path) -> str | None:

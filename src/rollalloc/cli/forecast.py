@@ -28,8 +28,8 @@ def forecast(
 ) -> None:
     """Forecast rollouts, tokens and money to a held-out accuracy, from the evaluations so far."""
     from rollalloc.bench.budget import forecast_to
-    from rollalloc.bench.cost import curve_of, read_metrics
-    from rollalloc.engines.names import METRICS
+    from rollalloc.runs.cost import curve_of, read_metrics
+    from rollalloc.runs.names import METRICS
 
     if price is not None and not (isfinite(price) and price >= 0):
         raise ValueError(f"--price: expected money for a million tokens, 0 or more, got {price}")

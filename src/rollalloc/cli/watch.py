@@ -21,10 +21,10 @@ def watch(
     every: Annotated[float, typer.Option(help="Seconds between two looks, 0.1 to 86400.", parser=seconds)] = 1.0,
 ) -> None:
     """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C."""
-    from rollalloc.report.follow import Reader
     from rollalloc.report.found import comparisons, is_over
     from rollalloc.report.terminal import view
     from rollalloc.report.text import visible
+    from rollalloc.runs.reader import Reader
 
     reader, console = Reader(), Console()
     waiting = Text(visible(f"waiting for a run in {folder}; Ctrl-C leaves"), style="dim")

@@ -26,10 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollalloc.core.packing import exact_keys
-from rollalloc.engines.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.shape import TRAINER, Shape, check_shape
 from rollalloc.regular import read_text
+from rollalloc.runs.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.whole import sync
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Features
 from rollalloc.data.prior_file import write_priors
 from rollalloc.engines import checkpoint
-from rollalloc.engines.names import (
+from rollalloc.regular import opened
+from rollalloc.runs.names import (
     ALLOCATOR,
     CHECKPOINTS,
     DESCRIPTION,
@@ -27,7 +28,6 @@ from rollalloc.engines.names import (
     REWARDS,
     ROLLOUTS,
 )
-from rollalloc.regular import opened
 
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.

@@ -23,12 +23,12 @@ from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
 from rollalloc.engines.folder import RunFolder, Saves
 from rollalloc.engines.grid import Grid, Interrupted
-from rollalloc.engines.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.engines.outcomes import Outcomes
 from rollalloc.engines.schedule import check_budget, share_spent
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.runs.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from rollalloc.engines.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, patient
 from rollalloc.engines.loop import Listener, Loop
-from rollalloc.engines.names import ROLLOUTS
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.results import Rollouts
 from rollalloc.engines.rollouts import Roller
@@ -29,6 +28,7 @@ from rollalloc.engines.streaming.begin import begin
 from rollalloc.engines.streaming.streamer import Streamer
 from rollalloc.engines.update import Updater
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.runs.names import ROLLOUTS
 
 __all__ = ["HeldOut", "Listener", "Settings", "Stopped", "Trainer"]
 

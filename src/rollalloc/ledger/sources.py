@@ -9,8 +9,8 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from rollalloc.engines.names import DESCRIPTION, MODEL, ROLLOUTS
 from rollalloc.regular import read_text
+from rollalloc.runs.names import DESCRIPTION, MODEL, ROLLOUTS
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _OURS = "rollalloc"

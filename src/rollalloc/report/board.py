@@ -15,10 +15,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from rollalloc.report.follow import Reader
 from rollalloc.report.found import comparisons
 from rollalloc.report.page import POLICY, render, sections, title_of
-from rollalloc.report.recorded import RecordedRun
+from rollalloc.runs.reader import Reader
+from rollalloc.runs.recorded import RecordedRun
 
 HOST = "127.0.0.1"
 _NAMES = re.compile(

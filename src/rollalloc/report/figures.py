@@ -20,9 +20,9 @@ from rollalloc.core.ledger import NEW
 from rollalloc.report import series
 from rollalloc.report.lengths import first_and_newest
 from rollalloc.report.own import MADE_BY
-from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.style import CAUSES, GROUND, INK, METHODS, MUTED, RULE, STATES, Kind, by_cause, cause, state_of
 from rollalloc.report.text import one_line
+from rollalloc.runs.recorded import RecordedRun
 from rollalloc.whole import written
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rollalloc.report.follow import read_run
-from rollalloc.report.recorded import RecordedRun
+from rollalloc.runs.reader import read_run
+from rollalloc.runs.recorded import RecordedRun
 
 _DEEPEST = 3  # folders below: a folder of comparisons of several tasks
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollalloc.report.files import open_regular
+from rollalloc.runs.files import open_regular
 
 MADE_BY = "rollalloc report"  # in a page's generator, and in a figure's Software
 _MARKS = (

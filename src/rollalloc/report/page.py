@@ -20,11 +20,11 @@ from rollalloc.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.report import figures, style
 from rollalloc.report.found import comparisons
 from rollalloc.report.own import MADE_BY, refuse_others
-from rollalloc.report.recorded import RecordedRun, by_label, remaining, state
 from rollalloc.report.samples import Example, samples
 from rollalloc.report.svg import inline_svg
 from rollalloc.report.text import one_line, shortened, visible
 from rollalloc.report.wording import caveats, damage, findings, graded, name_of, story
+from rollalloc.runs.recorded import RecordedRun, by_label, remaining, state
 from rollalloc.whole import write_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP

@@ -9,9 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rollalloc.report.fields import rollout
-from rollalloc.report.files import open_regular, why
 from rollalloc.report.text import shortened, visible
+from rollalloc.runs.fields import rollout
+from rollalloc.runs.files import open_regular, why
 
 _PART_BYTES = 4 << 20  # that are read of one end; the file may be larger than memory
 _EACH = 2  # examples of a fate

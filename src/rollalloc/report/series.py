@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rollalloc.bench.summary import interval
 from rollalloc.core.ledger import NEW
-from rollalloc.report.fields import QUANTILES
-from rollalloc.report.recorded import Line, RecordedRun
+from rollalloc.runs.fields import QUANTILES
+from rollalloc.runs.recorded import Line, RecordedRun
 
 Array = NDArray[np.float64]
 _POINTS = 60

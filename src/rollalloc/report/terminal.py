@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollalloc.report.fitting import Fitting, Row
-from rollalloc.report.recorded import RecordedRun, remaining, state
 from rollalloc.report.style import STATES, by_cause, cause, state_of
 from rollalloc.report.text import one_line, visible
+from rollalloc.runs.recorded import RecordedRun, remaining, state
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollalloc.bench.summary import Interval, RecipeSummary, Summary
-from rollalloc.report.recorded import RecordedRun
 from rollalloc.report.text import one_line, visible
+from rollalloc.runs.recorded import RecordedRun
 
 Sentence = tuple[str, str]  # what matters most of it, and the rest
 

@@ -24,9 +24,9 @@ from rollalloc.engines.evaluation import Evaluation, judged
 from rollalloc.engines.folder import RunFolder, latest
 from rollalloc.engines.grid import Grid, Interrupted, patient
 from rollalloc.engines.loop import Listener, Loop
-from rollalloc.engines.names import DESCRIPTION, ROLLOUTS
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.stopping import StopRequest
+from rollalloc.runs.names import DESCRIPTION, ROLLOUTS
 from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)

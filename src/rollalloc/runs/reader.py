@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollalloc.report.fields import description, metrics_line
-from rollalloc.report.files import LONGEST, Growing, open_regular, stamp_of, why
-from rollalloc.report.recorded import Line, RecordedRun
+from rollalloc.runs.fields import description, metrics_line
+from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
+from rollalloc.runs.recorded import Line, RecordedRun
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
 _AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rollalloc.bench.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
 
 
 def curve(accuracy, versions=None, every=100.0):

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rollalloc.bench.cost import Curve, curve_of
+from rollalloc.runs.cost import Curve, curve_of
 
 Line = dict[str, Any]
 _LONGEST = 10 * 365 * 24 * 3600  # seconds left beyond which no figure is given

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollalloc.report.text import one_line
-
 MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
 _NAMES = 64  # in an object of counts: causes, fates, reasons, ages
 _NAME, _TEXT = 120, 2000  # characters of a name, of a text
+_SHOWN = 80  # characters of a wrong value in a message
 _DEEPEST = 32  # nesting of a description
 QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")
 
@@ -89,7 +88,8 @@ def _shown(value: Any) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
         return "a number that is too large"
-    return one_line(json.dumps(value[:80] if isinstance(value, str) else value, ensure_ascii=False), 80)
+    said = json.dumps(value[:_SHOWN] if isinstance(value, str) else value)
+    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 1]}…"
 
 
 # -------------------------------------------------------------------------------------------------------- kinds of values

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from rollalloc.report import files, follow
-from rollalloc.report.follow import Metrics, Reader, read_run
+from rollalloc.runs import files
+from rollalloc.runs.reader import Metrics, Reader, read_run
 
 
 def line(batch, **said):
@@ -57,7 +57,7 @@ def test_what_was_cut_and_written_on_is_read_anew(path):
 
 
 def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
-    monkeypatch.setattr(follow, "_MOST", 16)
+    monkeypatch.setattr("rollalloc.runs.reader._MOST", 16)
     metrics = Metrics(path)
     written = 0
     for upto in (1, 2, 33, 34, 35, 100, 1001):
@@ -75,7 +75,7 @@ def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
 
 
 def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
-    monkeypatch.setattr(follow, "_AT_LEAST", 0)
+    monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 0)
     (path.parent / "run.json").write_text("{}")
     path.write_text("".join(map(line, range(1000))))
     reader = Reader(allowance=10_000)
@@ -93,7 +93,7 @@ def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
 
 
 def test_a_large_run_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "_AT_LEAST", 1000)
+    monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 1000)
     for name, count in (("large", 1000), ("small", 5)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("".join(map(line, range(count))))
