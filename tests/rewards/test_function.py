@@ -87,6 +87,7 @@ def test_results_that_mean_something(result, outcome):
     [
         (math.nan, "nan"),
         (-math.inf, "-inf"),
+        (1e38, "1e+38"),
         ("1.0", "'1.0'"),
         ((1.0, "why"), "(1.0, 'why')"),
         ({}, "{}"),
@@ -100,7 +101,7 @@ def test_a_result_without_a_score_is_unscored_and_named(result, named):
     outcome = to_outcome(result)
     assert isinstance(outcome, Unscored)
     assert named in outcome.reason
-    assert "expected a finite number or a dict with 'score'" in outcome.reason
+    assert "expected a number within ±1e+30 or a dict with 'score'" in outcome.reason
 
 
 @given(st.one_of(st.floats(), st.integers(), st.text(), st.lists(st.floats()), st.dictionaries(st.text(), st.floats())))

@@ -160,6 +160,14 @@ def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
     assert seen["hits_N"] == missed["hits_N"]
 
 
+def test_a_way_that_was_rounded_up_when_it_was_kept_is_no_way_back():
+    rule, memory = Tracker(), Tracker().init(PromptTable(1))
+    for _ in range(2):
+        rule.observe(memory, GroupView.of([1.0]), View.of(moved=1e10 + 600))
+    assert float(memory["moved_N"][0]) > 1e10 + 1000
+    np.testing.assert_allclose(memory["misses_N"], rule.most * rule.least * 4.0, rtol=1e-6)
+
+
 def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rates():
     rule = Tracker()
     memory = rule.init(PromptTable(1))

@@ -13,6 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+LARGEST = 1e30  # of rewards and metrics: squares and differences of such stay within what trains, float32 included
+LARGEST_WHOLE = 2**31 - 1  # of lengths and versions: sums of such stay within what is kept of each prompt
+FARTHEST = 1e3  # nats a token that an update counts for: beyond it nothing is left of the policy before
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -20,10 +24,10 @@ class Done:
 
     Attributes:
         rollout: the id that an `Order` gave.
-        reward: what training uses (after shaping); finite.
-        metric: what selection looks at, such as 1 for right and 0 for wrong; finite, and in [0, 1] under a recipe whose
-            rules take it for a success rate (`Recipe.rate_readers`).
-        tokens: generated tokens, at least 0.
+        reward: what training uses (after shaping); within ±`LARGEST`.
+        metric: what selection looks at, such as 1 for right and 0 for wrong; within ±`LARGEST`, and in [0, 1] under a
+            recipe whose rules take it for a success rate (`Recipe.rate_readers`).
+        tokens: generated tokens, in [0, `LARGEST_WHOLE`].
         version: version of the weights at the rollout's first token, at most the version last told by `Updated`.
         last_version: version at its last token; `version` when None.
         truncated: True where generation hit the length limit.
@@ -79,9 +83,9 @@ class Updated:
     """The weights changed: the outstanding batch was trained.
 
     Attributes:
-        version: must exceed every version told before.
+        version: must exceed every version told before, at most `LARGEST_WHOLE`.
         moved: how far the weights went in this update, as a divergence of the policy before from the one after, in nats a
-            token; 0 or more. None: not measured.
+            token; 0 or more, of which more than `FARTHEST` counts as that. None: not measured.
     """
 
     version: int

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
 from operator import attrgetter, index
 
 from rollalloc.core.errors import EventError, MetricError, RuleError
-from rollalloc.core.events import Cancelled, Done, Failed, Offered, Row, Updated
+from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import QUARANTINED
 from rollalloc.core.phase import OVER, Phase
@@ -18,6 +17,7 @@ from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.table import GONE
 
 _LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
+_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # None, or an array or a tensor of several values
 _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
 _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
@@ -30,12 +30,12 @@ def on_done(run: Run, done: Done) -> None:
     metric, first, last = done.metric, done.version, done.last_version
     try:
         possible = (
-            isfinite(done.reward)
-            and isfinite(metric)
+            -LARGEST <= done.reward <= LARGEST
+            and -LARGEST <= metric <= LARGEST
             and 0 <= first <= run.version
             and (last is None or first <= last <= run.version)
         )
-    except TypeError:  # None, or a tensor of several values
+    except _NO_NUMBER:
         possible = False
     if not possible:
         _refuse(run, done)
@@ -91,12 +91,8 @@ def on_updated(run: Run, event: Updated) -> None:
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
-    moved = run.moved + _moved(event)
-    if moved == inf:
-        raise EventError(
-            f"Updated({version}): moved is {event.moved!r}, after {run.moved!r}: no number holds their sum"
-        )
-    run.version, run.moved = version, moved
+    run.moved += _moved(event)
+    run.version = version
     run.changed()
     if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
         run.release.extend(map(_rollout, run.batch.rows))
@@ -112,13 +108,11 @@ def on_updated(run: Run, event: Updated) -> None:
 def _moved(event: Updated) -> float:
     """How far an update went, as a plain number; 0 where that was not measured."""
     try:
-        moved = 0.0 if event.moved is None else float(event.moved)
-    except (TypeError, ValueError):
+        moved = 0.0 if event.moved is None else min(float(event.moved), FARTHEST)
+    except _NO_NUMBER:
         moved = -1.0
-    if not 0 <= moved < inf:
-        raise EventError(
-            f"Updated({event.version}): moved must be a finite number of 0 or more, or None, got {event.moved!r}"
-        )
+    if not moved >= 0:
+        raise EventError(f"Updated({event.version}): moved must be a number of 0 or more, or None, got {event.moved!r}")
     return moved
 
 
@@ -165,13 +159,13 @@ def _refuse(run: Run, done: Done) -> None:
     """
     first, last = done.version, done.version if done.last_version is None else done.last_version
     try:
-        finite = isfinite(done.reward) and isfinite(done.metric)
-    except TypeError:
-        finite = False
-    if not finite:
+        numbers = bool(abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST)
+    except _NO_NUMBER:
+        numbers = False
+    if not numbers:
         raise EventError(
-            f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers; "
-            "tell Failed for a rollout without a score"
+            f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers within "
+            f"±{LARGEST:g}; scale them, and tell Failed for a rollout without a score"
         )
     raise EventError(
         f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "
@@ -181,7 +175,7 @@ def _refuse(run: Run, done: Done) -> None:
 
 def _end(run: Run, rollout: int, tokens: int) -> Group | None:
     """Book a rollout's terminal event; None where it had been cancelled."""
-    if type(tokens) is not int or tokens < 0:
+    if type(tokens) is not int or not 0 <= tokens <= LARGEST_WHOLE:
         tokens = whole(tokens, f"rollout {rollout}: tokens")
     flight = run.flight
     group = flight.owner.pop(rollout, None)
@@ -224,14 +218,14 @@ def whole(number: int, name: str) -> int:
     """The number as a plain int: a driver's NumPy number would end up in the saved state.
 
     Raises:
-        EventError: no whole number of 0 or more.
+        EventError: no whole number of 0 to `LARGEST_WHOLE`.
     """
     try:
         plain = index(number)
     except TypeError:
         plain = -1
-    if plain < 0:
-        raise EventError(f"{name} must be a whole number of 0 or more, got {number!r}")
+    if not 0 <= plain <= LARGEST_WHOLE:
+        raise EventError(f"{name} must be a whole number of 0 or more, at most {LARGEST_WHOLE}, got {number!r}")
     return plain
 
 

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 from collections.abc import Awaitable
@@ -19,6 +18,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+
+from rollalloc.core.events import LARGEST
 
 _getpid, _exit = os.getpid, os._exit  # bound now: functions that guard themselves take `os` to pieces
 _REASON_LENGTH = 200  # characters: a reason goes to a log, and an exception's text may quote a whole completion
@@ -55,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A score: `reward` is what training uses, `metric` what selection looks at; both finite."""
+    """A score: `reward` is what training uses, `metric` what selection looks at; both within ±`LARGEST`."""
 
     reward: float
     metric: float
@@ -146,8 +147,8 @@ def to_outcome(result: Any) -> Outcome:
     """Reads what a reward function returned; what is not a score becomes `Unscored`, never 0.
 
     Args:
-        result: a finite number, both reward and metric; or a dict with `score`, the reward, and optionally `acc`, the
-            metric; or None where the sample cannot be scored.
+        result: a number within ±`LARGEST`, both reward and metric; or a dict with `score`, the reward, and optionally
+            `acc`, the metric; or None where the sample cannot be scored.
     """
     if result is None:
         return Unscored("reward function returned None")
@@ -159,16 +160,16 @@ def to_outcome(result: Any) -> Outcome:
         reward = metric = _finite(result)
     if reward is None or metric is None:
         returned = f"reward function returned {short(result)}"
-        return Unscored(f"{returned}, expected a finite number or a dict with 'score'"[:_REASON_LENGTH])
+        return Unscored(f"{returned}, expected a number within ±{LARGEST:g} or a dict with 'score'"[:_REASON_LENGTH])
     return Scored(reward, metric)
 
 
 def _finite(value: Any) -> float | None:
-    """The value as a finite float, None where it is none."""
+    """The value as a float that the core takes, None where it is none."""
     if not isinstance(value, (Real, np.bool_)):
         return None
     number = float(value)
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 async def _finish(awaitable: Awaitable[Any]) -> Any:

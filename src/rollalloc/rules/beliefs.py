@@ -191,7 +191,7 @@ class Tracker:
         if not group.scored:  # what the weights moved since the last visit is still to be forgotten
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
-        moved = view.moved - float(memory["moved_N"][prompt])
+        moved = max(0.0, view.moved - float(memory["moved_N"][prompt]))  # which was rounded, up perhaps
         memory["moved_N"][prompt] = view.moved
         kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.moved else self.least
         for metric in np.clip(group.metrics_G, 0, 1).tolist():

@@ -128,7 +128,7 @@ FAILING = {
     "empty": "an observation has no tokens",
     "raises": "the environment failed, RuntimeError: boom",
     "hangs": "the environment failed, TimeoutError: ",
-    "nan": "a reward that is not finite",
+    "nan": "a reward that is not a number within ±1e+30",
     "text": "a reward that is no number, TypeError",
     "no metric": "the environment gave no metric 'correct', but []",
 }

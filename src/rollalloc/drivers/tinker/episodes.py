@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.events import Order
+from rollalloc.core.events import LARGEST, Order
 from rollalloc.core.table import Priors, PromptTable
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service, ServiceFailed
@@ -357,8 +356,8 @@ class Environments:
             return Unscored(f"the environment gave no metric {self.metric!r}, but {sorted(map(str, seen))[:5]}")
         except (TypeError, ValueError) as error:
             return Unscored(f"a reward that is no number, {_named(error)}")
-        if not (math.isfinite(reward) and math.isfinite(metric)):
-            return Unscored("a reward that is not finite")
+        if not (abs(reward) <= LARGEST and abs(metric) <= LARGEST):
+            return Unscored(f"a reward that is not a number within ±{LARGEST:g}")
         return Scored(reward, metric)
 
     def _text(self, turns: _Turns) -> str:
