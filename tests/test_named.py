@@ -1,10 +1,13 @@
 """Recipes by name."""
 
+from itertools import combinations
+
 import pytest
 
 from rollalloc import Warm, recipes
+from rollalloc.bench.methods import matched
 from rollalloc.cli.options import parameters_of as from_command_line
-from rollalloc.named import make_recipe, parameters_of
+from rollalloc.named import RECIPES, group_size, make_recipe, parameters_of, standard
 
 COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}
 
@@ -24,11 +27,34 @@ def test_names_joined_by_plus_are_mixed_and_each_takes_what_it_knows():
     )
 
 
-@pytest.mark.parametrize("name", ["pilot_commit+pods", " pilot_commit + pods"])
-def test_a_mixture_with_a_name_of_its_own_asks_for_less(name):
-    assert make_recipe(name, COMMIT | {"m": 2}) == recipes.mix(
-        recipes.pilot_commit(**COMMIT), recipes.pods(4, n=4, m=2)
-    )
+@pytest.mark.parametrize("name", ["pilot_commit+pods", " pilot_commit + pods", "pods+pilot_commit"])
+def test_where_stages_say_how_many_rollouts_there_are_n_may_be_left_out(name):
+    mixed = recipes.mix(recipes.pilot_commit(**COMMIT, p_lower=0.1), recipes.pods(4, n=4, m=2))
+    given = COMMIT | {"m": 2, "p_lower": 0.1}
+    assert make_recipe(name, given) == make_recipe(name, given | {"n": 4}) == mixed
+    assert RECIPES["pilot_commit+pods"](**given) == mixed
+    assert standard(name) == "pilot_commit+pods"
+    with pytest.raises(ValueError, match="its stages give a group 4 rollouts, and n says 5; leave n out"):
+        make_recipe(name, given | {"n": 5})
+    with pytest.raises(ValueError, match="n_pilot must be a whole number"):
+        make_recipe(name, given | {"n_pilot": "2"})
+    assert group_size("racing+pods", {"sizes_S": [2, 6]}) == 6
+    assert group_size("grpo", {"n": 4}) is None
+
+
+def test_joined_names_take_the_parameters_of_both_in_either_order():
+    joined = 0
+    for first, second in combinations([name for name in RECIPES if "+" not in name], 2):
+        names = (f"{first}+{second}", f"{second}+{first}")
+        both = {*parameters_of(first), *parameters_of(second)}
+        assert [set(parameters_of(name)) for name in names] == [both, both], names
+        given = matched(first, 4, 4) | matched(second, 4, 4) | {"groups": 4}
+        if group_size(names[0], given) is not None:
+            del given["n"]
+        made = [made_or_not(name, given) for name in names]
+        assert made[0] == made[1], names
+        joined += made[0] is not None
+    assert joined > 90
 
 
 @pytest.mark.parametrize("rule", ["max_variance", "max_reward", "random", "percentile"])
@@ -118,3 +144,10 @@ def test_a_warm_up_is_said_as_a_mapping(text):
 def options(said):
     """As `--set` reads them."""
     return from_command_line([f"{key}={value}" for key, value in said.items()])
+
+
+def made_or_not(name, parameters):
+    try:
+        return make_recipe(name, parameters)
+    except ValueError:  # the two have one slot in common
+        return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe, Warm
@@ -32,29 +32,16 @@ def dapo_carry(
     return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates, deviation=deviation)
 
 
-def pilot_commit_pods(
-    groups: int,
-    n_pilot: int,
-    n_commit: int,
-    gen_groups: int,
-    m: int,
-    rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
-) -> Recipe:
+def pilot_commit_pods(**parameters: Any) -> Recipe:
     """Pilot-Commit, trained on the m rollouts of largest reward variance of each group, as PODS does.
 
     Args:
-        groups: prompts in a batch, at least 1.
-        n_pilot: rollouts that estimate a prompt, at least 1.
-        n_commit: rollouts for a prompt in the window, at least 1.
-        gen_groups: prompts piloted at a time, at least 1.
-        m: rollouts trained on, in [1, n_pilot + n_commit].
-        rule: which m, as in `recipes.pods`.
+        parameters: of `recipes.pilot_commit` and `recipes.pods`, whose n is n_pilot + n_commit.
 
     Raises:
-        ValueError: a number out of its range, or a rule that there is not.
+        ValueError: as `make_recipe`.
     """
-    commits = recipes.pilot_commit(groups, n_pilot, n_commit, gen_groups)
-    return recipes.mix(commits, recipes.pods(groups, n_pilot + n_commit, m, rule))
+    return make_recipe("pilot_commit+pods", parameters)
 
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
@@ -79,6 +66,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "racing": recipes.racing,
     "pilot_commit+pods": pilot_commit_pods,
 }
+_SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that say how many rollouts stages give a group
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -87,22 +75,72 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     Args:
         name: a key of `RECIPES`; or `module:object`, a recipe or a function that returns one, which is imported, so it
             runs that module's code; or several of these joined by "+", which `recipes.mix` composes.
-        parameters: arguments of the function, or of the functions: each takes those that it knows.
+        parameters: arguments of the function, or of the functions: each takes those that it knows. Where stages say how
+            many rollouts a group has, as those of Pilot-Commit and racing do, a function beside that needs n has their sum.
 
     Raises:
-        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter.
+        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter; an n that the stages
+            contradict.
     """
     refuse_unknown(name, parameters, parameters_of(name))
-    return reduce(recipes.mix, [_made(part, made, parameters) for part, made in _parts(name).items()])
+    parts = _parts(name)
+    n = group_size(name, parameters)
+    if n is not None and parameters.get("n", n) != n:
+        raise ValueError(
+            f"{name}: its stages give a group {n} rollouts, and n says {parameters['n']!r}; leave n out, or make them equal"
+        )
+    # Those without n first: what is wrong with the stages is said before what follows from them.
+    made: dict[str, Recipe] = {}
+    for part in sorted(parts, key=lambda part: "n" in _takes(parts[part])):
+        takes_n = _takes(parts[part]).get("n")
+        needs_n = n is not None and takes_n is not None and takes_n.default is takes_n.empty
+        made[part] = _made(part, parts[part], {**parameters, "n": n} if needs_n else parameters)
+    return reduce(recipes.mix, [made[part] for part in parts])
 
 
-def parameters_of(name: str) -> tuple[str, ...]:
-    """What the recipe of that name takes; nothing where it is a value.
+def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """What the recipe of that name takes, with defaults; nothing where it is a value.
 
     Raises:
         ValueError: an unknown name, naming the nearest right one.
     """
-    return tuple(dict.fromkeys(key for made in _parts(name).values() for key in _takes(made)))
+    taken: dict[str, inspect.Parameter] = {}
+    for made in _parts(name).values():
+        for key, parameter in _takes(made).items():
+            taken.setdefault(key, parameter)
+    if "n" in taken and _SAY_N & taken.keys():
+        taken["n"] = taken["n"].replace(default=None)  # what the stages say
+    return taken
+
+
+def parameters_of(name: str) -> tuple[str, ...]:
+    """The names of what the recipe of that name takes.
+
+    Raises:
+        ValueError: as `signature_of`.
+    """
+    return tuple(signature_of(name))
+
+
+def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
+    """Rollouts of a group, where a recipe takes n and has stages beside it that say how many; else None.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    known = signature_of(name)
+    if "n" not in known or not _SAY_N & known.keys():
+        return None
+    said = {key: parameters.get(key, known[key].default) for key in _SAY_N & known.keys()}
+    sizes = said.pop("sizes_S", ())
+    numbers: list[Any] = [*(sizes[-1:] if isinstance(sizes, (list, tuple)) else [sizes]), *said.values()]
+    return sum(numbers) if all(type(each) is int for each in numbers) else None
+
+
+def standard(name: str) -> str:
+    """The name as `RECIPES` has it, where it joins the same in another order; else as it is."""
+    parts = sorted(part.strip() for part in name.split("+"))
+    return next((each for each in RECIPES if sorted(each.split("+")) == parts), name)
 
 
 def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -> None:
@@ -179,10 +217,8 @@ def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def _parts(name: str) -> dict[str, Recipe | Callable[..., Any]]:
-    """What is joined by "+", where the whole has no name of its own."""
-    parts = [part.strip() for part in name.split("+")]
-    whole = "+".join(parts)
-    return {part: _find(part) for part in ([whole] if whole in RECIPES else parts)}
+    """What is joined by "+"."""
+    return {part: _find(part) for part in map(str.strip, name.split("+"))}
 
 
 def _find(name: str) -> Recipe | Callable[..., Any]:

@@ -15,7 +15,7 @@ from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape, check_budget
 from rollalloc.engines.settings import Generator, Settings, Straddlers, Streaming
-from rollalloc.named import RECIPES
+from rollalloc.named import RECIPES, standard
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
 USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}
@@ -74,7 +74,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
         remedy = f"say --task {of}/{given.pool}" if of in POOLED else "take it out"
         raise ValueError(f"--pool {given.pool} is of --task {' or '.join(POOLED)}, got --task {task}; {remedy}")
     _, preset = preset_of(task, given.pool)
-    tuned = tuned_of(preset.tuned_on).get(recipe) or Tuned({}, _USUAL_RATE)
+    tuned = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
     chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
     changes = _said(target=given.target, eval_every=given.eval_every)
     run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)
@@ -115,7 +115,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         **_update(given),
         **_said(eval_every=given.eval_every),
     )
-    parameters = {**USUAL.get(recipe, {}), **parameters}
+    parameters = {**USUAL.get(standard(recipe), {}), **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
 
 

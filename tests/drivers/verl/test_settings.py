@@ -68,9 +68,10 @@ def test_batch_size_and_rollouts_are_verls_own():
 
 
 def test_recipes_are_mixed_each_with_its_own_parameters():
-    recipe = read_settings(PILOT_COMMIT | {"recipe": "pilot_commit+pods", "m": 8}, 16, 16).recipe
-    mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48), recipes.pods(16, 16, 8))
-    assert recipe == replace(mixed, prompts=AsOffered())
+    mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48, p_lower=0.1), recipes.pods(16, 16, 8))
+    for name in ("pilot_commit+pods", "pods+pilot_commit"):  # whose stages say n, whatever verl's own is
+        recipe = read_settings(PILOT_COMMIT | {"recipe": name, "m": 8, "p_lower": 0.1}, 16, 4).recipe
+        assert recipe == replace(mixed, prompts=AsOffered())
 
 
 def test_pods_rule_and_the_promotion_are_keys():

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.drivers.verl.modes import Overlap
-from rollalloc.named import make_recipe, parameters_of, refuse_unknown
+from rollalloc.named import group_size, make_recipe, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
 from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
@@ -120,7 +120,9 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     known = parameters_of(name)
     takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
     refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(Settings)][1:]]))
-    available = given | {"groups": groups, "n": n}
+    available = given | {"groups": groups}
+    if group_size(name, given) is None:  # else the recipe's stages say it
+        available["n"] = n
     recipe = make_recipe(name, {key: available[key] for key in known if key in available})
     if recipe.groups != groups:
         raise ValueError(
