@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rollalloc"
 API = (
     "recipes", "core", "rules", "predict", "testing", "data", "rewards", "engines", "drivers", "bench", "simulate", "waste",
-    "ledger", "report",
+    "report",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
 PROJECT = ("CONTRIBUTING.md", "PAPERS.md", "CHANGELOG.md", "LOG.md")

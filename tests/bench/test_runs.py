@@ -199,6 +199,13 @@ def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
         Run.described_in(tmp_path)
 
 
+def test_a_run_with_a_ledger_is_of_a_version_that_had_one(run_of, tmp_path):
+    described = run_of().description()
+    (tmp_path / "run.json").write_text(json.dumps(described | {"source": described["source"] | {"ledger": "a.db"}}))
+    with pytest.raises(ValueError, match=r"'ledger'; the version that wrote it reads it, 0\.1 where it names a ledger"):
+        Run.described_in(tmp_path)
+
+
 @pytest.mark.parametrize("body", ["def score(:", "raise KeyError(3)", "import sys; sys.exit(0)", "1 / 0"])
 def test_a_reward_whose_module_raises_is_one_error(run_of, tmp_path, body):
     (tmp_path / "broken.py").write_text(body + "\n")

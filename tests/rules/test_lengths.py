@@ -86,7 +86,7 @@ def test_it_draws_as_the_order_does(order):
 
 def test_it_says_of_itself_what_the_order_says_and_that_it_reads_features_and_lengths():
     plain, foresight = PredictedLengths(), PredictedLengths(beliefs.Foresight())
-    for name, expected_of in (("believes", True), ("reads_rate", True), ("reads_priors", True), ("reads_moved", False)):
+    for name, expected_of in (("believes", True), ("reads_rate", True), ("reads_moved", False)):
         assert (getattr(plain, name), getattr(foresight, name)) == (False, expected_of)
     assert PredictedLengths(beliefs.Tracker()).reads_moved
     assert (plain.reads, foresight.reads) == (None, beliefs.Foresight.reads)

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from errno import ENOENT
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
@@ -16,10 +15,8 @@ from rollalloc.bench.runs import Run, Source, digests_of
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import Priors
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.features import Features
-from rollalloc.data.prior_file import read_priors
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.adapter import peft_module
@@ -30,14 +27,10 @@ from rollalloc.engines.native import Listener, Trainer
 from rollalloc.engines.policy import Policy, usable_device
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.trackers import tracked
-from rollalloc.ledger.names import names_of
-from rollalloc.ledger.priors import priors_of
-from rollalloc.ledger.sources import weights_in
-from rollalloc.ledger.store import check as check_ledger
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
-from rollalloc.runs.names import DESCRIPTION, FEATURES, PRIORS
+from rollalloc.runs.names import DESCRIPTION, FEATURES
 from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)
@@ -94,7 +87,6 @@ def execute(
         if source.lora is not None:
             peft_module()  # what is missing is said before the model is loaded
         _check_features(source, recipe)
-        _check_ledger(source, recipe, folder if goes_on else None)
         with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
             prompts = load_prompts(*source.prompts)
             held = None if source.heldout is None else load_prompts(source.heldout)
@@ -115,7 +107,6 @@ def execute(
                 run.settings,
                 heldout=heldout,
                 features=features,
-                priors=_priors(source, policy, train, folder if goes_on else None),
                 folder=place,
                 listener=listen,
             )
@@ -171,42 +162,6 @@ def _features(
     if source.features is not None:
         return read_features(Path(source.features), keys, weights=weights_digest(policy.model))
     return features_of(policy.model, train.tokens, pad_id=policy.pad_id)
-
-
-def _check_ledger(source: Source, recipe: Recipe, resumed: Path | None) -> None:
-    """Refuse a ledger that nobody would read, or that is none, before a model is loaded; a resumed run has its priors."""
-    if source.ledger is None:
-        return
-    if not recipe.reads_priors:
-        raise ValueError(f"ledger: the prompt rule {recipe.prompts!r} does not look at priors; take it out")
-    if resumed is None or not (resumed / PRIORS).is_file():
-        check_ledger(Path(source.ledger))
-
-
-def _priors(source: Source, policy: Policy, train: EncodedPrompts, resumed: Path | None) -> Priors | None:
-    """What a ledger says of the prompts: what it said when a resumed run began, or what it says now."""
-    if source.ledger is None:
-        return None
-    keys = train.prompt_set.keys
-    if resumed is not None and (resumed / PRIORS).is_file():
-        try:
-            return read_priors(resumed / PRIORS, keys)
-        except ValueError as error:
-            log.warning("the priors of the run are taken from the ledger anew, since the prompts are others: %s", error)
-    found = priors_of(
-        Path(source.ledger), names_of(train, policy.tokenizer), source.model, weights_in(Path(source.model))
-    )
-    log.info("priors of %d of %d prompts", found.prompts, len(keys))
-    if not found.prompts:
-        log.warning("%s says nothing of these prompts: the run starts as without it", source.ledger)
-    elif not found.same:
-        log.warning(
-            "%s knows these prompts from other models only: its %d rollouts count a tenth each",
-            source.ledger, found.other,
-        )  # fmt: skip
-    # As the run's file keeps them, so that a resumed run has the same to the last bit.
-    single = (np.asarray(each, np.float32) for each in (found.priors.rate_N, found.priors.rollouts_N))
-    return Priors(*single)
 
 
 def one_thread() -> None:

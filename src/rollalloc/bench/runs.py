@@ -39,7 +39,6 @@ class Source:
         device: e.g. "cpu"; None: a GPU where there is one.
         features: file of features of the prompts, for a recipe that predicts; "none": it goes without; None: made by the
             initial model where the recipe uses them.
-        ledger: file of what earlier runs saw of the prompts (`rollalloc ledger`); None: nothing is believed beforehand.
         lora: adapters that are trained instead of the model's own weights; None: those are trained.
 
     Raises:
@@ -58,7 +57,6 @@ class Source:
     overlong_buffer: int | None = None
     device: str | None = None
     features: str | None = None
-    ledger: str | None = None
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
@@ -132,9 +130,8 @@ class Run:
         if self.staleness is None:
             del described["staleness"]
         # What came later is left out where it says nothing new, so that a run of before is still the same run.
-        for name in ("ledger", "lora"):
-            if described["source"][name] is None:
-                del described["source"][name]
+        if described["source"]["lora"] is None:
+            del described["source"]["lora"]
         for name, before in NEWER.items():
             if described["settings"][name] == before:
                 del described["settings"][name]
@@ -177,7 +174,10 @@ class Run:
         try:
             return _revived(Run, Run._saved_in(folder)[0])
         except TypeError as error:
-            raise ValueError(f"{path} is not of this version of rollalloc: {error}") from None
+            raise ValueError(
+                f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
+                "names a ledger"
+            ) from None
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
@@ -204,7 +204,7 @@ def folder_of(run: Run, folder: Path) -> Path:
 
 def digests_of(source: Source) -> dict[str, str]:
     """SHA-256 of each file that a source names and that is on this machine, by its path."""
-    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward), source.ledger]
+    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward)]
     places = [Path(name) for name in named if name is not None]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}

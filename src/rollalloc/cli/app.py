@@ -16,7 +16,6 @@ from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
 from rollalloc.cli.forecast import forecast
-from rollalloc.cli.ledger import ledger
 from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.replay import replay
@@ -39,7 +38,6 @@ for command in (train, compare, bench, features, model, report, watch, board):
 for command in (waste, replay, forecast, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
-app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

@@ -25,10 +25,6 @@ def train(
         list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, sampling and mini-batches.")] = 0,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="What earlier runs saw of the prompts, from `rollalloc ledger add`, to start from."),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -102,8 +98,6 @@ def train(
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts}
     run = replace(run, settings=replace(run.settings, **saving))
-    if ledger is not None:
-        run = replace(run, source=replace(run.source, ledger=str(ledger)))
     if given.task:
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"

@@ -543,11 +543,6 @@ class Recipe:
         return bool(getattr(self.prompts, "reads_features", False))
 
     @property
-    def reads_priors(self) -> bool:
-        """Whether its prompt rule looks at what is believed of prompts before their first rollout."""
-        return bool(getattr(self.prompts, "reads_priors", False))
-
-    @property
     def reads_moved(self) -> bool:
         """Whether the prompt rule wants to be told, by `Updated`, how far the weights moved; it says so likewise."""
         return bool(getattr(self.prompts, "reads_moved", False))

@@ -31,7 +31,7 @@ from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 6
+SCHEMA = 7  # 6 and below are of rollalloc 0.1
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
@@ -100,6 +100,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
+            f"{', 0.1' if state['schema'] in range(SCHEMA) else ''}"
         )
     exact_keys(state, _KEYS, "keys")
     if state["seed"] != run.seed:

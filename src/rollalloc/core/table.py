@@ -33,34 +33,6 @@ def key_digests(keys: Iterable[str]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Priors:
-    """What is believed of each prompt before its first rollout in a run, and how firmly.
-
-    Args:
-        rate_N: success rates in [0, 1], NaN where nothing is believed; shape (N,).
-        rollouts_N: for how many rollouts each counts, 0 or more; where it is 0 nothing is believed.
-
-    Raises:
-        ValueError: a value out of its range, or two shapes.
-    """
-
-    rate_N: ArrayLike
-    rollouts_N: ArrayLike
-
-    def __post_init__(self) -> None:
-        rate_N, rollouts_N = np.asarray(self.rate_N, np.float64), np.asarray(self.rollouts_N, np.float64)
-        if rate_N.ndim != 1 or rate_N.shape != rollouts_N.shape:
-            raise ValueError(
-                f"expected a rate and a number of rollouts a prompt, got {rate_N.shape}, {rollouts_N.shape}"
-            )
-        if not (np.isfinite(rollouts_N) & (rollouts_N >= 0)).all():
-            raise ValueError("the rollouts that a prior counts for must be finite and 0 or more")
-        rate_N = np.where(rollouts_N > 0, rate_N, np.nan)
-        object.__setattr__(self, "rate_N", rate_N)
-        object.__setattr__(self, "rollouts_N", np.where(np.isnan(rate_N), 0.0, rollouts_N))
-
-
-@dataclass(frozen=True, eq=False)
 class PromptTable:
     """The prompts of a run, by stable key.
 
@@ -71,26 +43,23 @@ class PromptTable:
         prior_N: success rate of each prompt in [0, 1] believed before the first rollout, NaN where unknown.
         features: what a predictor may know of each prompt before its first rollout, by name, finite, of shape (N, D) each;
             kept as float32. One array alone is taken for {"features": array}. A saved state holds their digests only.
-        prior_rollouts_N: for how many rollouts each prior counts, finite and 0 or more; 0 where it is unknown. None: for as
-            many as the rule that reads it says.
 
     Raises:
-        ValueError: no prompts, a key that occurs twice, a wrong length, a prior outside [0, 1], rollouts without a prior, or
-            features that are not finite.
+        ValueError: no prompts, a key that occurs twice, a wrong length, a prior outside [0, 1], or features
+            that are not finite.
     """
 
     keys: Sequence[str] | int
     source_N: ArrayLike | None = None
     prior_N: ArrayLike | None = None
     features: Any = field(default_factory=dict[str, NDArray[np.float32]])
-    prior_rollouts_N: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         if len(self) < 1:
             raise ValueError("a prompt table needs at least one prompt, got none; check the data file and its filters")
         if not isinstance(self.keys, int):
             self._refuse_duplicates(self.keys)
-        for name, dtype in (("source_N", np.int32), ("prior_N", np.float64), ("prior_rollouts_N", np.float64)):
+        for name, dtype in (("source_N", np.int32), ("prior_N", np.float64)):
             given = getattr(self, name)
             if given is None:
                 continue
@@ -105,12 +74,6 @@ class PromptTable:
             known_N = ~np.isnan(prior_N)
             if np.any((prior_N[known_N] < 0) | (prior_N[known_N] > 1)):
                 raise ValueError("prior_N must hold success rates in [0, 1], or NaN where unknown")
-        if self.prior_rollouts_N is not None:
-            if self.prior_N is None:
-                raise ValueError("prior_rollouts_N says how firm prior_N is; give both, or neither")
-            firm = Priors(self.prior_N, self.prior_rollouts_N)
-            object.__setattr__(self, "prior_N", firm.rate_N)
-            object.__setattr__(self, "prior_rollouts_N", firm.rollouts_N)
         object.__setattr__(self, "features", self._checked_features())
 
     def _checked_features(self) -> dict[str, NDArray[np.float32]]:

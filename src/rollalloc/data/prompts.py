@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.table import Priors, PromptTable
+from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 
 log = logging.getLogger(__name__)
@@ -61,25 +61,21 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def table(
-        self, features: Mapping[str, NDArray[np.float32]] | None = None, priors: Priors | None = None
-    ) -> PromptTable:
+    def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
         """What the core may know: keys, sources numbered by first appearance, priors where any prompt has one, features.
 
         Args:
             features: by name, shape (N, D) each.
-            priors: of earlier runs, instead of those in the data, whose weight nobody knows.
 
         Raises:
-            ValueError: no prompts, a key that occurs twice, or another number of priors than of prompts.
+            ValueError: no prompts, or a key that occurs twice.
         """
         number = {source: index for index, source in enumerate(dict.fromkeys(self.sources))}
         prior_N = np.array([info.get("prior", math.nan) for info in self.extra_infos], dtype=np.float64)
         return PromptTable(
             keys=self.keys,
             source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
-            prior_N=priors.rate_N if priors is not None else None if np.isnan(prior_N).all() else prior_N,
-            prior_rollouts_N=None if priors is None else priors.rollouts_N,
+            prior_N=None if np.isnan(prior_N).all() else prior_N,
             features=features,
         )
 

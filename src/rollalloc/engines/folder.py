@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rollalloc.claims import Claims, Lock, refuse
-from rollalloc.core.table import Priors
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Features
-from rollalloc.data.prior_file import write_priors
 from rollalloc.engines import checkpoint
 from rollalloc.regular import opened
 from rollalloc.runs.names import (
@@ -24,14 +22,13 @@ from rollalloc.runs.names import (
     FEATURES,
     METRICS,
     MODEL,
-    PRIORS,
     REWARDS,
     ROLLOUTS,
 )
 
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
-_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, PRIORS, MODEL, _PARTIAL, CHECKPOINTS)
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _REMEDY = (
     "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
@@ -170,15 +167,6 @@ class RunFolder:
         """
         self._claims.add({FEATURES})
         write_features(self.path / FEATURES, keys, features, overwrite=True)
-
-    def save_priors(self, keys: Sequence[str], priors: Priors) -> None:
-        """Write the priors that the run begins with: it goes on with these, whatever the ledger says by then.
-
-        Raises:
-            FileExistsError: somebody else put a file of the same name there.
-        """
-        self._claims.add({PRIORS})
-        write_priors(self.path / PRIORS, keys, priors)
 
     def save_model(self, model: Saves) -> None:
         """Write the model, whole or not at all, in place of one that was written before.

@@ -18,7 +18,6 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Updated
 from rollalloc.core.recipe import Budget
-from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
 from rollalloc.engines.folder import RunFolder, Saves
@@ -109,7 +108,6 @@ class Loop:
         settings: everything else.
         stop: whether the run was asked to.
         features: of the prompts, with what they cost; kept with the run.
-        priors: of the prompts; kept with the run.
         place: its folder; None: nothing is written.
         listener: called with each line of the metrics, for progress.
 
@@ -131,14 +129,13 @@ class Loop:
         settings: Settings,
         stop: StopRequest,
         features: Features | None,
-        priors: Priors | None,
         place: RunFolder | None,
         listener: Listener | None,
     ) -> None:
         check_budget(settings.schedule, allocator.recipe.budget, settings.max_batches)
         self.allocator, self.keys, self.model, self.settings = allocator, keys, model, settings
         self.roller, self.updater, self.state, self.grid = roller, updater, state, grid
-        self.features, self.priors, self.place, self.listener = features, priors, place, listener
+        self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
         self.counters = state.counters
         self._stop, self._scoring = stop, report
@@ -177,8 +174,6 @@ class Loop:
             self._describe()
             if self.features is not None:
                 self.place.save_features(self.keys, self.features)
-            if self.priors is not None:
-                self.place.save_priors(self.keys, self.priors)
         self._saved_s = time.monotonic()
         with self.place, self._stop.heard():
             try:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines.behaviour import Behaviour
@@ -45,7 +44,6 @@ class Trainer(Loop):
         heldout: prompts to evaluate on; None: no evaluation.
         features: of the prompts to train on, for a recipe that predicts (`Recipe.reads_features`), in their order; see
             `rollalloc.engines.features.features_of`. None: it predicts from what it sees during the run alone.
-        priors: what earlier runs say of the prompts, in their order, for a recipe that looks at it (`Recipe.reads_priors`).
         folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
             None: nothing is written. One that holds a run is refused, unless it is resumed.
         listener: called with each line of the metrics, for progress.
@@ -61,14 +59,13 @@ class Trainer(Loop):
         *,
         heldout: HeldOut | None = None,
         features: Features | None = None,
-        priors: Priors | None = None,
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
         self.policy, self.train, self.scorer, self.heldout, self.settings = policy, train, scorer, heldout, settings
         place = RunFolder(folder) if isinstance(folder, Path) else folder
         allocator = Allocator(
-            recipe, train.prompt_set.table(None if features is None else features.blocks, priors), settings.seed
+            recipe, train.prompt_set.table(None if features is None else features.blocks), settings.seed
         )
         logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
         self.behaviour = Behaviour(policy, settings.sampling_dtype, plain=settings.engine == "async")
@@ -87,7 +84,6 @@ class Trainer(Loop):
             settings=settings,
             stop=StopRequest(),
             features=features,
-            priors=priors,
             place=place,
             listener=listener,
         )

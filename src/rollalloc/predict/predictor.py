@@ -82,19 +82,14 @@ class Predictor:
         prompts: int,
         widths: Mapping[str, int],
         prior_N: ArrayLike | None = None,
-        rollouts_N: ArrayLike | None = None,
     ) -> Memory:
         """The memory before the first rollout.
-
-        Where it is said for how many rollouts each prior counts, priors are evidence as visits are: they fill the records,
-        and as visits of age half_life · log₂(⌈n⌉ / n) the ring, to which parameters are fitted at once.
 
         Args:
             prompts: N, at least 1.
             widths: the number of columns of each block of features, at least 1; no block at all is fine.
-            prior_N: success rate of each prompt in [0, 1] believed before, NaN where unknown; shape (N,).
-            rollouts_N: n, the rollouts that each prior counts for, finite and 0 or more; None: `prior_weight`, in the
-                records alone.
+            prior_N: success rate of each prompt in [0, 1] believed before, NaN where unknown; shape (N,). In its record it
+                counts for `prior_weight` rollouts.
 
         Raises:
             ValueError: an argument out of its range.
@@ -107,9 +102,7 @@ class Predictor:
         known_N = ~np.isnan(given_N)
         if given_N.shape != (prompts,) or not ((given_N[known_N] >= 0) & (given_N[known_N] <= 1)).all():
             raise ValueError(f"prior_N must hold {prompts} rates in [0, 1], or NaN where unknown")
-        count_N = known_N * (self.prior_weight if rollouts_N is None else np.asarray(rollouts_N, np.float64))
-        if count_N.shape != (prompts,) or not (np.isfinite(count_N) & (count_N >= 0)).all():
-            raise ValueError(f"rollouts_N must hold {prompts} finite numbers of 0 or more")
+        count_N = known_N * self.prior_weight
         hits_N = np.where(known_N, given_N, 0) * count_N
         memory: Memory = {
             "hits_N": hits_N.astype(np.float32),
@@ -119,7 +112,6 @@ class Predictor:
             "widths": [int(widths[name]) for name in sorted(widths)],
             "loss_E": np.zeros(len(widths) * len(self.ridges) + 2),
             "paid": 0,
-            "before": 0.0,  # rollouts that priors count for, as evidence
             "mean_hits": 0.5,
             "mean_count": 1.0,
             "drift": 0.0,  # D, now
@@ -137,26 +129,7 @@ class Predictor:
             memory[f"theta/{name}"] = np.zeros((several, width + 1))
             memory[f"basis/{name}"] = np.eye(width + 1, dtype=np.float32)
             memory[f"spread/{name}"] = np.zeros((several, width + 1), np.float32)
-        memory |= ring.empty(self.events)
-        if rollouts_N is not None:
-            self._remember(memory, np.flatnonzero(count_N), hits_N, count_N)
-        return memory
-
-    def _remember(
-        self, memory: Memory, known_K: NDArray[np.int64], hits_N: NDArray[np.float64], count_N: NDArray[np.float64]
-    ) -> None:
-        """Take priors for visits before the first: as many as the ring holds, those that count for most."""
-        kept_K = known_K[np.argsort(-count_N[known_K], kind="stable")[: self.events]]
-        for prompt in kept_K.tolist():
-            whole = math.ceil(count_N[prompt])
-            faded = float(count_N[prompt]) / whole
-            age = round(-self.half_life * math.log2(faded))
-            rate = float(hits_N[prompt] / count_N[prompt])
-            ring.append(memory, prompt, rate * whole, whole, -age, math.nan, 0.5, 0.0, 0.0, 0.0)
-        memory["before"] = float(count_N[known_K].sum())
-        memory["tracked"] = memory["seen"]
-        memory["event_fits"] = [memory["seen"]] * 2
-        memory["fit_at"] = 0 if kept_K.size else memory["fit_at"]
+        return memory | ring.empty(self.events)
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
         """p̂ of the prompts asked for, in [.001, .999]; reads no other rows of the features.
@@ -276,7 +249,6 @@ class Predictor:
         source_N: ArrayLike,
         widths: Mapping[str, int] | None = None,
         prior_N: ArrayLike | None = None,
-        rollouts_N: ArrayLike | None = None,
     ) -> Memory:
         """The memory for another data set: records go with their prompts; parameters, losses and drift stay.
 
@@ -288,7 +260,6 @@ class Predictor:
             source_N: for each prompt of the new data set its index in the old one, each at most once, −1 where it is new.
             widths: the number of columns of each block of the new data set's features; None: they are as they were.
             prior_N: as in `init`; looked at for new prompts, whose records it fills.
-            rollouts_N: likewise.
 
         Raises:
             ValueError: an index that the old data set does not have, or has been given twice; or as in `init`.
@@ -302,7 +273,7 @@ class Predictor:
             for name, value in memory.items()
         }
         before = dict(zip(memory["blocks"], memory["widths"], strict=True))
-        fresh = self.init(from_N.size, before if widths is None else widths, prior_N, rollouts_N)
+        fresh = self.init(from_N.size, before if widths is None else widths, prior_N)
         for name in ("hits_N", "count_N", "last_N"):
             out[name] = np.where(known_N, memory[name][from_N], fresh[name]).astype(memory[name].dtype)
         out["last_N"] = np.where(known_N, out["last_N"], memory["paid"])

@@ -150,7 +150,6 @@ class Tracker:
     believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_moved: ClassVar = True
-    reads_priors: ClassVar = True
     reads: ClassVar = ("metrics_G",)
 
     half_way: float = 0.06
@@ -241,8 +240,7 @@ class Foresight:
             the baseline is predicted.
         floor: share of the draws that is uniform, in [0, 1].
         pool: candidates for each prompt drawn, at least 1; only for them a rate is predicted.
-        warm: rollouts before which every prompt is as likely, 0 or more; those that the table's priors count for are among
-            them, where it says for how many.
+        warm: rollouts before which every prompt is as likely, 0 or more.
         predictor: predicts.
 
     Raises:
@@ -252,7 +250,6 @@ class Foresight:
     believes: ClassVar = True
     reads_rate: ClassVar = True
     reads_features: ClassVar = True
-    reads_priors: ClassVar = True
     reads: ClassVar = ("rewards_G", "metrics_G")
 
     exponent: float | None = 3.0
@@ -269,7 +266,7 @@ class Foresight:
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
-        made = self.predictor.init(len(table), table.widths, table.prior_N, table.prior_rollouts_N)
+        made = self.predictor.init(len(table), table.widths, table.prior_N)
         return made | {"line": [0.0] * 5}
 
     def pick(
@@ -278,7 +275,7 @@ class Foresight:
         features = view.table.features
         if self.predictor.due(memory):
             self.predictor.refit(memory, features)
-        selects = self.exponent is not None and memory["paid"] + memory.get("before", 0.0) >= self.warm
+        selects = self.exponent is not None and memory["paid"] >= self.warm
         pool = some_free(free_N, self.pool * k if selects else k, rng)
         if not pool.size:
             return []
@@ -314,7 +311,7 @@ class Foresight:
 
     def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set; features of the same names and widths must be made by the same means."""
-        return self.predictor.moved(memory, source_N, table.widths, table.prior_N, table.prior_rollouts_N)
+        return self.predictor.moved(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""

@@ -66,11 +66,6 @@ class PredictedLengths:
         return bool(getattr(self.order, "reads_rate", False))
 
     @property
-    def reads_priors(self) -> bool:
-        """Whether what is believed of prompts before their first rollout is looked at."""
-        return bool(getattr(self.order, "reads_priors", False))
-
-    @property
     def reads_moved(self) -> bool:
         """Whether it is looked at how far the weights moved."""
         return bool(getattr(self.order, "reads_moved", False))

@@ -229,18 +229,14 @@ def prior_rates(table: PromptTable) -> NDArray[np.float64]:
 def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Successes and failures believed of each prompt before its first rollout, shape (N,) each.
 
-    α₀ = w · p where the table says no more than a rate p, or 1/2; α₀ = w/2 + n · p where it says for how many rollouts n
-    that counts; β₀ likewise with 1 - p.
+    α₀ = w · p, with the table's rate p, or 1/2; β₀ = w · (1 - p).
 
     Args:
         table: of the prompts.
         weight: w, the rollouts that a rule's own belief counts for.
     """
     rate_N = prior_rates(table)
-    if table.prior_rollouts_N is None:
-        return rate_N * weight, (1 - rate_N) * weight
-    rollouts_N = np.asarray(table.prior_rollouts_N)
-    return weight / 2 + rate_N * rollouts_N, weight / 2 + (1 - rate_N) * rollouts_N
+    return rate_N * weight, (1 - rate_N) * weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +245,7 @@ class Posterior:
 
     After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
     sampled rates lie nearest to `target`, out of `pool`·k random free prompts. α₀ and β₀ are the table's prior rate, where
-    known, with the weight of `prior_weight` rollouts; α and β begin there, or with as many rollouts as the table says that
-    the prior counts for (`prior_counts`). MoPPS, arXiv 2507.04632; see PAPERS.md.
+    known, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: in (0, 1).
@@ -260,7 +255,6 @@ class Posterior:
     """
 
     reads_rate: ClassVar = True
-    reads_priors: ClassVar = True
     reads: ClassVar = ("metrics_G",)
 
     target: float = 0.5

@@ -2,5 +2,4 @@
 
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"
-PRIORS = "priors.safetensors"
 CHECKPOINTS = "checkpoints"

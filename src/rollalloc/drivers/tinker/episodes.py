@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.events import LARGEST, Order
-from rollalloc.core.table import Priors, PromptTable
+from rollalloc.core.table import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
@@ -67,7 +67,7 @@ class Episodes(Protocol):
     @property
     def keys(self) -> Sequence[str]: ...
 
-    def table(self, features: Blocks | None, priors: Priors | None) -> PromptTable:
+    def table(self, features: Blocks | None) -> PromptTable:
         """What the core may know of them."""
         ...
 
@@ -104,8 +104,8 @@ class Rewarded:
     def keys(self) -> Sequence[str]:
         return self.prompts.prompt_set.keys
 
-    def table(self, features: Blocks | None, priors: Priors | None) -> PromptTable:
-        return self.prompts.prompt_set.table(features, priors)
+    def table(self, features: Blocks | None) -> PromptTable:
+        return self.prompts.prompt_set.table(features)
 
     def digest(self) -> str:
         return digest(self.prompts)
@@ -229,13 +229,11 @@ class Environments:
         if self.max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
 
-    def table(self, features: Blocks | None, priors: Priors | None) -> PromptTable:
+    def table(self, features: Blocks | None) -> PromptTable:
         count = len(self.keys)
         return PromptTable(
             keys=tuple(self.keys),
             source_N=np.zeros(count, np.int32),
-            prior_N=None if priors is None else priors.rate_N,
-            prior_rollouts_N=None if priors is None else priors.rollouts_N,
             features=features,
         )
 

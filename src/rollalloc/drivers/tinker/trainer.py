@@ -12,7 +12,6 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import Priors
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
@@ -48,7 +47,6 @@ class TinkerTrainer(Loop):
         heldout: what is evaluated on, `settings.eval_samples` rollouts each, which are billed; None: no evaluation.
         prices: for the cost so far in money; None: in tokens only.
         features: of the prompts, for a recipe that predicts; None: it predicts from what it sees during the run.
-        priors: what earlier runs say of the prompts.
         folder: gets what the native trainer writes; where the service keeps the model is in `model/tinker.json`.
         listener: called with each line of the metrics.
 
@@ -66,7 +64,6 @@ class TinkerTrainer(Loop):
         heldout: Episodes | None = None,
         prices: Prices | None = None,
         features: Features | None = None,
-        priors: Priors | None = None,
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -79,7 +76,7 @@ class TinkerTrainer(Loop):
         )
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
-        allocator = Allocator(recipe, train.table(blocks, priors), settings.seed)
+        allocator = Allocator(recipe, train.table(blocks), settings.seed)
         logged = folder / ROLLOUTS if folder is not None and settings.log_rollouts else None
         roller = RemoteRoller(service, train, settings.sampling, self.remotely, logged)
         updater = RemoteUpdater(service, settings)
@@ -97,7 +94,6 @@ class TinkerTrainer(Loop):
             settings=settings,
             stop=StopRequest(),
             features=features,
-            priors=priors,
             place=place,
             listener=listener,
         )
