@@ -61,12 +61,13 @@ from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, Shape, WarmUp, character_
 from rollalloc.cli.bench import Shown
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.engines.behaviour import Behaviour
+from rollalloc.engines.dtypes import SamplingDtype
 from rollalloc.engines.features import weights_digest
 from rollalloc.engines.likelihood import exact_answers, padded
 from rollalloc.engines.policy import Policy, usable_device
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import SamplingDtype, Settings
+from rollalloc.engines.settings import Settings
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.report.leaderboard import write_leaderboard
 from rollalloc.whole import write_text

@@ -34,7 +34,8 @@ from rollalloc.engines.features import features_of
 from rollalloc.engines.native import Trainer
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings, Streaming
+from rollalloc.engines.settings import Settings
+from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.sizes import Fixed

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from rollalloc.engines import likelihood, sampler
+from rollalloc.engines.caching import why_not
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
 from rollalloc.engines.sampling import Sampling
@@ -210,19 +211,19 @@ STATEFUL = {
 
 @pytest.mark.parametrize(("config", "says"), STATEFUL.values(), ids=STATEFUL)
 def test_a_model_whose_cache_cannot_follow_rows_is_known_before_it_samples(config, says):
-    assert re.search(says, sampler.why_not(AutoModelForCausalLM.from_config(config)) or "")
+    assert re.search(says, why_not(AutoModelForCausalLM.from_config(config)) or "")
 
 
 def test_a_model_with_tokens_of_its_own_before_the_prompt_is_known(model):
     peft = pytest.importorskip("peft")
     virtual = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     prompted = peft.get_peft_model(deepcopy(model), virtual)
-    assert "other tokens than the model was given" in (sampler.why_not(prompted) or "")
+    assert "other tokens than the model was given" in (why_not(prompted) or "")
 
 
 def test_asking_a_model_changes_nothing(model):
     asked = deepcopy(model).train()
-    assert sampler.why_not(asked) is None
+    assert why_not(asked) is None
     assert all(module.training for module in asked.modules())
 
 

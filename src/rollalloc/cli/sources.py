@@ -14,7 +14,8 @@ from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape, check_budget
-from rollalloc.engines.settings import Generator, Settings, Straddlers, Streaming
+from rollalloc.engines.settings import Settings
+from rollalloc.engines.streaming.settings import Generator, Straddlers, Streaming
 from rollalloc.named import RECIPES, standard
 
 # For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from rollalloc.engines.adapter import plain_weights
+from rollalloc.engines.dtypes import SamplingDtype
 from rollalloc.engines.policy import Policy
-from rollalloc.engines.settings import SamplingDtype
 
 
 class Behaviour:
@@ -36,7 +36,7 @@ class Behaviour:
         model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
         for parameter in model.parameters():  # no buffers: frequencies of rotary positions need all their digits
             parameter.data = parameter.data.to(getattr(torch, dtype))
-        model.requires_grad_(plain)  # by which `checkpoint.weights` knows what to hand on
+        model.requires_grad_(plain)  # by which `weights_of` knows what to hand on
         self._copy = replace(policy, model=model, adapter=None)
 
     def policy(self) -> Policy:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
@@ -19,15 +19,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rollalloc.core.packing import exact_keys
-from rollalloc.engines.sampler import Generation
 from rollalloc.engines.shape import TRAINER, Shape, check_shape
+from rollalloc.engines.weights import trained
 from rollalloc.regular import read_text
 from rollalloc.runs.names import CHECKPOINTS, METRICS, ROLLOUTS
 from rollalloc.whole import sync
@@ -335,32 +333,6 @@ def cut_written(folder: Path, written: Mapping[str, int]) -> None:
 # ------------------------------------------------------------------------------------------- model, optimizer, rollouts
 
 
-def weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters that are trained, and saved buffers, by name; those that are tied once."""
-    saved = model.state_dict(keep_vars=True)
-    buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
-    return dict(trained(model)) | buffers
-
-
-def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """A model's parameters that are not frozen, by name."""
-    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-
-
-def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Let a model have the weights that `weights` gave of one like it."""
-    here = weights(model)
-    exact_keys(saved, here, "weights")
-    for name, tensor in here.items():
-        if tensor.shape != saved[name].shape:
-            raise ValueError(
-                f"weights: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"
-            )
-    with torch.no_grad():
-        for name, tensor in here.items():
-            tensor.copy_(saved[name])
-
-
 def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as `parameter:entry` → tensor."""
     return {
@@ -388,22 +360,3 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for _, parameter in trained(model):
         parameter.grad = torch.zeros_like(parameter) if parameter in optimizer.state else None
-
-
-def pack_generations(generations: Sequence[Generation]) -> tuple[list[list[int]], dict[str, Tensor]]:
-    """Rollouts as [id, tokens, truncated] each, and their tokens and log-probabilities one after the other."""
-    described = [[made.rollout, len(made.tokens), int(made.truncated)] for made in generations]
-    tokens = [token for made in generations for token in made.tokens]
-    logprobs = np.concatenate([np.zeros(0, np.float32), *(made.logprobs for made in generations)])
-    return described, {"tokens": torch.tensor(tokens, dtype=torch.int64), "logprobs": torch.from_numpy(logprobs)}
-
-
-def unpack_generations(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Generation]:
-    """The inverse of `pack_generations`."""
-    tokens, logprobs, start = tensors["tokens"].tolist(), tensors["logprobs"].numpy(), 0
-    generations: list[Generation] = []
-    for rollout, length, truncated in described:
-        here = slice(start, start + length)
-        generations.append(Generation(rollout, tuple(tokens[here]), logprobs[here].copy(), bool(truncated)))
-        start += length
-    return generations

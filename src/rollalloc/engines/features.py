@@ -29,8 +29,9 @@ from rollalloc.data.features import (
     standardised,
     token_bag,
 )
+from rollalloc.engines.dtypes import Precision
 from rollalloc.engines.likelihood import evaluating, padded
-from rollalloc.engines.policy import Precision, computing
+from rollalloc.engines.policy import computing
 
 log = logging.getLogger(__name__)
 

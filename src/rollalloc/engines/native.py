@@ -98,7 +98,11 @@ class Trainer(Loop):
         shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
         if settings.engine == "sync":
             return Roller(*shared)
-        return Streamer(*shared, begin=begin(self.behaviour, self.train.tokens, settings), streaming=settings.streaming)
+        return Streamer(
+            *shared,
+            begin=begin(self.behaviour, self.train.tokens, settings.sampling, settings.streaming, seed=settings.seed),
+            streaming=settings.streaming,
+        )
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.engines.adapter import Adapter, plain_weights
+from rollalloc.engines.caching import why_not
+from rollalloc.engines.dtypes import Precision
 from rollalloc.engines.lora import Lora
-from rollalloc.engines.sampler import why_not
-from rollalloc.engines.settings import Precision
 
 ADAPTER = "adapter"  # folder in that of a model that was trained with adapters
 _ADAPTER_CONFIG = "adapter_config.json"

@@ -12,9 +12,9 @@ from torch import Tensor
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.engines import checkpoint
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.outcomes import Outcomes, RolloutLog, tell
+from rollalloc.engines.packed import pack_generations, unpack_generations
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -93,7 +93,7 @@ class Rollouts:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
-        described, tensors = checkpoint.pack_generations(list(self.generations.values()))
+        described, tensors = pack_generations(list(self.generations.values()))
         return {"generations": described, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -103,7 +103,7 @@ class Rollouts:
             ValueError: keys missing or unknown.
         """
         self.outcomes.load_state({name: value for name, value in state.items() if name != "generations"})
-        held = checkpoint.unpack_generations(state["generations"], tensors)
+        held = unpack_generations(state["generations"], tensors)
         self.generations = {made.rollout: made for made in held}
 
     # --------------------------------------------------------------------------------------------------------- scoring

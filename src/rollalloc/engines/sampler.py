@@ -1,4 +1,4 @@
-"""A batched sampler for Hugging Face causal language models with attention; `why_not` asks one.
+"""A batched sampler for Hugging Face causal language models with attention.
 
 A prompt is prefilled once for all its rollouts, and what all prompts of a wave begin with once for all of them, finished
 rollouts leave the batch, and each token's random draw is a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -172,48 +172,6 @@ def stream(
                             f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
                         )
                     ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
-
-
-def why_not(model: PreTrainedModel) -> str | None:
-    """Why the sampler cannot generate with a model; None where it can.
-
-    Rollouts are rows of the cache, repeated after the prefill and selected as others end. So the model is asked: it fills a
-    cache with two rows of two tokens, and each state that the cache then holds must follow a selection of three. The keys
-    and values of attention do; the state of a linear attention, or one kept elsewhere, does not.
-    """
-    rows_B = torch.tensor([1, 0, 1], device=model.device)
-    ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
-    try:
-        cache = DynamicCache(config=model.config)
-        with evaluating(model):
-            output = model(
-                input_ids=ids_BS,
-                position_ids=torch.arange(2, device=model.device).expand(2, 2),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-    except (AttributeError, TypeError, ValueError) as error:
-        return f"a model that takes no cache ({type(error).__name__}: {error})"
-    if getattr(output, "past_key_values", None) is not cache:
-        return "a model that keeps its state outside the cache it is given"
-    layers: list[Any] = cache.layers
-    for layer in layers:
-        select = getattr(layer, "batch_select_indices", lambda rows_B: None)
-        select(rows_B)
-        if any(len(state) != len(rows_B) for state in _states(layer)):
-            return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
-    if max((layer.get_seq_length() for layer in layers if hasattr(layer, "get_seq_length")), default=0) != 2:
-        return "a cache that holds other tokens than the model was given"
-    return None
-
-
-def _states(layer: object) -> Iterator[Tensor]:
-    """What a layer of a cache holds of each row: its tensors, those in dictionaries included, but single numbers."""
-    for value in vars(layer).values():
-        for held in value.values() if isinstance(value, dict) else [value]:
-            if isinstance(held, Tensor) and held.ndim:
-                yield held
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], kv_tokens: int | None) -> int:

@@ -24,6 +24,7 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.results import Rollouts
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.update import Updater
+from rollalloc.engines.weights import load_weights, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -217,12 +218,12 @@ class NativeState(RunState):
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         return {}, {
-            "weights": checkpoint.weights(self.policy.model),
+            "weights": weights_of(self.policy.model),
             "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer),
         }
 
     def load_weights(self, saved: Checkpoint) -> None:
-        checkpoint.load_weights(self.policy.model, saved.tensors["weights"])
+        load_weights(self.policy.model, saved.tensors["weights"])
         checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
 
     def check(self, saved: Checkpoint, place: Path) -> None:

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.engines.adapter import digest_of
-from rollalloc.engines.checkpoint import trained
 from rollalloc.engines.likelihood import Tokens, completion_logprobs
 from rollalloc.engines.loss import divergences, shares, token_losses
 from rollalloc.engines.policy import Policy, computing, in_bf16
 from rollalloc.engines.recomputing import recomputing
 from rollalloc.engines.sampler import Generation
 from rollalloc.engines.settings import Settings
+from rollalloc.engines.weights import trained
 
 log = logging.getLogger(__name__)
 

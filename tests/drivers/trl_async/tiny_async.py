@@ -15,7 +15,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from rollalloc import Recipe, recipes
 from rollalloc.drivers.trl_async import AllocatedAsyncGRPOTrainer
-from rollalloc.engines.settings import Streaming
+from rollalloc.engines.streaming.settings import Streaming
 
 LOCAL = Streaming(overlap=False)  # in this process: it begins at once, and without staleness depends on no clock
 RECIPES: dict[str, Recipe] = {

@@ -13,12 +13,12 @@ pytest.importorskip("vllm")
 import psutil
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines import checkpoint
 from rollalloc.engines.likelihood import completion_logprobs, exact_answers
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import BackendDied, Row
 from rollalloc.engines.streaming.vllm_backend import VllmBackend
 from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
+from rollalloc.engines.weights import load_weights, weights_of
 
 pytestmark = pytest.mark.verl
 LENGTH, SLOTS, EOS, STOP = 40, 24, 1, 7
@@ -62,10 +62,10 @@ def rows_of(rollouts, **changes):
 
 def test_rollouts_of_vllm_are_what_they_say_under_each_of_their_weights():
     model, other = tiny(), tiny()
-    weights = {name: tensor.detach().clone() for name, tensor in checkpoint.weights(model).items()}
+    weights = {name: tensor.detach().clone() for name, tensor in weights_of(model).items()}
     for tensor in weights.values():
         tensor.add_(0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
-    checkpoint.load_weights(other, weights)
+    load_weights(other, weights)
     before = set(psutil.Process().children(recursive=True))
     serve = {"sampling": SAMPLING, "ends": (EOS, STOP), "longest_prompt": LONGEST, "slots": SLOTS}
     backend = VllmBackend(
@@ -163,8 +163,8 @@ def check_that_its_death_is_said(backend):
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(BackendDied, match="vLLM's engine ended"):
         drained(backend, 20)
-    backend.load(checkpoint.weights(tiny()), 9)
-    backend.load(checkpoint.weights(tiny()), 10)  # returns, although nobody takes it
+    backend.load(weights_of(tiny()), 9)
+    backend.load(weights_of(tiny()), 10)  # returns, although nobody takes it
     with pytest.raises(BackendDied):
         backend.step(0.0)
 

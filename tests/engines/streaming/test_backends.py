@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc.engines import checkpoint
 from rollalloc.engines.likelihood import completion_logprobs
 from rollalloc.engines.sampler import Request, generate
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import BackendDied, Row
 from rollalloc.engines.streaming.local import LocalBackend, slots_of
 from rollalloc.engines.streaming.process import ProcessBackend, _as_it_travels, _Heard
+from rollalloc.engines.weights import weights_of
 
 LENGTH = 20
 
@@ -123,7 +123,7 @@ def drained_rest(backend, count):
 
 def changed(model):
     """Other weights for a model."""
-    made = {name: tensor.detach().clone() for name, tensor in checkpoint.weights(model).items()}
+    made = {name: tensor.detach().clone() for name, tensor in weights_of(model).items()}
     with torch.no_grad():
         for tensor in made.values():
             tensor.add_(0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
@@ -152,7 +152,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
     backend.start([Row(1000, 0, tokens[0])])
     [fresh] = drained_rest(backend, 1)
     assert fresh.spans == ((7, len(fresh.tokens)),)
-    under_new = checkpoint.weights(own.model)
+    under_new = weights_of(own.model)
     assert all(torch.equal(under_new[name], each) for name, each in changed(policy.model).items())
 
 
@@ -182,7 +182,7 @@ def test_weights_that_diverged_are_said(policy_of):
     policy = policy_of()
     backend = LocalBackend(policy.model, Sampling(4), **options(policy))
     backend.start([Row(1, 0, (4, 5))])
-    backend.load({name: each * torch.nan for name, each in checkpoint.weights(policy.model).items()}, 1)
+    backend.load({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
     with pytest.raises(FloatingPointError, match="diverged"):
         backend.step(0)
 
@@ -243,7 +243,7 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     policy = policy_of()
     policy.model.register_buffer("large", torch.zeros(2**20))
     backend = soon(lambda: ProcessBackend(policy.model, Sampling(LENGTH, max_rows=4), threads=1, **options(policy)))
-    weights = checkpoint.weights(policy.model)
+    weights = weights_of(policy.model)
     for version in range(1, 5):
         backend._heard.copied = True
         soon(lambda version=version: backend.load(weights, version))
@@ -297,7 +297,7 @@ def test_an_error_in_the_process_is_raised_here(policy, process):
     began = time.monotonic()
     assert process.step(60.0) == []  # nothing runs, so nothing is waited for
     assert time.monotonic() - began < 30
-    process.load({name: each * torch.nan for name, each in checkpoint.weights(policy.model).items()}, 1)
+    process.load({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
     process.start([Row(1, 0, (4, 5))])
     with pytest.raises(FloatingPointError, match="diverged"):
         drained_rest(process, 1)

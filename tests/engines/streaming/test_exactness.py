@@ -6,7 +6,7 @@ import torch
 from rollalloc import recipes
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Streaming
+from rollalloc.engines.streaming.settings import Streaming
 
 IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}
 

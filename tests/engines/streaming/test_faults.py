@@ -9,8 +9,8 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Streaming
 from rollalloc.engines.streaming.backend import BackendDied
+from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.rewards.function import Unscored
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.testing.audit import Auditor

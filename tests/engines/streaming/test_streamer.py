@@ -11,7 +11,7 @@ from rollalloc import recipes
 from rollalloc.core.events import Actions
 from rollalloc.engines.native import Stopped
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Streaming
+from rollalloc.engines.streaming.settings import Streaming
 
 STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}
 AHEAD = replace(recipes.grpo(4, 4), max_staleness=1)

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings, Streaming
+from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming import begin
 from rollalloc.engines.streaming.backend import BackendDied, Row
+from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.engines.streaming.vllm_backend import Chunk, VllmBackend
 
 LENGTH = 6

@@ -22,6 +22,7 @@ from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.steps import OptimizerSteps
 from rollalloc.engines import checkpoint
+from rollalloc.engines.packed import pack_generations, unpack_generations
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def save(allocation: Allocation, place: Path) -> None:
         OSError: it could not be written.
     """
     held = list(allocation.rollouts.values())
-    described, tensors = checkpoint.pack_generations([rollout.made for rollout in held])
+    described, tensors = pack_generations([rollout.made for rollout in held])
     state = {
         "generations": described,
         "prompts": [rollout.prompt for rollout in held],
@@ -160,7 +161,7 @@ def load(allocation: Allocation, place: Path, *, accept_recipe: bool, accept_dat
     _check_run(allocation, core["state"], place, accept_recipe)
     source_N = _moved(allocation, core["keys"], place, accept_data)
     here = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old != GONE}
-    made = checkpoint.unpack_generations(saved.state["generations"], saved.tensors["generations"])
+    made = unpack_generations(saved.state["generations"], saved.tensors["generations"])
     prompts = [prompt if here is None else here.get(prompt, GONE) for prompt in saved.state["prompts"]]
     kept = (saved.state[name] for name in ("prompt_tokens", "scores", "logged", "said", "own"))
     rollouts = {

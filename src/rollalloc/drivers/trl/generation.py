@@ -18,6 +18,7 @@ from trl.models.utils import unwrap_model_for_generation
 from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.engines import sampler
+from rollalloc.engines.caching import why_not
 from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
 from rollalloc.engines.sampler import Generation, OnFinished, Request
 from rollalloc.engines.sampling import Sampling
@@ -251,7 +252,7 @@ def _continuous(trainer: Any) -> bool:
 
 def _obstacle_in_model(trainer: Any) -> str | None:
     """What of the model rollalloc's sampler does not know, said once in the log; None where it applies."""
-    obstacle = sampler.why_not(trainer.accelerator.unwrap_model(trainer.model))
+    obstacle = why_not(trainer.accelerator.unwrap_model(trainer.model))
     if obstacle:
         log.warning("TRL generates, since rollalloc's sampler does not know %s", obstacle)
     return obstacle

@@ -69,7 +69,7 @@ class Roller(Streamer):
             judge,
             settings.sampling,
             settings.seed,
-            begin=begin(behaviour, tokens, settings),
+            begin=begin(behaviour, tokens, settings.sampling, settings.streaming, seed=settings.seed),
             streaming=settings.streaming,
         )
         self.allocation, self._judge, self._chat, self._trainer_state = allocation, judge, chat, state

@@ -29,7 +29,8 @@ from rollalloc.drivers.trl_async.worker import AllocatedWorker
 from rollalloc.engines.features import features_of
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings, Streaming
+from rollalloc.engines.settings import Settings
+from rollalloc.engines.streaming.settings import Streaming
 
 _theirs = async_grpo_trainer._TrainBeginCallback
 

@@ -108,7 +108,7 @@ class Backend(Protocol):
         distribution that was drawn from, which is all that the importance weights need.
 
         Args:
-            weights: by name, as `rollalloc.engines.checkpoint.weights` gives them.
+            weights: by name, as `rollalloc.engines.weights.weights_of` gives them.
             version: above all before it.
         """
         ...

@@ -10,13 +10,15 @@ from importlib.util import find_spec
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.likelihood import Tokens
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming.backend import Backend
 from rollalloc.engines.streaming.local import LocalBackend, slots_of
 from rollalloc.engines.streaming.process import ProcessBackend
+from rollalloc.engines.streaming.settings import Streaming
 
 
-def begin(behaviour: Behaviour, prompts: Sequence[Tokens], settings: Settings) -> Callable[[int], Backend]:
+def begin(
+    behaviour: Behaviour, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming, *, seed: int
+) -> Callable[[int], Backend]:
     """Makes the back-end that the settings name, with the weights that the policy has when it is called.
 
     It has a model of its own, whose weights change only where it is told.
@@ -24,7 +26,9 @@ def begin(behaviour: Behaviour, prompts: Sequence[Tokens], settings: Settings) -
     Args:
         behaviour: gives the policy that samples; without adapters.
         prompts: token ids of each prompt.
-        settings: of the trainer.
+        sampling: how rollouts are sampled.
+        streaming: which back-end, and whether it has a process of its own.
+        seed: of all draws.
 
     Returns:
         version of the weights → back-end; see `LocalBackend` for what may be wrong.
@@ -33,21 +37,21 @@ def begin(behaviour: Behaviour, prompts: Sequence[Tokens], settings: Settings) -
         ImportError: the settings name vLLM, and it is not installed.
         ValueError: vLLM cannot serve the model.
     """
-    sampling, longest = settings.sampling, max(map(len, prompts))
-    if settings.streaming.backend == "vllm":
-        return _with_vllm(behaviour, sampling, longest, settings.seed)
+    longest = max(map(len, prompts))
+    if streaming.backend == "vllm":
+        return _with_vllm(behaviour, sampling, longest, seed)
 
     def made(version: int) -> Backend:
         policy = behaviour.policy()
         kind, model = ProcessBackend, policy.model
-        if not settings.streaming.overlap:
+        if not streaming.overlap:
             kind, model = LocalBackend, deepcopy(policy.model)
         return kind(
             model,
             sampling,
             eos_ids=policy.eos_ids,
             pad_id=policy.pad_id,
-            seed=settings.seed,
+            seed=seed,
             longest_prompt=longest,
             version=version,
         )

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.engines import checkpoint
 from rollalloc.engines.attention import DECODING, decoding_attention
 from rollalloc.engines.likelihood import appends_only, evaluating
 from rollalloc.engines.sampler import Rows, draw_keys, ends_of, next_tokens
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import Ended, Row, Span
 from rollalloc.engines.streaming.slab import Slab
+from rollalloc.engines.weights import load_weights, weights_of
 
 _NO_LOGPROBS = np.zeros(0, np.float32)
 
@@ -114,9 +114,9 @@ class LocalBackend:
         return over + self._leave(ended)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        here = checkpoint.weights(self._model)
+        here = weights_of(self._model)
         if any(here[name] is not tensor for name, tensor in weights.items()):  # else they are the model's own
-            checkpoint.load_weights(self._model, weights)
+            load_weights(self._model, weights)
         self._version = version
 
     def paces(self) -> Sequence[tuple[int, float]]:

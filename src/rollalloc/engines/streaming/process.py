@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.engines import checkpoint
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.spawned import Spawned
 from rollalloc.engines.streaming.backend import BackendDied, Ended, Row
 from rollalloc.engines.streaming.local import LocalBackend, refuse_unfit, slots_of
 from rollalloc.engines.streaming.shared import SharedWeights
+from rollalloc.engines.weights import weights_of
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ProcessBackend:
     ) -> None:
         self.slots = slots_of(sampling, longest_prompt)
         self._longest, self._most = longest_prompt, sampling.max_new_tokens
-        self._weights = SharedWeights(checkpoint.weights(model))
+        self._weights = SharedWeights(weights_of(model))
         self._model = pickle.dumps(model)  # as it is: a process that is spawned would share each tensor instead
         self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
         self._options = {

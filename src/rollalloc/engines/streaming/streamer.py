@@ -14,12 +14,12 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
-from rollalloc.engines import checkpoint
 from rollalloc.engines.results import Rollouts
 from rollalloc.engines.sampler import Generation
-from rollalloc.engines.settings import Streaming
 from rollalloc.engines.streaming.backend import Backend, Ended, Row, Span
 from rollalloc.engines.streaming.partial import Partials
+from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.engines.weights import weights_of
 from rollalloc.rewards.function import Outcome, Unscored
 
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
@@ -111,7 +111,7 @@ class Streamer(Rollouts):
             else:
                 self._counts["stopped"] += len(running)
             self._backend.abort(running)
-        self._backend.load(checkpoint.weights(self.behaviour.policy().model), version)
+        self._backend.load(weights_of(self.behaviour.policy().model), version)
 
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""

@@ -31,11 +31,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from rollalloc.engines import checkpoint
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.stopping import unheard
 from rollalloc.engines.streaming.backend import BackendDied
 from rollalloc.engines.streaming.vllm_backend import Chunk
+from rollalloc.engines.weights import weights_of
 
 _BLOCK = 128  # tokens of a block of keys and values on a CPU
 _GRACE_S = 5.0  # to end in peace
@@ -240,7 +240,7 @@ def _refuse_renamed(model: PreTrainedModel, folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             saved.update(opened.keys())
-    if others := saved ^ checkpoint.weights(model).keys():
+    if others := saved ^ weights_of(model).keys():
         raise ValueError(
             f"{type(model).__name__} saves weights under other names than it has them ({sorted(others)[0]}, ...), which "
             "rollalloc cannot hand to vLLM: use our own back-end (--backend own)"

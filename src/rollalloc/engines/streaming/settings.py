@@ -1,0 +1,45 @@
+"""How the asynchronous engine works, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Straddlers = Literal["continue", "restart", "stop"]
+Generator = Literal["own", "vllm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """How the asynchronous engine works; see docs/streaming.md.
+
+    Attributes:
+        overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
+            is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
+            depends on no clock.
+        straddlers: what becomes of rollouts that are running when the weights change. "continue": they go on under the new
+            ones; each token's log-probability is that under which it was drawn, which the importance weights use. "restart":
+            they begin again, what they had is lost. "stop": they are cancelled.
+        keep_stopped: what was generated of a rollout that is stopped, by this or by the recipe, is kept, and a rollout of
+            its prompt goes on from there where that prompt is drawn again while the recipe's `max_staleness` allows it.
+        backend: what generates. "own": our sampler; "vllm": vLLM's asynchronous engine, which is to be installed.
+
+    Raises:
+        ValueError: another policy for straddlers, or another back-end; vLLM without overlap.
+    """
+
+    overlap: bool = True
+    straddlers: Straddlers = "continue"
+    keep_stopped: bool = False
+    backend: Generator = "own"
+
+    def __post_init__(self) -> None:
+        if self.straddlers not in get_args(Straddlers):
+            raise ValueError(f"straddlers must be one of {', '.join(get_args(Straddlers))}, got {self.straddlers!r}")
+        if self.backend not in get_args(Generator):
+            raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
+        if self.backend == "vllm" and not self.overlap:
+            raise ValueError(
+                "vLLM generates in processes of its own, so that a run depends on the clock: leave out --no-overlap "
+                "(overlap=False), or take our own back-end (--backend own)"
+            )
