@@ -64,8 +64,6 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     priced = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency)
     whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
     short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
-    told = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, predict_lengths=True)
-    short_told = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none", predict_lengths=True)
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
     return {
         "grpo": Line(grpo),
@@ -74,11 +72,9 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
         "darts: selection": Line(even, 0, streams),
         "darts: + adaptive": Line(darts, 0, streams),
         "darts: + cost model": Line(priced, 0, streams),
-        "darts: + predicted lengths": Line(told, 0, streams),
         "darts: + solved without a tail": Line(whole, 0, streams),
         "darts: + overlap": Line(whole, 1, beside),
         "darts, shortest only": Line(short, 0, streams),
-        "darts, shortest only: + predicted lengths": Line(short_told, 0, streams),
         "darts, shortest only: + overlap": Line(short, 1, beside),
         "darts, synchronous": Line(darts),
     }

@@ -96,6 +96,7 @@ def test_a_part_that_lacks_something_or_is_unknown_is_named():
             {"warm": {"groups": 8, "until": "9"}},
             "warm: until must be a whole number of at least 1, got '9'",
         ),
+        ("darts", {"predict_lengths": True}, "no parameter 'predict_lengths' any more; .* under rollalloc 0"),
         ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "warm": {"groups": 8, "n": 2, "until": 9}}, "leave n out"),
         ("cgrpo", {"delta": "x"}, "cgrpo: delta must be a number, or null, got 'x'"),
         ("cgrpo", {"delta": True}, "cgrpo: delta must be a number, or null, got True"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, Warm, at_least
 from rollalloc.core.roster import NEXT_EPOCH, NOW
-from rollalloc.rules import advantages, beliefs, intake, judges, lengths, promote, prompts, rows, sizes, stops
+from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
 _PROMOTE: Mapping[str, PromoteRule] = {
     "top_variance": promote.TopVariance(),
@@ -530,7 +530,6 @@ def darts(
     latency: tuple[tuple[int, float], ...] | None = None,
     solved: float | None = None,
     share: float = 0.1,
-    predict_lengths: bool = False,
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -552,8 +551,6 @@ def darts(
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
             (0, 1]. None: all have one.
         share: in (0, 1].
-        predict_lengths: learn from the table's features how long each prompt's rollouts are, and ask for as many as that and
-            the prompt's own record say (`rules.lengths`); else its record alone.
 
     Raises:
         ValueError: a number out of its range.
@@ -575,7 +572,6 @@ def darts(
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        prompts=lengths.PredictedLengths(base.prompts) if predict_lengths else base.prompts,
         rows=rows.ShortestAndLongest(shortest, longest),
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
@@ -746,11 +742,6 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
 
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
-    # What is learned of lengths goes with whatever draws the prompts.
-    learned = {rule.predictor: rule for rule in (first, second) if isinstance(rule, lengths.PredictedLengths)}
-    if "prompts" not in take and len(learned) == 1:
-        orders = [rule.order if isinstance(rule, lengths.PredictedLengths) else rule for rule in (first, second)]
-        return replace(*learned.values(), order=_mix_prompts(orders[0], orders[1], take))
     # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
     others = [rule for rule in (first, second) if rule != beliefs.LastVisit()]
     if "prompts" not in take and len(others) == 1 and getattr(others[0], "believes", False):

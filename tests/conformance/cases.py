@@ -7,10 +7,8 @@ import numpy as np
 
 from rollalloc import PromptTable, recipes
 from rollalloc.core.recipe import Replay, Warm
-from rollalloc.predict.lengths import LengthPredictor
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import beliefs, prompts
-from rollalloc.rules.lengths import PredictedLengths
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
 # Fitted early and often, and cheap to copy: the kit copies a rule's memory at every decision.
@@ -21,12 +19,6 @@ def foresight(n=2, exponent=3.0, **how):
     """Foresight that predicts after a few rollouts."""
     rule = beliefs.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
     return replace(recipes.foresight(4, n, exponent, **how), prompts=rule)
-
-
-def long(order, *args, **how):
-    """DARTS that predicts lengths after a few rollouts, beside a rule that draws."""
-    quick = LengthPredictor(ridges=(0.3,), events=48, first_fits=(8, 16), fit_every=32)
-    return replace(recipes.darts(4, 3, 1, *args, **how), prompts=PredictedLengths(order, quick))
 
 
 def featured(prompts):
@@ -65,11 +57,6 @@ RECIPES = {
     "darts_exact": recipes.darts(4, 3, 1),
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
     "darts_whole": recipes.darts(4, 3, 1, tail="sampled", latency=((1, 1.0), (64, 3.0)), solved=0.5, share=0.5),
-    "darts_lengths": long(prompts.Shuffled(), tail="sampled", latency=((1, 1.0), (64, 3.0))),
-    "darts_lengths_exact": long(prompts.Banked(capacity=16)),
-    "darts_lengths_foresight": long(
-        beliefs.Foresight(3.0, pool=4, warm=8, predictor=QUICK), tail="sampled", solved=0.5, share=0.5
-    ),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
     "pilot_commit_and_pods": recipes.mix(PC, recipes.pods(4, 8, 4)),
     "dapo_and_darts": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1)),
@@ -112,13 +99,11 @@ RECIPES = {
 }
 
 TABLES = {
-    "darts_lengths": featured,
-    "darts_lengths_exact": featured,
     "foresight_features": featured,
     "mopps": featured,
     "knapsack": visited,
 }
 TRACED = (
-    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "darts_lengths", "racing_stale",
+    "grpo", "dapo_carry", "pilot_commit_random", "darts_sampled", "darts_whole", "racing_stale",
     "posterior_and_pilot_commit", "greso", "vcrl", "knapsack", "cgrpo", "reinforce_ada", "spo", "foresight",
 )  # fmt: skip

@@ -188,6 +188,17 @@ def test_without_a_law_half_of_the_redundancy_is_given():
     assert sum(priced(STEEP, [(NAN, NAN), NARROW])) == 8  # the other's law
 
 
+def test_a_prompt_without_a_law_has_the_mean_of_the_others():
+    """Of the logarithm's mean, and of its variance."""
+    short, long, between = (3.0, 0.6), (5.0, 0.8), (4.0, np.sqrt((0.6**2 + 0.8**2) / 2))
+    unknown, known, wider, longer = (
+        priced(((1, 1.0), (32, 3.0)), [short, long, each], most=4.0)
+        for each in ((NAN, NAN), between, (4.0, 0.9), (4.6, 0.7))
+    )
+    assert unknown == known
+    assert unknown not in (wider, longer)
+
+
 @pytest.mark.parametrize(
     "latency", [(), ((0, 1.0),), ((2, 1.0), (1, 1.0)), ((1, 0.0),), ((1, 1.0), (1, 2.0)), "fast", 3]
 )

@@ -111,3 +111,28 @@ def test_where_all_late_ones_were_stopped_no_early_one_passes_for_the_longest():
 def test_refuses(given):
     with pytest.raises(ValueError, match="must be"):
         SampledTail(**given)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "successes", "belief", "solved"),
+    [
+        (0, 0, None, False),
+        (0, 0, 0.95, True),
+        (0, 0, 0.9, True),
+        (0, 0, 0.85, False),
+        (4, 4, 0.1, True),
+        (4, 1, 0.95, False),
+    ],
+)
+def test_a_prompt_without_a_record_is_solved_where_that_is_expected_of_it(attempts, successes, belief, solved):
+    """Three are there, of five that run none goes on: but for one visit in ten."""
+    group = GroupView.of([1, 1, 1], running=[5] * 5, belief=belief)
+    group._ledger.attempts_N[0], group._ledger.successes_N[0] = attempts, successes
+    view = View.of(rows=4, longest=1)
+    made = [SampledTail(0.9, 0.1)(group, view, rng(8200, "stop", at)) for at in range(200)]
+    assert all(len(each.kept) in (0, 1) for each in made)
+    tails = sum(bool(each.kept) for each in made)
+    assert (tails == 200) != solved
+    if solved:  # 20 are expected of 200: beyond 5 or 40 once in 10,000
+        assert 5 < tails < 40
+        assert {share for each in made for share in each.kept.values()} == {0.1 / 5}

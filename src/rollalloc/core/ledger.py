@@ -44,8 +44,7 @@ class Ledger:
 
     Args:
         prompts: N.
-        laws: whether rollouts are stopped early, or a rule reads it, so that what is believed of each prompt's lengths is
-            worth 8 bytes.
+        laws: whether rollouts are stopped early, so that what is believed of each prompt's lengths is worth 8 bytes.
     """
 
     def __init__(self, prompts: int, laws: bool = False) -> None:

@@ -548,11 +548,6 @@ class Recipe:
         return bool(getattr(self.prompts, "reads_moved", False))
 
     @property
-    def reads_lengths(self) -> bool:
-        """Whether the prompt rule looks at the law of each prompt's lengths, which the ledger keeps then."""
-        return bool(getattr(self.prompts, "reads_lengths", False))
-
-    @property
     def stopping(self) -> tuple[int, ...]:
         """Stages, by their number, whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)

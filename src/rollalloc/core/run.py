@@ -46,7 +46,7 @@ class Run:
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
         self.version = 0
-        self.ledger = Ledger(len(table), laws=bool(recipe.stopping) or recipe.reads_lengths)
+        self.ledger = Ledger(len(table), laws=bool(recipe.stopping))
         self.roster = Roster(len(table))
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
         self.purse = Purse(recipe.budget)

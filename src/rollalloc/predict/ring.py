@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 GONE = -1  # the prompt of an event that left the data set
 
-RATES: Mapping[str, type] = {  # columns of a ring of success rates
+_COLUMNS: Mapping[str, type] = {
     "event_prompt": np.int64,
     "event_hits": np.float64,  # sum of metrics
     "event_count": np.int64,  # rollouts
@@ -23,15 +23,15 @@ RATES: Mapping[str, type] = {  # columns of a ring of success rates
 }
 
 
-def empty(events: int, columns: Mapping[str, type] = RATES) -> dict[str, Any]:
+def empty(events: int) -> dict[str, Any]:
     """A ring for so many events, as entries of a memory; `seen` counts the events that ever came."""
-    return {"seen": 0} | {name: np.zeros(events, dtype) for name, dtype in columns.items()}
+    return {"seen": 0} | {name: np.zeros(events, dtype) for name, dtype in _COLUMNS.items()}
 
 
-def append(memory: dict[str, Any], *values: float, columns: Mapping[str, type] = RATES) -> None:
+def append(memory: dict[str, Any], *values: float) -> None:
     """Write an event over the oldest; one value for each column, in their order."""
     at = memory["seen"] % len(memory["event_prompt"])
-    for name, value in zip(columns, values, strict=True):
+    for name, value in zip(_COLUMNS, values, strict=True):
         memory[name][at] = value
     memory["seen"] += 1
 

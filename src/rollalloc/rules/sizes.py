@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Memory, View, at_least, rows_of
-from rollalloc.rules.lengths import laws, predicts
 
 _POINTS, _FAR = (
     64,
@@ -46,8 +45,7 @@ class Redundant:
     Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and rows ≤ M_i ≤ max_factor · rows, where σ_i is
     the running standard deviation of prompt i's lengths and rows is how many of a group the recipe trains on. The objective
     is separable and convex, so giving one rollout after the other to the group that gains most, σ / (M (M + 1)), is
-    optimal. A prompt without a record gets the mean σ. Where lengths are predicted (`rules.lengths`), σ is that of the law
-    which `laws` believes, √(e^v - 1) e^(m + v/2).
+    optimal. A prompt without a record gets the mean σ.
 
     DARTS, arXiv 2605.30859.
 
@@ -92,7 +90,6 @@ class Redundant:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
         std_G = np.array([view.ledger.record(group.prompt).length_std for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
-        std_G = _deviations(groups, view) if predicts(view) else std_G
         most = np.floor(self.max_factor * rows + 1e-9)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
         loss_G = np.where(size_G > rows, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
@@ -110,12 +107,8 @@ class Redundant:
 
 
 def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
-    """The deviation of each prompt's lengths in tokens, predicted or else recorded, shape (G,); 1 where nothing is known."""
-    prompts = [group.prompt for group in groups]
-    if predicts(view) and (believed := laws(view, prompts)):
-        mean_G, var_G = believed
-        return np.sqrt(np.expm1(var_G)) * np.exp(mean_G + var_G / 2)
-    std_G = view.ledger.length_std_N[prompts].astype(np.float64)
+    """The deviation of each prompt's lengths in tokens, shape (G,); the others' mean, or 1, where it has no record."""
+    std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
     std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
     return std_G
@@ -128,12 +121,12 @@ class Priced:
         T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
                                         min(L, M_i S_i(x_i)) S_i(x)/S_i(x_i)   from then on, since the others are stopped
 
-    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that `rules.lengths.laws`
-    believes, and t(c) the seconds of a token where c rollouts are decoded, between the points of `latency` as on a line.
-    Beyond the last point rollouts wait, so that t grows in proportion. Expectations stand for what is random. A rollout more
-    in a group makes its K-th end sooner, and each step dearer. Of as many numbers as there may be rollouts in a group all
-    are tried. Where no prompt has a law, as in a first batch and under a recipe that stops nothing and predicts no lengths,
-    half of the redundancy is given.
+    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the ledger
+    believes, or the others' mean, and t(c) the seconds of a token where c rollouts are decoded, between the points of
+    `latency` as on a line. Beyond the last point rollouts wait, so that t grows in proportion. Expectations stand for
+    what is random. A rollout more in a group makes its K-th end sooner, and each step dearer. Of as many numbers as
+    there may be rollouts in a group all are tried. Where no prompt has a law, as in a first batch and under a recipe
+    that stops nothing, half of the redundancy is given.
 
     The total of DARTS, arXiv 2605.30859, which takes it from the derivative of an efficiency less λT, by the same T with
     expected order statistics.
@@ -193,10 +186,14 @@ class Priced:
 
     def _longer(self, groups: Sequence[GroupView], view: View) -> tuple[NDArray[np.float64] | None, float]:
         """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
-        believed = laws(view, [group.prompt for group in groups])
-        if believed is None:
+        if view.ledger.log_length_2N is None:
             return None, 0.0
-        mean_G, var_G = believed
+        law_2G = view.ledger.log_length_2N[:, [group.prompt for group in groups]].astype(np.float64)
+        known_G = ~np.isnan(law_2G[0])
+        if not known_G.any():
+            return None, 0.0
+        law_2G[:, ~known_G] = law_2G[:, known_G].mean(axis=1, keepdims=True)
+        mean_G, var_G = law_2G
         std_G = np.sqrt(np.maximum(var_G, 1e-12))
         furthest = float(np.exp(mean_G + _FAR * std_G).max())
         x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS
