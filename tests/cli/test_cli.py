@@ -527,6 +527,9 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         precision="bf16",
         sampling_dtype="float16",
         gradient_checkpointing=True,
+        adam_beta2=0.98,
+        max_grad_norm=0.5,
+        adaptive_clip=1.25,
         track=["tensorboard", "wandb"],
     )
     run = run_of(given, recipe, {}, 0)
@@ -535,6 +538,8 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert settings.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
     assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
     assert (settings.sampling_dtype, settings.gradient_checkpointing) == ("float16", True)
+    assert (settings.betas, settings.max_grad_norm, settings.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
+    assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).settings.adaptive_clip is None
     assert run.track == ("tensorboard", "wandb")
 
 

@@ -102,6 +102,24 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
         assert numbers(folder) == numbers(tmp_path / "a")
 
 
+def test_the_mean_norm_that_gradients_are_clipped_by_survives_a_resume(run_of, tmp_path):
+    """Steps of very different size, so that the limit binds."""
+    changes = {"adaptive_clip": 1.0, "betas": (0.9, 0.95), "learning_rate": 0.01, "optimizer_steps_per_batch": 3}
+    unbroken = run_of(tmp_path / "a", **changes)
+    unbroken.run()
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(5), **changes).run()
+    resumed = run_of(tmp_path / "b", **changes)
+    assert resumed.resume() == 4
+    assert resumed.updater.limit.mean is not None
+    resumed.run()
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+    assert torch.equal(weights(resumed), weights(unbroken))
+    assert resumed.updater.limit == unbroken.updater.limit
+    with pytest.raises(ValueError, match="adaptive_clip"):
+        run_of(tmp_path / "b", **changes | {"adaptive_clip": 2.0}).resume()
+
+
 def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
     recipe = RECIPES["dapo_carry"]
     changes = {

@@ -150,6 +150,20 @@ def test_a_kl_term_holds_the_policy_back(updater_of):
     assert divergences[0] > 1.5 * divergences[1] > 2 * divergences[2] > 0
 
 
+# Clipping
+
+
+def test_gradients_are_clipped_to_the_limit_that_follows_their_norms(updater_of):
+    """A step with advantages a hundred times as large, after five others."""
+    for factor in (None, 2.0):
+        updater = updater_of(adaptive_clip=factor, learning_rate=1e-9)
+        usual = [updater.update(*batch_of([3, 4], [0.01, -0.01]))["grad_norm"] for _ in range(5)][-1]
+        spike = updater.update(*batch_of([3, 4], [1.0, -1.0]))["grad_norm"]
+        assert spike > 20 * usual > 0
+        applied = float(torch.linalg.vector_norm(gradient(updater)))
+        assert applied == pytest.approx(spike if factor is None else 2 * usual, rel=1e-3)
+
+
 # Precision
 
 

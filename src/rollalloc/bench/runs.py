@@ -172,8 +172,9 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
         try:
-            return _revived(Run, Run._saved_in(folder)[0])
-        except TypeError as error:
+            saved = Run._saved_in(folder)[0]
+            return _revived(Run, saved | {"settings": NEWER | saved["settings"]})
+        except (TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
                 "names a ledger"

@@ -149,6 +149,7 @@ def model_name(text: str) -> str:
 def _update(given: Given) -> dict[str, Any]:
     """Settings of the update, the same for every recipe and task."""
     return {
+        **_optimizer(given),
         "optimizer_steps_per_batch": given.optimizer_steps,
         "schedule": Schedule(
             given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
@@ -166,6 +167,16 @@ def _update(given: Given) -> dict[str, Any]:
             backend=cast("Generator", given.backend),
         ),
     }
+
+
+def _optimizer(given: Given) -> dict[str, Any]:
+    """What is said of the optimizer; the settings have defaults for the rest."""
+    said = _said(max_grad_norm=given.max_grad_norm)
+    if given.adam_beta2 is not None:
+        said["betas"] = (Settings.betas[0], given.adam_beta2)
+    if given.adaptive_clip is not None:
+        said["adaptive_clip"] = given.adaptive_clip or None
+    return said
 
 
 def _or(given: Any, otherwise: Any) -> Any:

@@ -28,7 +28,7 @@ _MEMORY = (
     "gradient_checkpointing",
 )  # settings that bound it: a run that ran out may go on with less
 # Settings that came later: what says nothing of them has these values.
-NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False}
+NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False, "adaptive_clip": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,13 @@ class Settings:
         sampling: of rollouts; top-k and top-p must be off, since the update needs the distribution that was sampled from.
         learning_rate: AdamW's.
         weight_decay: AdamW's.
-        betas: AdamW's.
+        betas: AdamW's, each in [0, 1): what its means of the gradient and of its square keep a step.
         schedule: of the learning rate, over optimizer steps or the budget.
         optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
         loss: its clipping, its aggregation over tokens, its KL term.
         max_grad_norm: gradients are clipped to this norm.
+        adaptive_clip: and to so many times the running mean of their norms, at least 1, where that is less; see
+            `rollalloc.engines.clipping`. None: to `max_grad_norm` alone.
         tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
             of its own. Bounds memory, changes nothing else.
         precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
@@ -79,6 +81,7 @@ class Settings:
     optimizer_steps_per_batch: int = 1
     loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
+    adaptive_clip: float | None = None
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
     sampling_dtype: SamplingDtype = "float32"
@@ -118,9 +121,14 @@ class Settings:
         for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not (0 <= self.weight_decay < inf and all(0 <= beta < 1 for beta in self.betas)):
+        if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
-                f"weight_decay must be 0 or more and betas in [0, 1), got {self.weight_decay} and {self.betas}"
+                f"weight_decay must be 0 or more and betas two numbers in [0, 1), got {self.weight_decay} and {self.betas}"
+            )
+        if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
+            raise ValueError(
+                "adaptive_clip is a multiple of the mean norm of the gradient, at least 1 and finite, e.g. 1.5, or None for "
+                f"max_grad_norm alone; got {self.adaptive_clip}"
             )
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
@@ -27,6 +28,8 @@ from rollalloc.engines.update import Updater
 from rollalloc.engines.weights import load_weights, weights_of
 
 log = logging.getLogger(__name__)
+
+_MEAN_NORM = "gradient:mean_norm"  # beside the optimizer's moments
 
 
 @dataclass
@@ -219,12 +222,19 @@ class NativeState(RunState):
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         return {}, {
             "weights": weights_of(self.policy.model),
-            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer),
+            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer) | self._limit(),
         }
 
     def load_weights(self, saved: Checkpoint) -> None:
         load_weights(self.policy.model, saved.tensors["weights"])
-        checkpoint.load_moments(self.policy.model, self.updater.optimizer, saved.tensors["optimizer"])
+        moments = dict(saved.tensors["optimizer"])
+        mean = moments.pop(_MEAN_NORM, None)
+        self.updater.limit.mean = None if mean is None else float(mean)
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, moments)
+
+    def _limit(self) -> dict[str, Tensor]:
+        mean = self.updater.limit.mean
+        return {} if mean is None else {_MEAN_NORM: torch.tensor(mean, dtype=torch.float64)}
 
     def check(self, saved: Checkpoint, place: Path) -> None:
         checkpoint.check_trainer(saved, place)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.engines.adapter import digest_of
+from rollalloc.engines.clipping import NormLimit
 from rollalloc.engines.likelihood import Tokens, completion_logprobs
 from rollalloc.engines.loss import divergences, shares, token_losses
 from rollalloc.engines.policy import Policy, computing, in_bf16
@@ -70,6 +71,7 @@ class Updater:
     Attributes:
         optimizer: AdamW.
         steps: taken so far.
+        limit: what the next gradient's norm is clipped to.
         reference: a frozen copy of the initial policy's model; None without a KL term.
         between: called after each forward pass, backward pass included: a moment for others.
     """
@@ -84,6 +86,7 @@ class Updater:
             weight_decay=settings.weight_decay,
         )
         self.steps = 0
+        self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
         self.between: Callable[[], None] = _nothing
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
@@ -184,12 +187,13 @@ class Updater:
         """One optimizer step on the loss of a mini-batch."""
         self.optimizer.zero_grad(set_to_none=False)
         figures = self._backward(examples)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value))
         if not isfinite(norm):
             raise FloatingPointError(
                 f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
                 "try a smaller learning rate"
             )
+        self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)

@@ -1,0 +1,43 @@
+"""The norm that gradients are clipped to: a constant, or what gradients' norms have been so far, where that is less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+_KEPT = 0.95  # of the running mean, a step
+_COUNTED = (
+    2.0  # times the limit: what a spike counts for in the mean at most, or it would raise the limit for those after
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class NormLimit:
+    """What the norm of the next gradient is clipped to.
+
+        limit = min(most, factor · m),   m ← 0.95 m + 0.05 min(norm, 2 limit),   m₁ = min(norm, most)
+
+    A fixed norm of 1 hardly ever binds. A rare large gradient that meets a small second moment of AdamW is what a run falls
+    by; this limit follows the run's own gradients, whatever their scale. A step without a gradient says nothing of it.
+
+    Attributes:
+        most: never more than this.
+        factor: of the running mean, at least 1; None: the limit is `most`.
+        mean: of the norms so far; None: no gradient yet.
+    """
+
+    most: float
+    factor: float | None
+    mean: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The limit now."""
+        return self.most if self.factor is None or self.mean is None else min(self.most, self.factor * self.mean)
+
+    def saw(self, norm: float) -> None:
+        """Take the norm that a gradient had before it was clipped."""
+        if self.factor is None or not 0 < norm < inf:
+            return
+        counted = min(norm, _COUNTED * self.value)
+        self.mean = min(norm, self.most) if self.mean is None else _KEPT * self.mean + (1 - _KEPT) * counted

@@ -1,0 +1,33 @@
+"""The limit of the gradient's norm that follows the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollalloc.engines.clipping import NormLimit
+
+
+def test_the_limit_follows_the_norms_by_hand():
+    limit = NormLimit(most=1.0, factor=1.5)
+    assert limit.value == 1.0
+    limit.saw(0.4)
+    assert limit.value == pytest.approx(0.6)
+    limit.saw(0.2)  # m = .95 · .4 + .05 · .2
+    assert limit.value == pytest.approx(1.5 * 0.39)
+    limit.saw(9.0)  # a spike counts for twice the limit: .95 · .39 + .05 · 2 · .585
+    assert limit.mean == pytest.approx(0.429)
+    limit.saw(0.0)  # no row of that step had an advantage
+    assert limit.mean == pytest.approx(0.429)
+
+
+def test_norms_that_are_always_large_leave_the_fixed_limit():
+    limit = NormLimit(most=1.0, factor=1.5)
+    for _ in range(50):
+        limit.saw(30.0)
+    assert limit.value == 1.0
+
+
+def test_without_a_factor_nothing_is_followed():
+    limit = NormLimit(most=0.7, factor=None)
+    limit.saw(0.01)
+    assert (limit.value, limit.mean) == (0.7, None)
