@@ -180,6 +180,7 @@ def foresight(
     exponent: float | None = 3.0,
     neg: float = 0.3,
     floor: float = 0.1,
+    once: bool = False,
     replay: int = 0,
     replay_staleness: int = 12,
     weigh_draw: float | None = None,
@@ -197,6 +198,7 @@ def foresight(
         exponent: the larger, the more hard prompts; None: drawn uniformly, once an epoch, only the baseline is predicted.
         neg: weight of what did worse than expected, 0 or more.
         floor: share of uniform draws, in [0, 1].
+        once: no prompt is drawn a second time before all were; False: each may come again at once.
         replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
         replay_staleness: updates of the weights after which they are not, at least 1.
         weigh_draw: each rollout counts for the inverse of its prompt's odds in the draw, at most for this, 1 or more, so
@@ -210,7 +212,7 @@ def foresight(
     return replace(
         base,
         warm=warm,
-        stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if exponent is None else NOW)),),
+        stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),
         prompts=beliefs.Foresight(exponent, floor),
         rows=rows.Everything() if weigh_draw is None else rows.AsIfUniform(weigh_draw),
         advantage=advantages.AgainstBaseline(neg),
