@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from rollalloc import Warm, recipes
+from rollalloc import recipes
 from rollalloc.bench.methods import matched
 from rollalloc.cli.options import parameters_of as from_command_line
 from rollalloc.named import RECIPES, group_size, make_recipe, parameters_of, standard
@@ -83,21 +83,8 @@ def test_a_part_that_lacks_something_or_is_unknown_is_named():
         ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_lower": "low"}, "p_lower must be a number, got 'low'"),
         ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_solve": None}, "p_solve must be a number, got None"),
         ("pilot_commit", {"n_pilot": [2], "n_commit": 2}, "n_pilot must be a whole number"),
-        (
-            "foresight",
-            {"warm": {"groups": 8}},
-            r'warm must say groups and until, .*warm=\{"groups":64,"until":256\}; or be null',
-        ),
-        ("foresight", {"warm": {"groups": 8, "until": 9, "m": 1}}, "warm must say groups and until, and may say n"),
-        ("foresight", {"warm": [8, 9]}, r"warm must say groups and until, .*; or be null, for none; got \[8, 9\]"),
-        ("foresight", {"warm": 8}, "warm must say groups and until"),
-        (
-            "foresight",
-            {"warm": {"groups": 8, "until": "9"}},
-            "warm: until must be a whole number of at least 1, got '9'",
-        ),
         ("darts", {"predict_lengths": True}, "no parameter 'predict_lengths' any more; .* under rollalloc 0"),
-        ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "warm": {"groups": 8, "n": 2, "until": 9}}, "leave n out"),
+        ("foresight", {"warm": {"groups": 8, "until": 9}}, "no parameter 'warm' any more; .* under rollalloc 0"),
         ("cgrpo", {"delta": "x"}, "cgrpo: delta must be a number, or null, got 'x'"),
         ("cgrpo", {"delta": True}, "cgrpo: delta must be a number, or null, got True"),
         ("foresight", {"weigh_draw": [2]}, r"foresight: weigh_draw must be a number, or null, got \[2\]"),
@@ -131,15 +118,6 @@ def test_a_list_of_sizes_is_the_tuple():
 def test_an_object_that_cannot_be_found_is_said_with_what_to_do(name, why):
     with pytest.raises((ValueError, ImportError, AttributeError), match=why):
         make_recipe(name, {})
-
-
-@pytest.mark.parametrize("text", ['{"groups":64,"until":256}', '{"groups":64,"until":256,"n":null}'])
-def test_a_warm_up_is_said_as_a_mapping(text):
-    given = options({"warm": text})
-    assert make_recipe("spo", {"groups": 4} | given) == recipes.spo(4, warm=Warm(groups=64, until=256))
-    mixed = make_recipe("pilot_commit+foresight", COMMIT | given)  # both know it
-    assert mixed.warm == Warm(groups=64, until=256)
-    assert make_recipe("spo", {"groups": 4} | options({"warm": "null"})) == recipes.spo(4)
 
 
 def options(said):

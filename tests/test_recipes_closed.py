@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Recipe, Warm
+from rollalloc.core.recipe import Recipe
 from rollalloc.core.run import Run
 from rollalloc.core.table import PromptTable
 from rollalloc.rules.rows import Everything
@@ -26,11 +26,10 @@ MADE = {
     },
     recipes.spo: {
         "groups": (4, 3), "n": (2, 1), "half_way": (0.06, 0.1), "spread": (0.05, 0.1),
-        "warm": (None, Warm(groups=8, n=2, until=64)),
     },
     recipes.foresight: {
         "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "replay": (4, 2),
-        "replay_staleness": (3, 20), "weigh_draw": (None, 4.0), "warm": (None, Warm(groups=8, until=64)),
+        "replay_staleness": (3, 20), "weigh_draw": (None, 4.0),
     },
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),
@@ -58,7 +57,6 @@ MADE = {
         "groups": (4, 3), "n_pilot": (4, 2), "n_commit": (4, 2), "gen_groups": (12, 6), "p_lower": (0.125, 0.2),
         "p_upper": (0.25, 0.3), "p_solve": (1.0, 0.9), "max_staleness": (4, 0), "promote": ("top_variance", "oldest"),
         "max_candidates": (None, 24), "reprobe_every": (None, 2), "deviation": (None, "sample"),
-        "warm": (None, Warm(groups=8, until=64)),
     },
     recipes.pods: {"groups": (4, 3), "n": (8, 6), "m": (4, 2), "rule": ("max_variance", "random")},
     recipes.darts: {

@@ -7,7 +7,7 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator, EventError, MetricError, RuleError, Starved
-from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, Warm
+from rollalloc.core.recipe import Budget, Recipe, Replay, Stage
 from rollalloc.core.table import PromptTable
 
 __version__ = "0.1.0"
@@ -22,6 +22,5 @@ __all__ = [
     "RuleError",
     "Stage",
     "Starved",
-    "Warm",
     "recipes",
 ]

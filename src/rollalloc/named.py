@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, get_type_hints
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Recipe, Warm
+from rollalloc.core.recipe import Recipe
 from rollalloc.rules.advantages import Deviation
 
 
@@ -68,7 +68,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 }
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that say how many rollouts stages give a group
 
-_REMOVED = ("predict_lengths",)  # since rollalloc 0.1
+_REMOVED = ("predict_lengths", "warm")  # since rollalloc 0.1
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -187,8 +187,6 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
             return tuple(value)
         raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
-    if kind == Warm | None:
-        return _warm(name, key, value)
     if kind is bool and not isinstance(value, bool):
         raise ValueError(f"{name}: {key} must be true or false, got {value!r}")
     if kind == float | None and value is None:
@@ -196,21 +194,6 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise ValueError(f"{name}: {key} must be a number{'' if kind is float else ', or null'}, got {value!r}")
     return value
-
-
-def _warm(name: str, key: str, value: Any) -> Warm | None:
-    """A warm-up, as a mapping of its fields says it.
-
-    Raises:
-        ValueError: anything else, or a number out of its range.
-    """
-    if value is None or isinstance(value, Warm):
-        return value
-    try:
-        return Warm(**value)
-    except TypeError:
-        says = f'{name}: {key} must say groups and until, and may say n, e.g. {key}={{"groups":64,"until":256}}'
-        raise ValueError(f"{says}; or be null, for none; got {value!r}") from None
 
 
 def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, Warm, at_least
+from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, at_least
 from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
 
@@ -150,7 +150,7 @@ def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: in
     )
 
 
-def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05, warm: Warm | None = None) -> Recipe:
+def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
     """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
 
     Args:
@@ -158,7 +158,6 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05, w
         n: rollouts a prompt, at least 1.
         half_way: how far, in nats a token, the weights move until half of a prompt's record is forgotten; above 0.
         spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
-        warm: shape of the first batches, in which no prompt was visited yet; None: that of all others.
 
     Raises:
         ValueError: a number out of its range.
@@ -166,7 +165,6 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05, w
     base = grpo(groups, n)
     return replace(
         base,
-        warm=warm,
         stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
         prompts=beliefs.Tracker(half_way=half_way, spread=spread),
         advantage=advantages.AgainstBaseline(),
@@ -184,7 +182,6 @@ def foresight(
     replay: int = 0,
     replay_staleness: int = 12,
     weigh_draw: float | None = None,
-    warm: Warm | None = None,
 ) -> Recipe:
     """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
 
@@ -203,7 +200,6 @@ def foresight(
         replay_staleness: updates of the weights after which they are not, at least 1.
         weigh_draw: each rollout counts for the inverse of its prompt's odds in the draw, at most for this, 1 or more, so
             that prompts count as if they were drawn uniformly; None: each counts once.
-        warm: shape of the first batches, in which nothing is predicted yet; None: that of all others.
 
     Raises:
         ValueError: a number out of its range.
@@ -211,7 +207,6 @@ def foresight(
     base = grpo(groups, n)
     return replace(
         base,
-        warm=warm,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),
         prompts=beliefs.Foresight(exponent, floor),
         rows=rows.Everything() if weigh_draw is None else rows.AsIfUniform(weigh_draw),
@@ -451,7 +446,6 @@ def pilot_commit(
     max_candidates: int | None = None,
     reprobe_every: int | None = None,
     deviation: advantages.Deviation | None = None,
-    warm: Warm | None = None,
 ) -> Recipe:
     """Pilot-Commit: a few pilots estimate each prompt, the rest goes to prompts with variance. arXiv 2605.26606.
 
@@ -472,7 +466,6 @@ def pilot_commit(
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
         deviation: as for `grpo`.
-        warm: groups of the first batches, without an `n`, which the two stages say; None: those of all others.
 
     Raises:
         ValueError: a number out of its range, or an empty window.
@@ -492,7 +485,6 @@ def pilot_commit(
         intake=intake.KeepInFlight(gen_groups, ahead=True),
         max_staleness=max_staleness,
         max_candidates=max_candidates,
-        warm=warm,
     )
 
 
@@ -637,7 +629,6 @@ _PLAIN: Mapping[str, Any] = {
     "quarantine_after": _QUARANTINE_AFTER,
     "over_batch": None,
     "replay": None,
-    "warm": None,
 }
 _PLAIN_STAGE: Mapping[str, Any] = {"judge": judges.Complete(), "stop": None, "promote": promote.Oldest()}
 SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
@@ -651,7 +642,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     | `prompts` | in random order, each once an epoch; Knapsack's record beside a method that expects a success rate |
     | `intake` | just as many groups as the batch needs |
     | `rows` | all of a group |
-    | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay`, `warm` | 0, or none |
+    | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
     | `quarantine_after` | 3 |
     | `advantage` | GRPO's kernel; what is over the chosen rows goes with any other kernel |
     | `size` | a fixed number, beside a method that has its own way to size groups; and beside one of several stages |

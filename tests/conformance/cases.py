@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from rollalloc import PromptTable, recipes
-from rollalloc.core.recipe import Replay, Warm
+from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import beliefs, prompts
 
@@ -85,14 +85,6 @@ RECIPES = {
     "foresight_uniform": foresight(exponent=None),
     "foresight_features": foresight(1, replay=3, replay_staleness=2),
     "replay_all": replace(recipes.dapo(4, 4, 12, "carry"), replay=Replay(rows=9, times=1, max_staleness=3, above=-inf)),
-    "grpo_warm": replace(recipes.grpo(4, 4), warm=Warm(groups=6, n=2, until=24)),
-    "dapo_carry_warm": replace(recipes.dapo(4, 4, 12, "carry"), warm=Warm(groups=2, n=6, until=120)),
-    "vcrl_warm": replace(recipes.vcrl(4, 4, kappa=0.7, first=2, max_candidates=24), warm=Warm(groups=6, until=60)),
-    "darts_sampled_warm": replace(recipes.darts(4, 3, 1, tail="sampled"), warm=Warm(groups=5, n=5, until=30)),
-    "pilot_commit_warm": recipes.pilot_commit(4, 4, 4, 12, warm=Warm(groups=9, until=150)),
-    "spo_warm": recipes.spo(8, warm=Warm(groups=4, n=4, until=40)),
-    "foresight_warm": foresight(replay=6, replay_staleness=3, warm=Warm(groups=7, n=1, until=21)),
-    "offered_warm": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered(), warm=Warm(groups=6, n=2, until=24)),
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),
     "offered_dapo_carry": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.AsOffered()),
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),

@@ -317,15 +317,6 @@ class ForgetsWhatItKeepsOnLoad(Allocator):
         super().load_state_dict(state | {"kept": []}, **how)
 
 
-class ForgetsTheWarmUpOnLoad(Allocator):
-    """What was ordered when the batch before was made is not known any more."""
-
-    def load_state_dict(self, state, **how):
-        purse = state["purse"] | {"batch_paid": state["purse"]["paid"]}
-        super().load_state_dict(state | {"purse": purse}, **how)
-
-
-WARM = RECIPES["grpo_warm"].warm
 REPLAY = RECIPES["foresight"].replay
 ALL_REPLAY = RECIPES["replay_all"].replay
 ALLOCATORS = [
@@ -390,14 +381,6 @@ ALLOCATORS = [
     (10, "grpo", bending(quarantine_after=None)),
     (10, "pilot_commit", bending(quarantine_after=1)),
     (10, "darts_exact", bending(quarantine_after=2)),
-    (13, "grpo_warm", bending(warm=None)),
-    (13, "grpo_warm", bending(warm=replace(WARM, groups=7))),
-    (13, "grpo_warm", bending(warm=replace(WARM, until=1))),
-    (13, "grpo_warm", bending(warm=replace(WARM, until=25))),
-    (13, "grpo_warm", bending(warm=replace(WARM, n=3))),
-    (13, "dapo_carry_warm", bending(warm=replace(RECIPES["dapo_carry_warm"].warm, n=None))),
-    (13, "pilot_commit_warm", bending(groups=9)),
-    (6, "grpo_warm", ForgetsTheWarmUpOnLoad),
     (11, "grpo", CountsEveryPrompt),
     (11, "pilot_commit", ListsEveryPrompt),
 ]

@@ -558,3 +558,9 @@ def test_a_bank_of_more_draws_is_taken_over_by_a_recipe_of_fewer():
     taken = Allocator(recipes.vcrl(2, 2, replays=2), 12, 0)
     taken.load_state_dict(state, accept_recipe=True)
     assert taken.state_dict()["memory"]["bank"] == [[3, 0.5, 4]]
+
+
+@pytest.mark.parametrize(("name", "all_in"), [("batch_paid", "paid"), ("batch_tokens", "tokens")])
+def test_a_state_in_which_a_batch_cost_more_than_the_run_is_refused(saved, name, all_in):
+    purse = saved["purse"] | {name: saved["purse"][all_in] + 1}
+    refuse(saved | {"purse": purse}, "purse: more was paid for a batch than in all, .*; the state is torn")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollalloc import Allocator, Budget, EventError, PromptTable, Warm, recipes
+from rollalloc import Allocator, Budget, EventError, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Failed, Progress, Updated
 from rollalloc.core.recipe import Drawn, Replay
 from rollalloc.predict.predictor import Predictor
@@ -63,8 +63,8 @@ RECIPES = (
     replace(recipes.spo(2, 2), replay=ALL),
     recipes.reinforce(2, 2, baseline="running"),
     replace(recipes.foresight(2, 2, replay=3), prompts=beliefs.Foresight(pool=2, warm=4, predictor=QUICK)),
-    replace(recipes.dapo(2, 2, 4, "carry"), replay=ALL, warm=Warm(groups=3, n=3, until=30)),
-    recipes.pilot_commit(3, 2, 2, 5, p_lower=0.0, warm=Warm(groups=1, until=12)),
+    replace(recipes.dapo(2, 2, 4, "carry"), replay=ALL),
+    recipes.pilot_commit(3, 2, 2, 5, p_lower=0.0),
 )
 DRAWS = st.integers(0, 2**32).map(Random)
 BUDGETS = (Budget(), Budget(), Budget(run_rollouts=37), Budget(batch_rollouts=19))
@@ -84,7 +84,6 @@ class Driver(RuleBasedStateMachine):
         self.batch = None
         self.rows = {}  # rollout -> its row, as it was trained on last
         self.replayed = 0
-        self.since_batch = self.ordered_before = 0
         self.finished = None
 
     @rule(capacity=st.one_of(st.none(), st.integers(0, 9)))
@@ -133,10 +132,7 @@ class Driver(RuleBasedStateMachine):
         assert self.trained.isdisjoint(row.rollout for row in fresh), "law 2: trained again"
         assert self.released.isdisjoint(rollouts), "law 2: trained although released"
         groups = {row.group for row in fresh}
-        warm = self.recipe.warm
-        full = warm.groups if warm is not None and self.ordered_before < warm.until else self.recipe.groups
-        assert (len(groups) == full) == (batch.short_because is None), "law 13"
-        self.ordered_before = len(self.ordered)
+        assert (len(groups) == self.recipe.groups) == (batch.short_because is None), "law 2"
         for row in batch.rows[len(fresh) :]:
             assert row == self.rows[row.rollout]._replace(replays=row.replays), "law 12: not what was trained"
             assert row.replays == self.rows[row.rollout].replays + 1, "law 12: not counted"

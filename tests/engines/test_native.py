@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc import MetricError, Warm, recipes
+from rollalloc import MetricError, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.core.errors import NoScores
 from rollalloc.engines.evaluation import Evaluation, HeldOut
@@ -130,19 +130,6 @@ def test_a_batch_of_fewer_groups_than_steps_is_split_by_rows(trainer_of):
     for batch, parts in batches:
         assert [len(rows) for rows in parts] == [2, 2, 2, 2]
         assert Counter(row for rows in parts for row in rows) == Counter(batch.rows)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_the_first_batches_may_be_of_another_shape_and_take_as_many_steps(trainer_of, steps):
-    lines = []
-    warm = Warm(groups=6, n=2, until=24)
-    recipe = recipes.foresight(4, warm=warm)
-    trainer = trainer_of(recipe, max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
-    trainer.run()
-    batches = [line for line in lines if line["kind"] == "batch"]
-    assert [(line["groups"], line["rows"], line["steps_in_batch"]) for line in batches] == [
-        (6, 12, steps), (6, 12, steps), (4, 4, steps), (4, 4, steps)
-    ]  # fmt: skip
 
 
 def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import FREE, Given
 
-from rollalloc import Budget, Warm, recipes
+from rollalloc import Budget, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Cancelled, Done
 from rollalloc.rules.prompts import AsOffered
@@ -53,7 +53,6 @@ RECIPES = {
     "grpo": recipes.grpo(4, 3),
     "reinforce with replay": recipes.reinforce(8, baseline="running", replay=4),
     "foresight": recipes.foresight(8),
-    "foresight with a warm-up": recipes.foresight(8, warm=Warm(groups=3, n=4, until=20)),
     "dapo": recipes.dapo(3, 4, 9),
     "dapo carried": recipes.dapo(3, 4, 9, surplus="carry"),
     "pilot_commit": recipes.pilot_commit(3, 2, 2, 9),
@@ -123,14 +122,6 @@ def test_every_rollout_ends_once_and_time_times_gpus_is_what_was_used(name, scen
 @given(st.sampled_from(sorted(RECIPES)), scenarios())
 def test_a_seed_decides_everything(name, scenario):
     assert simulate(RECIPES[name], scenario, 3) == simulate(RECIPES[name], scenario, 3)
-
-
-def test_a_warm_up_costs_what_its_batches_cost():
-    """Batches of 3 x 4 until 20 rollouts, then of 8 x 1: what counts begins after two of 12."""
-    recipe = RECIPES["foresight with a warm-up"]
-    for warmup, paid in ((0, 12 + 12 + 8 + 8), (2, 4 * 8)):
-        scenario = Scenario(cluster=Cluster(gpus=2, schedule="sync"), batches=4, warmup=warmup)
-        assert sum(simulate(recipe, scenario, 0).accounts.values()) == paid
 
 
 def test_another_seed_is_another_run():

@@ -51,10 +51,9 @@ class Allocator:
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
         table = PromptTable.of(prompts)
-        if recipe.most_groups > len(table):
-            when = " of its warm-up" if recipe.groups <= len(table) else ""
+        if recipe.groups > len(table):
             raise ValueError(
-                f"the recipe trains on {recipe.most_groups} groups a batch{when} but there are only {len(table)} prompts; "
+                f"the recipe trains on {recipe.groups} groups a batch but there are only {len(table)} prompts; "
                 "use fewer groups or more prompts"
             )
         if seed < 0:

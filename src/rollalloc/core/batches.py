@@ -38,8 +38,8 @@ def full_batch(run: Run) -> Batch | None:
 def make_batch(run: Run, short_because: str | None) -> Batch | None:
     """A batch of what the last promote rule chooses; None where that is too little."""
     recipe = run.recipe
-    chosen = choose(run, len(recipe.stages) - 1, min(run.groups, len(run.flight.ready)))
-    if not chosen or (short_because is None and len(chosen) < run.groups):
+    chosen = choose(run, len(recipe.stages) - 1, min(recipe.groups, len(run.flight.ready)))
+    if not chosen or (short_because is None and len(chosen) < recipe.groups):
         return None
     groups = sorted(chosen, key=_id)
     choices = [_choose_rows(run, group) for group in groups]

@@ -107,9 +107,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
 
 
 def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
-    """How many rollouts each group gets: what the warm-up fixes, else what the stage's rule says."""
-    if (warm := run.warming) is not None and warm.n is not None:
-        return [warm.n] * len(groups)
+    """How many rollouts each group gets, as the stage's rule says."""
     rule = run.recipe.stages[stage].size
     sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
     if len(sizes) != len(groups) or min(sizes) < 1:

@@ -14,7 +14,7 @@ def opening_halt(run: Run) -> Halt | None:
     """What forbids to open even one more group."""
     limit = run.recipe.max_candidates
     if limit is not None and run.purse.batch_opened >= limit:
-        ready = f"{len(run.flight.ready)} of {run.groups} groups ready"
+        ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
         return Halt(f"max_candidates: {limit} prompts tried, {ready}", Ends.BATCH)
     if run.failing >= _OUTAGE:
         return Halt(

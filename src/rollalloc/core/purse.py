@@ -39,7 +39,7 @@ class Purse:
         self.owed = 0  # rollouts decided and not yet ordered
         self.tokens = 0  # of rollouts with a terminal event
         self.batch_opened = 0  # groups opened since the last batch
-        self.paid_before = self._tokens_before = 0  # until then
+        self._paid_before = self._tokens_before = 0  # until then
 
     def order(self, rollouts: int) -> None:
         """Owed rollouts are handed out."""
@@ -49,7 +49,7 @@ class Purse:
     @property
     def batch_paid(self) -> int:
         """Rollouts ordered since the last batch."""
-        return self.paid - self.paid_before
+        return self.paid - self._paid_before
 
     @property
     def batch_tokens(self) -> int:
@@ -58,7 +58,7 @@ class Purse:
 
     def next_batch(self) -> None:
         """Begin to count for the next batch."""
-        self.batch_opened, self.paid_before, self._tokens_before = 0, self.paid, self.tokens
+        self.batch_opened, self._paid_before, self._tokens_before = 0, self.paid, self.tokens
 
     def room(self) -> int | None:
         """Rollouts that may still be decided, at least 0; None without a limit."""
@@ -108,7 +108,7 @@ class Purse:
             raise ValueError(f"purse: more was paid for a batch than in all, {saved}; the state is torn")
         self.paid, self.owed, self.tokens = saved["paid"], saved["owed"], saved["tokens"]
         self.batch_opened = saved["batch_opened"]
-        self.paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]
+        self._paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:

@@ -79,7 +79,7 @@ class View(NamedTuple):
         ledger: the record of every prompt; read only.
         table: the data set, with its features.
         moved: what `Updated` told of the way the weights went, in all, in nats a token; 0 where it told nothing.
-        groups: in a full batch, as the recipe has it now: its own, or its warm-up's.
+        groups: in a full batch.
         max_staleness: the recipe's.
         rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
         longest: how many of those are the longest, as it says; 0 where it does not choose by length.
@@ -336,33 +336,6 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
-    """Batches of another shape, as the run begins.
-
-        groups_b = groups  while rollouts ordered before batch b - 1 was made < until,  else the recipe's
-
-    So the shape changes at the end of a batch, once, and no batch is of both.
-
-    Attributes:
-        groups: groups in a full batch meanwhile, at least 1.
-        n: rollouts of each group that is opened meanwhile, at least 1; None: as many as the recipe's size rule says. Only
-            for a recipe of one stage.
-        until: rollouts ordered, in whole batches, after which the recipe's own shape holds; at least 1.
-
-    Raises:
-        ValueError: a number out of its range.
-    """
-
-    groups: int
-    n: int | None = None
-    until: int
-
-    def __post_init__(self) -> None:
-        for name in ("groups", "until", *(("n",) if self.n is not None else ())):
-            at_least(f"warm: {name}", getattr(self, name), 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Limits that are never exceeded, not by one rollout; in tokens, by no more than what was running. None: no limit.
 
@@ -430,12 +403,11 @@ class Recipe:
             failed, in [1, 255]; None: it is tried for ever.
         over_batch: what the whole batch makes of the advantages; None: nothing.
         replay: rows of earlier batches that are trained on again; None: none.
-        warm: the shape of the first batches; None: that of all others.
 
     Raises:
         TypeError: a rule that is a lambda or a closure, which no checkpoint could name.
         ValueError: a number out of its range, those included that the row rule says of itself, or a rule that reads how many
-            rows a group has where no rule says it; or a warm-up whose n cannot be the rollouts of a group.
+            rows a group has where no rule says it.
     """
 
     groups: int
@@ -450,7 +422,6 @@ class Recipe:
     quarantine_after: int | None
     over_batch: BatchRule | None = None
     replay: Replay | None = None
-    warm: Warm | None = None
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
@@ -465,7 +436,6 @@ class Recipe:
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")
         self._check_rows()
-        self._check_warm()
         _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
 
     def _check_rows(self) -> None:
@@ -492,30 +462,10 @@ class Recipe:
                 "both, or take a row rule with an attribute `rows`"
             )
 
-    def _check_warm(self) -> None:
-        """Whether a group of the warm-up can have its rollouts.
-
-        Raises:
-            ValueError: there are several stages, or more rows of a group are trained on.
-        """
-        n = None if self.warm is None else self.warm.n
-        if n is None:
-            return
-        if len(self.stages) > 1:
-            names = ", ".join(stage.name for stage in self.stages)
-            raise ValueError(f"warm: n={n} rollouts a group, but the recipe has several stages, {names}; leave n out")
-        if self.group_rows is not None:
-            at_least("warm: n", n, self.group_rows, f"{self.rows!r} trains on that many of a group")
-
     @property
     def trains_older_rows(self) -> bool:
         """Whether a batch may have rows sampled from weights before its own: held ones, or replayed ones."""
         return self.max_staleness > 0 or self.replay is not None
-
-    @property
-    def most_groups(self) -> int:
-        """Groups in the largest batch."""
-        return self.groups if self.warm is None else max(self.groups, self.warm.groups)
 
     @cached_property
     def description(self) -> Any:

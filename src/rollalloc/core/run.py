@@ -12,7 +12,7 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.ledger import Ledger
 from rollalloc.core.purse import Purse
-from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View, Warm, at_least
+from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View, at_least
 from rollalloc.core.roster import Roster
 from rollalloc.core.table import PromptTable
 
@@ -93,7 +93,7 @@ class Run:
                 ledger=self.ledger,
                 table=self.table,
                 moved=self.moved,
-                groups=self.groups,
+                groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
                 longest=getattr(self.recipe.rows, "longest", 0),
@@ -101,20 +101,9 @@ class Run:
             )
         return view
 
-    @property
-    def warming(self) -> Warm | None:
-        """The warm-up, while it lasts. The end of a batch decides: what was ordered until then, which the purse has."""
-        warm = self.recipe.warm
-        return warm if warm is not None and self.purse.paid_before < warm.until else None
-
-    @property
-    def groups(self) -> int:
-        """Groups in a full batch now."""
-        return self.recipe.groups if (warm := self.warming) is None else warm.groups
-
     def need(self) -> int:
         """Groups still lacking for the next batch."""
-        return max(0, self.groups - len(self.flight.ready))
+        return max(0, self.recipe.groups - len(self.flight.ready))
 
     def blocked(self) -> bool:
         """Whether a new rollout could only be too old: its batch comes after the update that is awaited."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
-from rollalloc.core.recipe import Act, Budget, Recipe, Verdict, Warm
+from rollalloc.core.recipe import Act, Recipe, Verdict
 
 
 class ConformanceError(AssertionError):
@@ -45,8 +45,6 @@ class Auditor:
     trained: set[int] = field(default_factory=set[int])
     row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # as a rollout was trained on last
     replayed: int = 0
-    ordered: int = 0  # rollouts, when the batch before was made
-    warm_groups: set[int] = field(default_factory=set[int])  # first ordered in the warm-up
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
     too_old: set[int] = field(default_factory=set[int])  # groups that an update ended
@@ -158,38 +156,11 @@ class Auditor:
             if order.group not in self.groups:
                 expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, which always fails")
                 self.visits[order.prompt].append(order.group)
-                if self.warming is not None:
-                    self.warm_groups.add(order.group)
             for rollout in order.rollouts:
                 expect(4, rollout not in self.order_of, f"rollout {rollout} is ordered twice")
                 self.order_of[rollout] = order
                 self.live.add(rollout)
                 self.groups[order.group].append(rollout)
-
-    @property
-    def warming(self) -> Warm | None:
-        """The recipe's warm-up, while it lasts."""
-        warm = self.recipe.warm
-        return warm if warm is not None and self.ordered < warm.until else None
-
-    def _shape(self, batch: Batch, by_group: Mapping[int, Sequence[Row]]) -> None:
-        """Law 13: a full batch has the groups of its phase, and each group of a warm-up that fixes it its n rollouts."""
-        recipe, warm = self.recipe, self.warming
-        groups = recipe.groups if warm is None else warm.groups
-        when = f"{len(by_group)} groups after {self.ordered} rollouts of a warm-up {recipe.warm}"
-        full = len(by_group) == groups
-        expect(
-            2 if recipe.warm is None else 13, full == (batch.short_because is None), f"{when}: {batch.short_because}"
-        )
-        if recipe.warm is not None and recipe.warm.n is not None:
-            n, waits = recipe.warm.n, getattr(recipe.stages[0].judge, "waits_for_all", False)
-            whole = waits and not recipe.stopping and recipe.budget == Budget()  # nothing decided is not ordered
-            for group in self.warm_groups.intersection(by_group):
-                count = len(self.groups[group])
-                expect(
-                    13, count == n or (count < n and not whole), f"{count} rollouts of group {group}, warm-up of {n}"
-                )
-        self.ordered = len(self.order_of)
 
     def _batch(self, batch: Batch) -> None:
         expect(2, not self.in_batch, "a second batch before the first was trained")
@@ -216,7 +187,8 @@ class Auditor:
             expect(2, age <= self.recipe.max_staleness, f"row {row.rollout} has staleness {age}")
             self.trained.add(row.rollout)
             by_group[row.group].append(row)
-        self._shape(batch, by_group)
+        full = len(by_group) == self.recipe.groups
+        expect(2, full == (batch.short_because is None), f"{len(by_group)} groups, {batch.short_because}")
         for group, group_rows in by_group.items():
             some = any(row.advantage for row in group_rows)
             self.causes["trained" if some else "zero_variance"] += len(group_rows)

@@ -43,8 +43,8 @@ def check_recipe(
         ConformanceError: names the law, the seed and the mode.
     """
     make = _sized(table)
-    first = len(Run(recipe, make(4096 + recipe.most_groups), World(0, rewards=rewards)).ask(None).generate)
-    count = prompts or 8 * max(first, recipe.most_groups)
+    first = len(Run(recipe, make(4096 + recipe.groups), World(0, rewards=rewards)).ask(None).generate)
+    count = prompts or 8 * max(first, recipe.groups)
     check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first, make)
     paid_a_batch = check.runs()
     check_work(recipe, allocator, World(seeds[0], hard=True, rewards=rewards), count, make)
@@ -120,14 +120,14 @@ class _Check:
     def back_pressure(self) -> None:
         """Law 3 where every group survives: what is alive stays within a few batches and a few intakes."""
         run = self._run(self.seeds[0], hard=True)
-        bound = 3 * self.recipe.most_groups + 2 * self.first
+        bound = 3 * self.recipe.groups + 2 * self.first
         for _ in run.synchronous(4 * self.batches):
             alive = set(run.audit.order_of) - run.audit.released - run.audit.in_batch
             groups = {run.audit.order_of[rollout].group for rollout in alive}
             expect(
                 3,
                 len(groups) <= bound,
-                f"{len(groups)} groups held and running, of batches of {self.recipe.most_groups}",
+                f"{len(groups)} groups held and running, of batches of {self.recipe.groups}",
             )
 
     def budgets(self, paid_a_batch: int) -> None:
@@ -158,7 +158,7 @@ class _Check:
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
             return  # a loader of so few prompts soon offers none but those in flight
-        prompts = 2 * max(self.first, recipe.most_groups)
+        prompts = 2 * max(self.first, recipe.groups)
         run = self._run(self.seeds[0], hard=True, failing=3, reload=0.1, prompts=prompts)
         for _ in run.synchronous(8 * prompts // recipe.groups):
             pass

@@ -52,7 +52,7 @@ class Run:
         self.finished: str | None = None
         self.next_offer = 0
         # A loader's epochs are shorter than the data set, so that they begin while groups are held.
-        self.offered_epoch = max(recipe.most_groups, len(self.allocator.table) // 4) + 1
+        self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
         """Waves: everything ordered ends before the next ask; no trouble."""

@@ -240,7 +240,7 @@ def price(recipe: Recipe, visits: Sequence[Group], openings: int, random: np.ran
     Returns:
         Infinite prices where nothing was trained, or the visits are too few for a batch.
     """
-    if len(visits) < recipe.most_groups:
+    if len(visits) < recipe.groups:
         return np.inf, np.inf
     allocator = Allocator(recipe, len(visits), int(random.integers(1 << 31)))
     deck = _Deck(visits, random)

@@ -68,11 +68,11 @@ def replay(
     at_least("batches", batches, 1)
     at_least("resamples", resamples, 2)
     at_least("seed", seed, 0)
-    decks, least = _decks(groups), max(LEAST_PROMPTS, recipe.most_groups)
+    decks, least = _decks(groups), max(LEAST_PROMPTS, recipe.groups)
     if len(decks) < least:
         raise ValueError(
             f"expected scored rollouts of at least {least} prompts, for an interval and for a batch of "
-            f"{recipe.most_groups}; the log has {len(decks)}"
+            f"{recipe.groups}; the log has {len(decks)}"
         )
     random = rng(seed, "replay")
     point = _Replay(decks, recipe, random).run(batches)
@@ -133,7 +133,7 @@ class _Replay:
     def run(self, batches: int) -> _Replay:
         """Until so many batches are trained, or none comes any more."""
         allocator = Allocator(self._recipe, len(self._decks), int(self._random.integers(1 << 31)))
-        barren, limit = 0, _BARREN * self._recipe.most_groups
+        barren, limit = 0, _BARREN * self._recipe.groups
         while self.batches < batches and barren < limit:
             actions = allocator.ask()
             barren += 1

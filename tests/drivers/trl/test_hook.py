@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from rollalloc import Budget, Warm, recipes
+from rollalloc import Budget, recipes
 from rollalloc.drivers.trl import AllocatedRollouts
 from rollalloc.rules import advantages
 
@@ -43,7 +43,6 @@ REFUSED = {
     ),
     "over the rows it gets": replace(tiny_trl.RECIPES["pods"], advantage=advantages.OverGroup(advantages.grpo)),
     "by the sample's deviation": recipes.grpo(groups=4, n=4, deviation="population"),
-    "stock TRL's batches are all of one size": replace(tiny_trl.RECIPES["grpo"], warm=Warm(groups=8, until=64)),
     "stock TRL has no short batches": replace(tiny_trl.RECIPES["grpo"], budget=Budget(run_rollouts=100)),
     "max_candidates": recipes.dapo(groups=4, n=4, gen_groups=6, max_candidates=8),
 }

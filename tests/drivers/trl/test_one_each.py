@@ -18,7 +18,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from rollalloc import Warm, recipes
+from rollalloc import recipes
 from rollalloc.core.recipe import Drawn
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
@@ -203,23 +203,6 @@ def test_a_replayed_row_weighs_its_truncated_ratio_of_the_weights_of_now_and_its
         importance = np.minimum(np.exp(logprob_T - rollout.made.logprobs), 2)
         assert np.abs(importance - 1).max() > 1e-4
         np.testing.assert_allclose(weights[mask.bool()].numpy(), row.advantage * importance, rtol=2e-5)
-
-
-def test_the_first_batches_may_be_of_another_shape(watched, tmp_path):
-    """In as many optimizer steps; no row is lost, whatever TRL's own batch holds."""
-    recipe = recipes.foresight(16, warm=Warm(groups=20, n=2, until=80))
-    trainer = tiny_trl.trainer(
-        tmp_path, recipe, per_device_train_batch_size=8, steps_per_generation=2, max_steps=8, num_generations=2
-    )
-    trainer.train()
-    shapes = [(len({row.group for row in batch.rows}), len(batch.rows)) for batch, _, _ in trainer.seen]
-    assert shapes == [(20, 40), (20, 40), (16, 16), (16, 16)]
-    for batch, _, made in trainer.seen:
-        given = [value for value in made["advantages"].tolist() if value]
-        assert given == pytest.approx([row.advantage for row in batch.rows if row.advantage], abs=1e-6)
-    lines = [line for line in trainer.state.log_history if "rollalloc/rows" in line]
-    assert sum(line["rollalloc/rows"] for line in lines) in (112, 224)  # a line a step, or a batch
-    assert trainer.state.global_step == 8
 
 
 def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):

@@ -9,7 +9,6 @@ import tiny_async
 import tiny_trl
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Warm
 
 GRPO, AHEAD = tiny_async.RECIPES["grpo"], tiny_async.RECIPES["pilot_commit"]
 
@@ -27,7 +26,6 @@ GRPO, AHEAD = tiny_async.RECIPES["grpo"], tiny_async.RECIPES["pilot_commit"]
         (GRPO, {"log_completions": True}, r"log_completions=True is not supported"),
         (GRPO, {"model_init_kwargs": {"revision": "x"}}, r"model_init_kwargs=.* is not supported"),
         (recipes.foresight(groups=16, replay=4), {"num_generations": 1}, r"Replay.* adds rows"),
-        (recipes.foresight(groups=16, warm=Warm(groups=8, until=64)), {"num_generations": 1}, r"another size"),
         (recipes.spo(groups=16), {"num_generations": 1}, r"how far each update moved the weights"),
         (recipes.knapsack(groups=4, n=4), {}, r"do not say how many rows"),
     ],

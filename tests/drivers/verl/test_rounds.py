@@ -518,15 +518,3 @@ def test_the_end_of_a_run_frees_what_was_kept(make_rounds):
     with pytest.raises(Finished, match="budget"):
         rounds.next_batch()
     assert not rounds.crew.rows
-
-
-# --------------------------------------------------------------------------------------------------------------- warm-up
-
-
-@pytest.mark.parametrize("section", [{"recipe": "spo"}, RECIPES["foresight"], RECIPES["pilot_commit"]])
-def test_the_first_batches_have_the_shape_of_the_warm_up(make_rounds, section):
-    n = {} if "n_pilot" in section else {"n": 2}
-    rounds = make_rounds(section | {"warm": {"groups": 7, "until": 14, **n}}, prompts=256)
-    made = [(len({row.group for row in rows.rows}), len(rows.rows)) for rows in train(rounds, 3)]
-    assert made[0] == (7, 14 if n else 42)
-    assert made[2] == (4, 16 if n else 24)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Replay, Warm
+from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
@@ -35,10 +35,6 @@ REFUSED = {
     ),
     "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
-    "a warm-up without an end": (
-        {"recipe": "foresight", "warm": {"groups": 8}},
-        r"foresight: warm must say groups and until, .*, e.g. warm=\{\"groups\":64,\"until\":256\}",
-    ),
     "no such file": (
         {"recipe": "foresight", "features": "none.safetensors"},
         r"features must be a file, got 'none.safetensors'; `rollalloc features --model",
@@ -145,8 +141,3 @@ def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch
     assert settings.own_advantages
     assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
     assert read_settings({"recipe": "foresight", "replay": 8}, 8, 1).recipe.replay == Replay(rows=8, max_staleness=12)
-
-
-def test_a_warm_up_is_a_mapping_of_the_section():
-    recipe = read_settings({"recipe": "foresight", "warm": {"groups": 64, "until": 256}}, 8, 1).recipe
-    assert recipe == recipes.foresight(8, warm=Warm(groups=64, until=256))

@@ -307,8 +307,6 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
         )
     if recipe.over_batch is not None:
         return f"{recipe.over_batch!r}: stock TRL computes the advantages, over the rows of each group by itself"
-    if recipe.warm is not None:
-        return f"{recipe.warm}: stock TRL's batches are all of one size"
     if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():
         return "max_candidates or a budget: stock TRL has no short batches"
     return None

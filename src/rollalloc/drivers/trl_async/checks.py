@@ -48,8 +48,6 @@ def check_recipe(recipe: Recipe) -> int:
         why = "its stages do not say how many rows a group has"
     elif recipe.replay is not None:
         why = f"{recipe.replay!r} adds rows to a batch now and then"
-    elif recipe.warm is not None:
-        why = f"{recipe.warm!r} makes the first batches of another size"
     elif recipe.reads_moved:
         why = f"{recipe.prompts!r} wants to know how far each update moved the weights, which is not measured here"
     if each is None or why is not None:
