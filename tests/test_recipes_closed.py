@@ -28,8 +28,8 @@ MADE = {
         "groups": (4, 3), "n": (2, 1), "half_way": (0.06, 0.1), "spread": (0.05, 0.1),
     },
     recipes.foresight: {
-        "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "replay": (4, 2),
-        "replay_staleness": (3, 20), "weigh_draw": (None, 4.0),
+        "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "once": (False, True),
+        "replay": (4, 2), "replay_staleness": (3, 20), "weigh_draw": (None, 4.0),
     },
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),

@@ -15,7 +15,6 @@ from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
-from rollalloc.cli.forecast import forecast
 from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.replay import replay
@@ -35,7 +34,7 @@ app = typer.Typer(
 )
 for command in (train, compare, bench, features, model, report, watch, board):
     app.command()(command)
-for command in (waste, replay, forecast, simulate, verify_resume, recipes):
+for command in (waste, replay, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 
