@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import typer
 from rollalloc.bench import leaderboard, presets
 from rollalloc.bench.cells import board_of
 from rollalloc.bench.leaderboard import Progress, run_leaderboard
+from rollalloc.bench.methods import matched
 from rollalloc.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
 from rollalloc.bench.pool import Failed, Failure, Job
 from rollalloc.bench.runs import Run, Source
@@ -51,14 +52,14 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     child.kill()
     child.join()
     before, frozen = ended(out), (out / PLAN).read_bytes()
-    assert board_of(out).missing == 8
-    assert "Not finished: 8 final runs are missing" in markdown(board_of(out))
+    assert board_of(out).missing == 12
+    assert "Not finished: 12 final runs are missing" in markdown(board_of(out))
 
     seen: list[Progress] = []
     run_leaderboard(plan, out, tmp_path, watcher=seen.append)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (out / PLAN).read_bytes() == frozen
-    assert seen[-1].over == plan.runs == len(ended(out)) == 14
+    assert seen[-1].over == plan.runs == len(ended(out)) == 18
     assert seen[-1].share == pytest.approx(1)
     assert seen[-1].rollouts == sum(read_metrics(path)[-1]["rollouts_paid"] for path in ended(out)) <= plan.rollouts
     assert not list(out.rglob("model.safetensors"))  # only the figures of a run stay
@@ -68,6 +69,14 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
         assert one["settings_tried"] == 2
         final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-5000")
         assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
+        assert dict(presets.TUNED_WITH).items() <= asdict(final.settings).items()
+        plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9100")
+        assert plain.parameters == matched(recipe, **presets.DEFAULT_SHAPE)
+        assert plain.settings.learning_rate == presets.DEFAULT_RATE
+        own = Settings(sampling=plain.settings.sampling)
+        assert {name: getattr(plain.settings, name) for name in presets.TUNED_WITH} == {
+            name: getattr(own, name) for name in presets.TUNED_WITH
+        }
 
     again = ended(out)
     bench(tier="smoke", out=out, task_folder=tmp_path)
@@ -77,7 +86,8 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     for part in board.parts:
         assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
         for cell in part.cells:
-            assert f"--recipes {cell.label} --seeds 5000,5001" in cell.command
+            seeds = "9100,9101" if part.track == "defaults" else "5000,5001"
+            assert f"--recipes {cell.label} --seeds {seeds}" in cell.command
             assert cell.paid is not None
             assert cell.budget["accuracy"] is not None
     assert all(cell.command in (out / TABLE).read_text() for part in board.parts for cell in part.cells)
@@ -265,13 +275,13 @@ def test_the_command_ends_with_an_error_where_final_runs_are_missing(tiny, tmp_p
     with pytest.raises(typer.Exit) as ended:
         bench(tier="smoke", out=tmp_path / "out", task_folder=tmp_path)
     assert ended.value.exit_code == 1
-    assert "8 final runs are missing" in " ".join(capsys.readouterr().err.split())
+    assert "12 final runs are missing" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 methods × 1 tasks × matched and tuned, 14 runs, at most 1,536 rollouts" in said
+    assert "2 methods × 1 tasks × defaults and matched and tuned, 18 runs, at most 2,048 rollouts" in said
     assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
     assert not list(tmp_path.iterdir())
 

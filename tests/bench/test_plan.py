@@ -50,18 +50,22 @@ def test_the_plan_of_a_tier(name):
     assert hours_of(plan, 2) < tier.hours
     tuning = {seed for rung in plan.search for seed in rung.seeds}
     assert min(tuning) >= 1000
-    assert not tuning & set(plan.seeds)
-    assert len(plan.seeds) >= (8 if name == "night" else 2)
+    for track in plan.tracks:
+        assert not tuning & set(plan.seeds_of(track))
+        assert len(plan.seeds_of(track)) >= (8 if name == "night" else 2)
 
 
 def test_what_a_plan_pays_by_hand():
     plan = make_plan("smoke")
-    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of two tracks; of two methods.
-    assert plan.rollouts == 2 * (2 * 64 + 128 + 2 * 2 * 128)
-    assert plan.runs == 2 * (3 + 2 * 2)
-    assert make_plan("smoke", tracks=["matched"]).rollouts == 2 * 2 * 128
+    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of three tracks; of two methods.
+    assert plan.rollouts == 2 * (2 * 64 + 128 + 3 * 2 * 128)
+    assert plan.runs == 2 * (3 + 3 * 2)
+    for track in ("defaults", "matched"):
+        assert make_plan("smoke", tracks=[track]).rollouts == 2 * 2 * 128
     shapes = {each.label: each.matched for each in plan.contestants}
     assert shapes == {"grpo": {"groups": 4, "n": 4}, "reinforce": {"groups": 16, "n": 1}}
+    shapes = {each.label: each.defaults for each in plan.contestants}
+    assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 64, "n": 1}}
 
 
 @pytest.mark.parametrize(
@@ -69,14 +73,14 @@ def test_what_a_plan_pays_by_hand():
     [
         ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, night"),
         ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
-        ({"tracks": ["free"]}, "tier smoke has no track 'free'; there are matched, tuned"),
+        ({"tracks": ["free"]}, "tier smoke has no track 'free'; there are defaults, matched, tuned"),
         ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),
         ({"recipes": ["dapo"]}, "grpo is what every ratio is to; add it: --recipes grpo,dapo"),
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
         ({"recipes": ["grpo", "my_recipes:mine"]}, "give a recipe of your own as --recipe my_recipes:mine"),
         ({"own": ["dapo"]}, "--recipe 'dapo': expected module:function"),
         ({"own": ["my_recipes:other"]}, "n must be a whole number of at least 1, got 0"),
-        ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track matched"),
+        ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track defaults"),
         ({"own": ["bare_recipe:mine"], "tracks": ["matched"]}, "has no matched.* or give --track tuned"),
     ],
 )
@@ -142,5 +146,6 @@ def test_a_plan_knows_the_code_that_decides(monkeypatch):
 
 def test_searches_and_final_runs_share_no_seed():
     plan = make_plan("smoke")
-    with pytest.raises(ValueError, match=r"seeds \[1000\] are of the search and of the final runs"):
-        replace(plan, seeds=(1000, 4000))
+    for seeds in ("seeds", "default_seeds"):
+        with pytest.raises(ValueError, match=r"seeds \[1000\] are of the search and of the final runs"):
+            replace(plan, **{seeds: (1000, 4000)})

@@ -19,6 +19,7 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Clip, Loss
 from rollalloc.engines.policy import Policy
+from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
 from rollalloc.runs.cost import read_metrics
@@ -348,7 +349,7 @@ def test_compare_shows_what_each_paid(call, tmp_path):
     assert code == 0, output
     results = json.loads((out / "results.json").read_text())
     assert [(result["recipe"], result["seed"]) for result in results] == [("wide", 4), ("grpo", 4)]
-    assert [result["parameters"] for result in results] == [{"groups": 8, "n": 2}, {"groups": 2, "n": 8}]
+    assert [result["parameters"] for result in results] == [{"groups": 8, "n": 2}, {"groups": 2, "n": 4}]
     for result in results:
         assert sum(result["accounts"].values()) == result["rollouts_paid"] == 32
     assert "wide" in (out / "report.html").read_text()
@@ -560,8 +561,31 @@ def test_a_falling_rate_needs_steps_or_a_budget(own, monkeypatch):
 def test_the_updates_options_default_to_those_of_the_trainer(own):
     run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
     plain = Settings(sampling=run.settings.sampling)
-    for name in ("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"):
+    for name in (
+        *("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"),
+        *("betas", "max_grad_norm", "adaptive_clip"),
+    ):
         assert getattr(run.settings, name) == getattr(plain, name)
+
+
+def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(monkeypatch, tmp_path):
+    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
+    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+    plain = Settings(sampling=Sampling(4))
+    for task in ("skills/late", "rg/gcd", "walks/mixed"):
+        run = run_of(Given(task=task), "foresight", {}, 0)
+        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 64, "n": 1}
+        assert run.settings.learning_rate == presets.DEFAULT_RATE
+        assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
+        tuned = run_of(Given(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
+        found = presets.tuned_of(presets.preset_of(task)[1].tuned_on)["foresight"].parameters
+        assert dict(tuned.parameters) == {**found, "neg": 0.7}
+        assert tuned.settings.learning_rate == 1e-3
+        assert (tuned.settings.betas, tuned.settings.adaptive_clip) == ((0.9, 0.999), None)
+    with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
+        run_of(Given(task="sort", settings="best"), "grpo", {}, 0)
+    with pytest.raises(ValueError, match="nobody tuned anything for a model of your own"):
+        run_of(Given(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
 
 
 @pytest.mark.parametrize("recipe", USUAL)

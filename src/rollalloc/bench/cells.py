@@ -78,7 +78,7 @@ class Board:
     @property
     def missing(self) -> int:
         """Final runs that are not over."""
-        return sum(len(self.plan.seeds) - cell.runs for part in self.parts for cell in part.cells)
+        return sum(len(self.plan.seeds_of(part.track)) - cell.runs for part in self.parts for cell in part.cells)
 
 
 def board_of(folder: Path) -> Board:
@@ -98,7 +98,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
     over: dict[str, list[Ended]] = {}
     lost: dict[str, int] = {}
     for each in plan.contestants:
-        for seed in plan.seeds:
+        for seed in plan.seeds_of(track):
             place = final_folder(folder, track) / task.name.replace("/", "-") / f"{each.label}-{seed}"
             has_diverged = place.relative_to(folder).as_posix() in diverged
             if one := _ended(place, plan, task, each, seed, has_diverged):
@@ -115,7 +115,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
             plain=to_plain.get(each.label, dict.fromkeys(COSTS)),
             runs=len(over.get(each.label, ())),
             diverged=lost.get(each.label, 0),
-            command=_command(plan, task, over.get(each.label, ())),
+            command=_command(plan.seeds_of(track), task, over.get(each.label, ())),
         )
         for each in plan.contestants
     )
@@ -149,7 +149,7 @@ def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
     return min(plain, key=rank).label if plain else None
 
 
-def _command(plan: Plan, task: TaskPlan, over: Sequence[Ended]) -> str:
+def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str:
     """What repeats the runs of a cell, of a built-in task; its folder is one that no other command has."""
     if not over or not is_built_in(task.name):
         return ""
@@ -157,8 +157,10 @@ def _command(plan: Plan, task: TaskPlan, over: Sequence[Ended]) -> str:
     said = {
         "--task": task.name,
         "--recipes": run.recipe if run.name == run.recipe else f"{run.name}={run.recipe}",
-        "--seeds": ",".join(map(str, plan.seeds)),
+        "--seeds": ",".join(map(str, seeds)),
         "--learning-rate": f"{run.settings.learning_rate:g}",
+        "--adam-beta2": f"{run.settings.betas[1]:g}",
+        "--adaptive-clip": f"{run.settings.adaptive_clip or 0:g}",
         "--max-rollouts": str(task.budget),
         "--eval-every": str(task.eval_every),
         "--target": f"{task.target:g}",

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.bench.methods import matched
+from rollalloc.bench.presets import DEFAULT_SHAPE
 from rollalloc.bench.sweep import GRID, settings_of
 from rollalloc.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
 
-TRACKS = ("matched", "tuned")
+TRACKS = ("defaults", "matched", "tuned")
 BASELINE = "grpo"
 PLAIN = ("reinforce", "rloo", "raft")  # estimators that allocate nothing: what every allocator has to beat
 
@@ -32,6 +33,7 @@ class Contestant:
     Attributes:
         recipe: its name, as `rollalloc.named.make_recipe` takes it.
         label: what it is called, in tables and folders.
+        defaults: parameters of the defaults track, a shape only; None: it is not in it.
         matched: parameters of the matched track; None: it is not in it.
         grid: settings that it is tuned over, each with `parameters` and `learning_rate`; empty: not in the tuned track.
         contents: SHA-256 of the file that it is from; "" for the package's own.
@@ -39,6 +41,7 @@ class Contestant:
 
     recipe: str
     label: str
+    defaults: Mapping[str, Any] | None = None
     matched: Mapping[str, Any] | None = None
     grid: tuple[Mapping[str, Any], ...] = field(default=())
     contents: str = ""
@@ -49,7 +52,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
 
     Raises:
         ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that
-            makes no recipe; for the matched track no shape.
+            makes no recipe; for the other two no shape.
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe
@@ -59,17 +62,19 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
     shapes: Any = grids.get(recipe.rpartition(":")[2])
     if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):
         raise ValueError(_lacks(recipe, "GRID", "tuned", own))
-    if "matched" in tracks and shape is None:
-        raise ValueError(_lacks(recipe, "matched", "matched", own))
+    for track in ("defaults", "matched"):
+        if track in tracks and shape is None:
+            raise ValueError(_lacks(recipe, "matched", track, own))
     first = tier.search[0].settings
     tuned = settings_of(recipe, shapes, tier.rates, first) if "tuned" in tracks else ()
-    made = shape(recipe, tier.groups, tier.n) if shape and "matched" in tracks else None
-    for parameters in (*([made] if made is not None else ()), *(one.parameters for one in tuned)):
+    sizes = {"defaults": DEFAULT_SHAPE, "matched": {"groups": tier.groups, "n": tier.n}}
+    made = {track: shape(recipe, **size) for track, size in sizes.items() if shape and track in tracks}
+    for parameters in (*made.values(), *(one.parameters for one in tuned)):
         make_recipe(recipe, parameters)
     return Contestant(
         recipe=recipe,
         label=recipe.replace(":", "."),
-        matched=None if made is None else _plain(recipe, made),
+        **{track: _plain(recipe, parameters) for track, parameters in made.items()},
         grid=tuple({"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned),
         contents=contents,
     )
@@ -137,7 +142,7 @@ def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _lacks(recipe: str, name: str, track: str, own: bool) -> str:
     where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.bench.sweep"
     what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts a group"
-    other = next(each for each in TRACKS if each != track)
+    other = "tuned" if name == "matched" else "defaults"
     return (
         f"{recipe} has no {name}, {what}, {where}, which the {track} track needs; see 'Add a recipe to the leaderboard' in "
         f"docs/benchmark.md, or give --track {other}"

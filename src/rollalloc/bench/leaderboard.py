@@ -15,7 +15,7 @@ from rollalloc.bench.contestants import Contestant
 from rollalloc.bench.estimate import seconds_of, total_seconds
 from rollalloc.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
-from rollalloc.bench.presets import Tuned, task_run
+from rollalloc.bench.presets import DEFAULT_OPTIMIZER, TUNED_WITH, Tuned, task_run
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.bench.search import Search
 from rollalloc.bench.summary import ended
@@ -196,10 +196,13 @@ class _Agenda:
             search = Search(self.plan.search, task.budget, task.target, self._trial(task, each))
             self._searches[task.name, each.label] = search
             self._waiting += self._tuned(task.name, each.label)
-        for each in self.plan.contestants if "matched" in self.plan.tracks else ():
-            assert each.matched is not None
-            setting = Tuned(each.matched, task.learning_rate)
-            self._waiting += self._new([self._final("matched", task, each, setting, seed) for seed in self.plan.seeds])
+        for each in self.plan.contestants:
+            for track, given, rate, optimizer in (
+                ("defaults", each.defaults, self.plan.default_rate, DEFAULT_OPTIMIZER),
+                ("matched", each.matched, task.learning_rate, TUNED_WITH),
+            ):
+                if track in self.plan.tracks and given is not None:
+                    self._waiting += self._finals(track, task, each, Tuned(given, rate, optimizer))
 
     def _tuned(self, name: str, label: str) -> list[Job]:
         """What the tuned track has to do for a method on a task, as far as it is known, and was not said before."""
@@ -211,7 +214,10 @@ class _Agenda:
         each = next(each for each in self.plan.contestants if each.label == label)
         assert search.found is not None
         setting = _tuned(each, search.found)
-        return self._new([self._final("tuned", task, each, setting, seed) for seed in self.plan.seeds])
+        return self._finals("tuned", task, each, setting)
+
+    def _finals(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned) -> list[Job]:
+        return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track)])
 
     def _new(self, jobs: Sequence[Job]) -> list[Job]:
         """Those that are not over and were not begun."""
@@ -271,7 +277,9 @@ class _Agenda:
 
     def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Run:
         base = self._bases[task.name]
-        settings = replace(base.settings, seed=seed, learning_rate=setting.learning_rate, target=target)
+        settings = replace(
+            base.settings, seed=seed, learning_rate=setting.learning_rate, target=target, **setting.optimizer
+        )
         return replace(
             base, recipe=each.recipe, parameters=dict(setting.parameters), settings=settings, label=each.label
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 import rollalloc
 from rollalloc.bench.contestants import BASELINE, TRACKS, Contestant, contestants
-from rollalloc.bench.presets import preset_of, tuned_of
+from rollalloc.bench.presets import DEFAULT_RATE, preset_of, tuned_of
 from rollalloc.bench.sweep import Rung, search_rollouts
 from rollalloc.bench.tiers import TIERS, Tier
 from rollalloc.claims import Claims
@@ -26,10 +26,21 @@ from rollalloc.whole import write_text
 
 PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
 KIND = "bench"  # of claims
-_SCHEMA = 1
+_SCHEMA = 2
 # Parts of this package that decide what a run does; commands and pages do not.
-_DECIDING = ("core", "rules", "predict", "recipes.py", "named.py", "data", "rewards", "engines", "bench/tasks")
-_DECIDING_BENCH = ("cost.py", "execution.py", "runs.py", "presets.py", "sweep.py", "methods.py", "search.py")
+_DECIDING = (
+    "core",
+    "rules",
+    "predict",
+    "recipes.py",
+    "named.py",
+    "data",
+    "rewards",
+    "engines",
+    "runs/cost.py",
+    "bench/tasks",
+)
+_DECIDING_BENCH = ("execution.py", "runs.py", "presets.py", "sweep.py", "methods.py", "search.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +76,9 @@ class Plan:
         contestants: the methods.
         shape: of the matched track, `groups` and `n`.
         search: of the tuned track, the same for every method.
+        default_rate: learning rate of every method on every task in the defaults track.
         seeds: of the final runs.
+        default_seeds: of those of the defaults track.
         made_with: versions of what decides the figures, the processor, and a digest of the code.
     """
 
@@ -75,11 +88,13 @@ class Plan:
     contestants: tuple[Contestant, ...]
     shape: Mapping[str, int]
     search: tuple[Rung, ...]
+    default_rate: float
     seeds: tuple[int, ...]
+    default_seeds: tuple[int, ...]
     made_with: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        if shared := {seed for rung in self.search for seed in rung.seeds} & set(self.seeds):
+        if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
             raise ValueError(f"seeds {sorted(shared)} are of the search and of the final runs; each must have its own")
 
     def described(self) -> dict[str, Any]:
@@ -91,6 +106,15 @@ class Plan:
         """SHA-256 of the plan."""
         return sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()
 
+    def seeds_of(self, track: str) -> tuple[int, ...]:
+        """The seeds of the final runs of a track."""
+        return self.default_seeds if track == "defaults" else self.seeds
+
+    @property
+    def finals(self) -> int:
+        """Final runs of a method on a task, in all tracks."""
+        return sum(len(self.seeds_of(track)) for track in self.tracks)
+
     @property
     def rollouts(self) -> int:
         """That it may pay in all."""
@@ -99,14 +123,13 @@ class Plan:
     def rollouts_of(self, task: TaskPlan) -> int:
         """That it may pay on a task."""
         searches = search_rollouts(self.search, task.budget) if "tuned" in self.tracks else 0
-        finals = len(self.tracks) * len(self.seeds) * task.budget
-        return len(self.contestants) * (searches + finals)
+        return len(self.contestants) * (searches + self.finals * task.budget)
 
     @property
     def runs(self) -> int:
         """How many it has in all."""
         searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
-        return len(self.tasks) * len(self.contestants) * (searches + len(self.tracks) * len(self.seeds))
+        return len(self.tasks) * len(self.contestants) * (searches + self.finals)
 
 
 def make_plan(
@@ -143,7 +166,9 @@ def make_plan(
         contestants=contestants(recipes, own, sized, tracks),
         shape={"groups": sized.groups, "n": sized.n},
         search=sized.search,
+        default_rate=DEFAULT_RATE,
         seeds=sized.seeds,
+        default_seeds=sized.default_seeds,
         made_with=made_with(),
     )
 
@@ -269,5 +294,5 @@ def _revived(saved: Mapping[str, Any]) -> Plan:
         "contestants": [Contestant(**each | {"grid": tuple(each["grid"])}) for each in saved["contestants"]],
         "search": [Rung(each["settings"], tuple(each["seeds"]), each["share"]) for each in saved["search"]],
     }
-    tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", *lists)}
+    tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
     return Plan(**{**saved, **tuples})

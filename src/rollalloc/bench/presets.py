@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollalloc.bench.runs import Run, Source
@@ -23,13 +24,18 @@ from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
+# The optimizer that the settings in `tuned/` were found with, which was the default then.
+TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None})
+DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A recipe's parameters and learning rate on a task."""
+    """A recipe's parameters, learning rate and optimizer on a task; the optimizer's as in `Settings`."""
 
     parameters: Mapping[str, Any]
     learning_rate: float
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: TUNED_WITH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,9 @@ class Preset:
     tuned_on: str = "skills/late"
 
 
+# What holds where nobody says or searched for anything else, for every recipe and task alike: 64 rollouts a batch.
+DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
+DEFAULT_RATE = 6e-4  # of the tasks' models
 POOLED = ("skills", "walks")  # tasks with several pools of prompts
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
@@ -152,6 +161,7 @@ def task_run(
         )
     source, tokens = task_source(name, folder)
     settings: dict[str, Any] = {
+        **chosen.optimizer,
         "learning_rate": chosen.learning_rate,
         "target": preset.target,
         "eval_every": preset.eval_every,

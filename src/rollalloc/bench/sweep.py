@@ -88,6 +88,7 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
             (64, 3.0, 0.1, 64),
             (64, 3.0, 0.3, 0),
         ),
+        once=False,
     ),
     "pilot_commit+pods": _ahead(_shapes("groups n_pilot n_commit m", _MIXED)),
 }

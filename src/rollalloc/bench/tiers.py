@@ -10,6 +10,7 @@ from rollalloc.bench.sweep import Rung, rungs
 
 FIRST_TUNING_SEED = 1000
 _FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any night was run
+_FIRST_OF_DEFAULTS = 9100  # likewise, of what the defaults were chosen on 8900 to 8902
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,7 @@ class Tier:
         rates: learning rates of a search.
         search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
         seeds: of the final runs.
+        default_seeds: of those of the defaults track.
         eval_every: rollouts between two points of the grid; None: the task's.
         hours: that it is meant to fit in, on two idle cores.
     """
@@ -35,12 +37,13 @@ class Tier:
     rates: tuple[float, ...]
     search: tuple[Rung, ...]
     seeds: tuple[int, ...]
+    default_seeds: tuple[int, ...]
     eval_every: int | None = None
     hours: float
 
 
-def _seeds(count: int) -> tuple[int, ...]:
-    return tuple(range(_FIRST_SEED, _FIRST_SEED + count))
+def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
 
 
 TIERS: Mapping[str, Tier] = MappingProxyType(
@@ -54,6 +57,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             rates=(3e-4,),
             search=rungs(2, FIRST_TUNING_SEED, (0.5, 1.0)),
             seeds=_seeds(2),
+            default_seeds=_seeds(2, _FIRST_OF_DEFAULTS),
             eval_every=32,
             hours=0.1,
         ),
@@ -65,6 +69,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             rates=(3e-4, 6e-4),
             search=rungs(4, FIRST_TUNING_SEED, (0.25, 0.5)),
             seeds=_seeds(3),
+            default_seeds=_seeds(3, _FIRST_OF_DEFAULTS),
             eval_every=250,
             hours=1 / 6,
         ),
@@ -83,7 +88,8 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             rates=(3e-4, 6e-4, 1e-3),
             search=rungs(9, FIRST_TUNING_SEED, (0.125, 0.25, 0.5)),
             seeds=_seeds(8),
-            hours=10,
+            default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
+            hours=14,
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""`rollalloc bench`: the leaderboard, a table of methods × tasks in two tracks."""
+"""`rollalloc bench`: the leaderboard, a table of methods × tasks in three tracks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def bench(
     recipe: Annotated[
         list[str] | None, typer.Option(help="A recipe of your own besides, module:function; repeatable.")
     ] = None,
-    track: Annotated[list[str] | None, typer.Option(help="matched or tuned; both by default.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="defaults, matched or tuned; repeatable; all by default.")
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the leaderboard; what is finished in it is used again.", parser=folder)
     ] = Path("runs/bench"),
@@ -49,7 +51,7 @@ def bench(
         typer.Option(help="Write page and table of this leaderboard's folder anew; run nothing.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task, matched and tuned, and write the page and the table of what each paid."""
+    """Run every method on every task, by its defaults, matched and tuned, and write page and table of what each paid."""
     from rollalloc.bench.contestants import TRACKS  # torch takes seconds to import, `--help` should not
     from rollalloc.bench.plan import make_plan, refuse_another
 
@@ -109,7 +111,7 @@ def described(plan: Plan, cores: int) -> str:
     lines = [
         f"tier {plan.tier}, plan {plan.digest[:12]}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
         f"methods: {', '.join(each.label for each in plan.contestants)}",
-        f"seeds: {', '.join(map(str, plan.seeds))}",
+        *(f"seeds, {track}: {', '.join(map(str, plan.seeds_of(track)))}" for track in plan.tracks),
     ]
     for task in plan.tasks:
         search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""

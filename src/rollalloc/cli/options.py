@@ -71,6 +71,14 @@ class Given:
     pool: Annotated[
         str, _option("Prompts of skills (balanced, mixed or late) or walks (mixed, late or long).", _WHAT)
     ] = "late"
+    settings: Annotated[
+        str,
+        _option(
+            "Of a task: defaults, the same shape, rate and optimizer for every recipe and task, or tuned, what a search "
+            "found for this recipe on this task.",
+            _WHAT,
+        ),
+    ] = "defaults"
     model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
     prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
     heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT)] = None
@@ -86,7 +94,7 @@ class Given:
     kv_tokens: Annotated[
         int | None, _option("Tokens in the key-value cache at most; what does not fit waits its turn.", _HOW)
     ] = None
-    learning_rate: Annotated[float | None, _option("AdamW's; by default the task's tuned one, or 1e-6.", _HOW)] = None
+    learning_rate: Annotated[float | None, _option("AdamW's; by default the task's, or 1e-6.", _HOW)] = None
     adam_beta2: Annotated[
         float | None, _option("What AdamW's mean of the squared gradient keeps a step; 0.999 by default.", _HOW)
     ] = None

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any, cast
 
 from rollalloc.bench.methods import matched
-from rollalloc.bench.presets import POOLED, PRESETS, Tuned, preset_of, task_run, tuned_of
+from rollalloc.bench.presets import (
+    DEFAULT_OPTIMIZER,
+    DEFAULT_RATE,
+    DEFAULT_SHAPE,
+    POOLED,
+    PRESETS,
+    Tuned,
+    preset_of,
+    task_run,
+    tuned_of,
+)
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
 from rollalloc.engines.lora import Lora
@@ -18,8 +28,9 @@ from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming.settings import Generator, Straddlers, Streaming
 from rollalloc.named import RECIPES, standard
 
-# For a model of the user's own: the field's usual shape, to begin with. Nobody tuned it for that model.
-USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, groups=16, n=8) for recipe in RECIPES}
+SETTINGS = ("defaults", "tuned")
+# A model of the user's own begins with the same shape as the tasks. Nobody tuned it for that model.
+USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, **DEFAULT_SHAPE) for recipe in RECIPES}
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
@@ -39,6 +50,8 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
             that cannot be made.
     """
+    if given.settings not in SETTINGS:
+        raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {given.settings!r}")
     if (given.task is None) == (given.model is None):
         raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
     useless = [name for name in _OF_STREAMING if getattr(given, name) != getattr(Given, name)]
@@ -75,8 +88,12 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
         remedy = f"say --task {of}/{given.pool}" if of in POOLED else "take it out"
         raise ValueError(f"--pool {given.pool} is of --task {' or '.join(POOLED)}, got --task {task}; {remedy}")
     _, preset = preset_of(task, given.pool)
-    tuned = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
-    chosen = Tuned({**tuned.parameters, **parameters}, _or(given.learning_rate, tuned.learning_rate))
+    if given.settings == "tuned":
+        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
+    else:
+        usual = Tuned(USUAL.get(standard(recipe), {}), DEFAULT_RATE, DEFAULT_OPTIMIZER)
+    rate = _or(given.learning_rate, usual.learning_rate)
+    chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
     changes = _said(target=given.target, eval_every=given.eval_every)
     run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)
     return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
@@ -87,6 +104,8 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
+    if given.settings != "defaults":
+        raise ValueError("--settings tuned: nobody tuned anything for a model of your own; take it out")
     useless = [name for name in _OF_EVALUATION if getattr(given, name) != getattr(Given, name)]
     if given.heldout is None and useless:
         options = _as_said(useless)

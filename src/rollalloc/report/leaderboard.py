@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollalloc.bench.cells import Board, Cell, Part, board_of
 from rollalloc.bench.contestants import BASELINE
-from rollalloc.bench.plan import KIND, PAGE, TABLE
+from rollalloc.bench.plan import KIND, PAGE, TABLE, Plan
 from rollalloc.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
 from rollalloc.bench.sweep import search_rollouts
 from rollalloc.claims import Claims
@@ -171,13 +171,18 @@ _READ = (
 def _notes(board: Board) -> list[str]:
     """How the tables are to be read."""
     plan = board.plan
-    groups, n, seeds = plan.shape["groups"], plan.shape["n"], len(plan.seeds)
+    groups, n, seeds = plan.shape["groups"], plan.shape["n"], len(plan.seeds_of(plan.tracks[0]))
     how = (
         "with their bootstrapped 95% intervals"
         if seeds >= FEWEST
         else "with the values, which are too few for an interval"
     )
     notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
+    if "defaults" in plan.tracks:
+        notes.append(
+            f"Defaults: what each method does where nobody tunes: the same shape, as far as it has one, the same rate, "
+            f"{plan.default_rate:g}, and the trainer's own optimizer on every task. Nothing was searched for."
+        )
     if "matched" in plan.tracks:
         notes.append(
             f"Matched: {groups} groups of {n} rollouts, {groups * n} single ones for methods without groups, one optimizer "
@@ -194,11 +199,18 @@ def _notes(board: Board) -> list[str]:
 
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
-    facts = [("plan", f"{plan.digest}, frozen {board.date}"), ("seeds", ", ".join(map(str, plan.seeds)))]
+    facts = [("plan", f"{plan.digest}, frozen {board.date}"), *_seeds(plan)]
     for task in plan.tasks:
         search = f"; {search_rollouts(plan.search, task.budget):,} to search with" if "tuned" in plan.tracks else ""
         facts.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts a run{search}, for each method"))
     return [*facts, *plan.made_with.items()]
+
+
+def _seeds(plan: Plan) -> list[tuple[str, str]]:
+    by_seeds: dict[tuple[int, ...], list[str]] = {}
+    for track in plan.tracks:
+        by_seeds.setdefault(plan.seeds_of(track), []).append(track)
+    return [(f"seeds, {' and '.join(tracks)}", ", ".join(map(str, seeds))) for seeds, tracks in by_seeds.items()]
 
 
 def _setting(cell: Cell) -> str:
