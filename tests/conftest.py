@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,32 @@ def forked() -> Callable[[Callable[[], object]], int]:
         return os.waitstatus_to_exitcode(ended[1])
 
     return exit_code
+
+
+@pytest.fixture
+def forked_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generators are forked: there in milliseconds, where one that is spawned imports PyTorch and transformers first.
+
+    What they are sent once they are there is pickled all the same.
+    """
+    from rollalloc.engines import spawned
+    from rollalloc.engines.streaming import process
+
+    class Forked(process.Spawned):
+        def __init__(self, serve: Callable[..., None], *arguments: object, name: str) -> None:
+            context = multiprocessing.get_context("fork")
+            self.connection, theirs = context.Pipe()
+
+            def served() -> None:
+                self.connection.close()  # or it would not hear of its end
+                serve(theirs, *arguments)
+
+            self.process = context.Process(target=served, name=name, daemon=True)
+            self.process.start()
+            self._kill = Finalize(self, spawned._kill, (self.process,))
+            theirs.close()
+
+    monkeypatch.setattr(process, "Spawned", Forked)
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from rollalloc.runs.cost import read_metrics
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """
-import os, signal
+import multiprocessing, os, signal
 
 def score(data_source, solution_str, ground_truth, extra_info):
     if os.path.exists("stop"):
@@ -25,6 +27,13 @@ def score(data_source, solution_str, ground_truth, extra_info):
         os.remove("stop")
         for name in names:
             os.kill(os.getpid(), getattr(signal, name))
+    return float(solution_str.startswith('s'))
+
+def stops_the_generator(data_source, solution_str, ground_truth, extra_info):
+    for process in multiprocessing.active_children():
+        if process.name == "rollalloc generator" and os.path.exists("stop"):
+            os.remove("stop")
+            os.kill(process.pid, signal.SIGSTOP)
     return float(solution_str.startswith('s'))
 
 calls = 0
@@ -253,3 +262,17 @@ def test_a_described_run_is_read_back(call, stopped):
     (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
     with pytest.raises(ValueError, match="not of this version"):
         Run.described_in(stopped)
+
+
+def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own, tmp_path, forked_generators):
+    (own / "stop").touch()
+    train = [*TRAIN, "--engine", "async", "--staleness", 1, "--max-rows", 8]
+    train[train.index("stopping.py:score")] = "stopping.py:stops_the_generator"
+    code, output = call(*train, "--generator-limit", 3, "--out", tmp_path)
+    assert code == 2, output
+    assert re.search(r"process that generates \(\d+\) has given no sign of life for \d+ s, and", said(output))
+    assert "a checkpoint after batch 0 is in" in said(output)
+    assert multiprocessing.active_children() == []
+    code, output = call(*train, "--out", tmp_path, "--resume")
+    assert code == 0, output
+    assert untimed(tmp_path)[-1]["kind"] == "end"

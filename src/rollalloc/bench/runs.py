@@ -15,7 +15,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.engines.lora import Lora
-from rollalloc.engines.settings import ASYNC, NEWER, SAVING, Settings
+from rollalloc.engines.settings import ASYNC, NEWER, SAVING, WAITING, Settings
 from rollalloc.named import make_recipe
 from rollalloc.regular import read_text
 from rollalloc.runs.names import DESCRIPTION
@@ -124,7 +124,7 @@ class Run:
     def description(self) -> dict[str, Any]:
         """The run as plain data: what must be equal for a finished run to be used again."""
         described = asdict(self)
-        for name in (*SAVING, *(ASYNC if self.settings.engine == "sync" else ())):
+        for name in (*SAVING, *WAITING, *(ASYNC if self.settings.engine == "sync" else ())):
             del described["settings"][name]
         del described["track"]
         if self.staleness is None:

@@ -165,6 +165,12 @@ class Given:
         bool, _option("async: generation in a process of its own; without, runs are repeatable.", _STREAM)
     ] = True
     backend: Annotated[str, _option("async: what generates, own or vllm, where that is installed.", _STREAM)] = "own"
+    generator_limit: Annotated[
+        float,
+        _option(
+            "async: seconds without a sign of life after which a generator is given up, and the run saved.", _STREAM
+        ),
+    ] = 600.0
     device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
     features: Annotated[
         str | None,

@@ -39,7 +39,13 @@ _OF_OWN_RUNS = (
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
     *("lora", "lora_alpha", "lora_target"),
 )
-_OF_STREAMING = ("straddlers", "keep_stopped", "overlap", "backend")  # options of the asynchronous engine
+_OF_STREAMING = (
+    "straddlers",
+    "keep_stopped",
+    "overlap",
+    "backend",
+    "generator_limit",
+)  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -185,6 +191,7 @@ def _update(given: Given) -> dict[str, Any]:
             keep_stopped=given.keep_stopped,
             backend=cast("Generator", given.backend),
         ),
+        "generator_limit_s": given.generator_limit,
     }
 
 

@@ -27,6 +27,7 @@ from rollalloc.engines.schedule import check_budget, share_spent
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.state import RunState
 from rollalloc.engines.stopping import Stopped, StopRequest
+from rollalloc.engines.streaming.backend import BackendDied
 from rollalloc.runs.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.whole import write_text
 
@@ -159,6 +160,7 @@ class Loop:
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
             NoScores: no rollout got a score, or none any more.
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
+            BackendDied: what generates is gone, or gave no sign of life for too long; what the run came to is saved.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
         try:
@@ -182,9 +184,12 @@ class Loop:
                 self.roller.drain(self.allocator)
                 self._save()
                 raise self._stopped("in an evaluation after") from None
+            except BackendDied as died:
+                raise self._saved_as_it_is(died) from died
 
     def _run(self) -> str:
-        if self.features is not None and not self.counters.batches and not self.counters.next_at:
+        begins = self._saved_at is None and not self.counters.batches and not self.counters.next_at
+        if self.features is not None and begins:
             self.counters.seconds += self.features.cost.seconds
             cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
             self._write({"kind": "features", **self._spent(), **cost})
@@ -393,6 +398,17 @@ class Loop:
             f"stopped by {by.name} {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
             "from it",
             by,
+        )
+
+    def _saved_as_it_is(self, died: BackendDied) -> BackendDied:
+        """Save what there is without what generates; the error that says so."""
+        if self.allocator.tokens_paid:
+            self._save()
+        self._write_last("failed", str(died))
+        if self._saved_at is None:
+            return BackendDied(f"{died}; nothing was generated before, so that there is no checkpoint")
+        return BackendDied(
+            f"{died}; a checkpoint after batch {self._saved_at} is in {self.folder}, resuming (--resume) goes on from it"
         )
 
     def _save(self) -> None:

@@ -100,7 +100,14 @@ class Trainer(Loop):
             return Roller(*shared)
         return Streamer(
             *shared,
-            begin=begin(self.behaviour, self.train.tokens, settings.sampling, settings.streaming, seed=settings.seed),
+            begin=begin(
+                self.behaviour,
+                self.train.tokens,
+                settings.sampling,
+                settings.streaming,
+                seed=settings.seed,
+                limit_s=settings.generator_limit_s,
+            ),
             streaming=settings.streaming,
         )
 

@@ -21,6 +21,7 @@ SAVING = (
     "keep_checkpoints",
     "log_rollouts",
 )  # settings that change nothing but what is saved
+WAITING = ("generator_limit_s",)  # settings that change nothing but how long is waited for what does not answer
 ASYNC = ("engine", "streaming")  # settings of the asynchronous engine: a run of the other one does not say them
 _ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
 _MEMORY = (
@@ -67,6 +68,8 @@ class Settings:
         log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
         engine: "sync": what is ordered is generated to its end, then a batch is trained. "async": rollouts stream.
         streaming: how; of the asynchronous engine only.
+        generator_limit_s: seconds that what generates may give no sign of life, where it has a process of its own; then the
+            run is saved and ends. A token is a sign of life, so that no rollout is too long.
 
     Raises:
         ValueError: a value out of its range.
@@ -97,6 +100,7 @@ class Settings:
     log_rollouts: bool = False
     engine: Engine = "sync"
     streaming: Streaming = field(default_factory=Streaming)
+    generator_limit_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -121,6 +125,8 @@ class Settings:
         for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not 1 <= self.generator_limit_s < inf:
+            raise ValueError(f"generator_limit_s must be at least 1 and finite, got {self.generator_limit_s}")
         if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
                 f"weight_decay must be 0 or more and betas two numbers in [0, 1), got {self.weight_decay} and {self.betas}"
@@ -145,7 +151,7 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
-        may_differ = {*SAVING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ())}
+        may_differ = {*SAVING, *WAITING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ())}
         if self.schedule.over_budget:
             may_differ.remove("max_batches")  # then it is part of what the rate falls over
         said = {name: value for name, value in describe(self).items() if name not in may_differ}

@@ -1,5 +1,6 @@
 """The conformance kit's books, kept of the real engine while everything around it fails."""
 
+import json
 import random
 from concurrent.futures import Future
 from dataclasses import replace
@@ -8,6 +9,8 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
+from rollalloc.engines.checkpoint import newest
+from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import BackendDied
 from rollalloc.engines.streaming.settings import Streaming
@@ -147,22 +150,52 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, straddlers, roll
     assert trainer.roller.generations == {}
 
 
-def test_a_back_end_that_is_gone_is_said_and_leaves_the_last_checkpoint(trainer_of, tmp_path):
-    made = {"folder": tmp_path / "run", "checkpoint_every": 1, "sampling": Sampling(8, max_rows=8)}
+@pytest.mark.parametrize("while_training", [False, True])
+def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_path, while_training):
+    """Also where that is found in the middle of an update, which ends first."""
+    made = {"folder": tmp_path / "run", "checkpoint_minutes": None, "sampling": Sampling(8, max_rows=8)}
     made |= {"engine": "async", "streaming": Streaming(overlap=False)}
-    trainer = trainer_of(RECIPES["grpo"], max_batches=5, **made)
-    begin = trainer.roller._begin
+    recipe = replace(RECIPES["grpo"], max_staleness=1)
+    trainer = trainer_of(recipe, max_batches=5, **made)
+    begin, between, training = trainer.roller._begin, trainer.updater.between, []
 
     class Dies(Faulty):
         def step(self, wait_s):
-            if trainer.counters.batches == 2:
+            if trainer.counters.batches == 2 and bool(training) == while_training:
                 raise BackendDied("gone")
             return self.backend.step(wait_s)
 
+        def load(self, weights, version):
+            assert trainer.counters.batches <= 2, "it is gone"
+            self.backend.load(weights, version)
+
+    def in_update():
+        training.append(True)
+        between()
+        training.clear()
+
     trainer.roller._begin = lambda version: Dies(begin(version), random.Random(1))
-    with pytest.raises(BackendDied):
+    trainer.updater.between = in_update
+    with pytest.raises(BackendDied, match=f"gone; a checkpoint after batch {2 + while_training} is in .*--resume"):
         trainer.run()
-    resumed = trainer_of(RECIPES["grpo"], max_batches=5, **made)
-    assert resumed.resume() == 2
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "failed"
+    resumed = trainer_of(recipe, max_batches=5, **made)
+    assert resumed.resume() == 2 + while_training
+    assert resumed.updater.steps == 2 + while_training
     resumed.run()
     assert resumed.counters.batches == 5
+
+
+@pytest.mark.parametrize("heldout", [False, True])
+def test_a_back_end_that_never_generated_anything_leaves_no_checkpoint(trainer_of, tmp_path, prompts_of, heldout):
+    held = HeldOut(prompts_of(4)) if heldout else None
+    streams = {"engine": "async", "streaming": Streaming(overlap=False), "heldout": held}
+    trainer = trainer_of(RECIPES["grpo"], max_batches=5, folder=tmp_path / "run", **streams)
+
+    def begin(version):
+        raise BackendDied("not there")
+
+    trainer.roller._begin = begin
+    with pytest.raises(BackendDied, match="not there; nothing was generated"):
+        trainer.run()
+    assert newest(tmp_path / "run") is None

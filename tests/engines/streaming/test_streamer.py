@@ -196,8 +196,7 @@ def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
         trainer_of(AHEAD, max_batches=4, folder=tmp_path / "run").resume()
 
 
-@pytest.mark.slow
-def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of):
+def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_generators):
     trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, engine="async")
     lines = []
 
@@ -205,7 +204,7 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of):
         if line["kind"] == "batch":
             lines.append(line)
             if len(lines) == 2:
-                os.kill(trainer.roller._backend._process.pid, signal.SIGKILL)
+                os.kill(trainer.roller._backend._spawned.process.pid, signal.SIGKILL)
 
     trainer.listener = listening
     trainer.run()

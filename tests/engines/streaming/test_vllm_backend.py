@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming import begin
 from rollalloc.engines.streaming.backend import BackendDied, Row
 from rollalloc.engines.streaming.settings import Streaming
@@ -71,6 +70,9 @@ class Fake:
 
     def figures(self):
         return {"preempted": 1}
+
+    def pids(self):
+        return [77]
 
     def close(self):
         self.closed += 1
@@ -400,6 +402,6 @@ def test_settings_that_cannot_be_are_refused():
 
 def test_where_it_is_not_installed_that_is_said(policy, monkeypatch):
     monkeypatch.setattr(begin, "find_spec", lambda name: None)
-    settings = Settings(sampling=Sampling(LENGTH), streaming=Streaming(backend="vllm"))
+    vllm = Streaming(backend="vllm")
     with pytest.raises(ImportError, match=r"vLLM is not installed.*--backend own"):
-        begin.begin(Behaviour(policy, "float32"), [(1, 2)], settings)
+        begin.begin(Behaviour(policy, "float32"), [(1, 2)], Sampling(LENGTH), vllm, seed=0, limit_s=600.0)

@@ -69,7 +69,14 @@ class Roller(Streamer):
             judge,
             settings.sampling,
             settings.seed,
-            begin=begin(behaviour, tokens, settings.sampling, settings.streaming, seed=settings.seed),
+            begin=begin(
+                behaviour,
+                tokens,
+                settings.sampling,
+                settings.streaming,
+                seed=settings.seed,
+                limit_s=settings.generator_limit_s,
+            ),
             streaming=settings.streaming,
         )
         self.allocation, self._judge, self._chat, self._trainer_state = allocation, judge, chat, state

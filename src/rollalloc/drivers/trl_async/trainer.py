@@ -181,7 +181,13 @@ def _check_context(prompt: int, completion: int, policy: Policy) -> None:
 def _settings(args: Any, streaming: Streaming) -> Settings:
     """How to generate: with as many rollouts at a time as TRL lets be in flight."""
     sampling = Sampling(args.max_completion_length, temperature=args.temperature, max_rows=args.max_inflight_tasks)
-    return Settings(seed=args.seed, sampling=sampling, engine="async", streaming=streaming)
+    return Settings(
+        seed=args.seed,
+        sampling=sampling,
+        engine="async",
+        streaming=streaming,
+        generator_limit_s=args.heartbeat_stale_after_s,
+    )
 
 
 def _features(

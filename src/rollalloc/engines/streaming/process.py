@@ -26,13 +26,16 @@ from transformers import PreTrainedModel
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.spawned import Spawned
 from rollalloc.engines.streaming.backend import BackendDied, Ended, Row
+from rollalloc.engines.streaming.blueprint import Blueprint
 from rollalloc.engines.streaming.local import LocalBackend, refuse_unfit, slots_of
 from rollalloc.engines.streaming.shared import SharedWeights
+from rollalloc.engines.streaming.silence import LOOK_S, Silence
 from rollalloc.engines.weights import weights_of
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0  # between a process's last word and its exit code
+_SPEAKS_S = 0.5  # how often a process at work says so
 _GONE = None  # what is heard when the pipe ends
 
 
@@ -40,10 +43,10 @@ class ProcessBackend:
     """`LocalBackend` in a process of its own.
 
     A process that dies is replaced, and what ran there begins again under the newest weights, to the same tokens where these
-    are the same; one that dies again before any rollout has ended is not.
+    are the same; one that dies again before any rollout has ended is not. One that gives no sign of life is killed.
 
     Args:
-        model: is copied; on the device that it is on.
+        model: is built there once more, with the same weights, on the same device.
         sampling: how.
         eos_ids: tokens that end a rollout.
         pad_id: any id in the vocabulary.
@@ -51,9 +54,11 @@ class ProcessBackend:
         longest_prompt: tokens of the longest prompt that will come.
         version: of the weights that the model has.
         threads: of PyTorch's in that process; None: half of this one's.
+        limit_s: seconds without a sign of life after which it is given up; of the last step, and longer at the beginning.
 
     Raises:
-        ValueError: as `LocalBackend`, but when the first rollouts are asked for where only the model says it.
+        ValueError: as `Blueprint.of`; as `LocalBackend`, but when the first rollouts are asked for where only the model
+            says it.
     """
 
     def __init__(
@@ -67,11 +72,16 @@ class ProcessBackend:
         longest_prompt: int,
         version: int = 0,
         threads: int | None = None,
+        limit_s: float = 600.0,
     ) -> None:
         self.slots = slots_of(sampling, longest_prompt)
         self._longest, self._most = longest_prompt, sampling.max_new_tokens
-        self._weights = SharedWeights(weights_of(model))
-        self._model = pickle.dumps(model)  # as it is: a process that is spawned would share each tensor instead
+        weights = weights_of(model)
+        self._blueprint, self._device = Blueprint.of(model), model.device
+        self._weights = SharedWeights(weights)
+        self._fixed = SharedWeights(
+            {name: each for name, each in self._blueprint.first(model).items() if name not in weights}
+        )
         self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
         self._options = {
             "sampling": sampling,
@@ -86,6 +96,7 @@ class ProcessBackend:
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
         self._ended_since = True  # whether a rollout ended since the process was last replaced
+        self._silence = Silence(lambda: f"the process that generates ({self._spawned.process.pid})", limit_s)
         self._begin()
 
     # ------------------------------------------------------------------------------------------------- the interface
@@ -108,17 +119,19 @@ class ProcessBackend:
         until = monotonic() + wait_s
         while self._rows and not ended:
             try:
-                said = self._heard.inbox.get(timeout=max(0.0, until - monotonic()))
+                said = self._heard.inbox.get(timeout=min(LOOK_S, max(0.0, until - monotonic())))
                 while True:  # and what else is there
                     ended += self._take(said)
                     said = self._heard.inbox.get_nowait()
             except Empty:
+                self._look(f"{len(self._rows)} rollouts")
                 if monotonic() >= until:
                     break
         return ended
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self._heard.wait_until_copied()  # what it was given last
+        while not self._heard.wait_until_copied(LOOK_S):  # what it was given last
+            self._look(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
         self._heard.copied = False
@@ -136,14 +149,25 @@ class ProcessBackend:
         self._heard.end(self._spawned.connection)
         self._rows.clear()
 
+    def _look(self, what: str) -> None:
+        """It says nothing: for how long?"""
+        try:
+            self._silence.look(self._heard.signs, what)
+        except BackendDied:
+            self._spawned.end()
+            raise
+
     # ----------------------------------------------------------------------------------------------------- the process
 
     def _begin(self) -> None:
-        arguments = (self._weights, self._version, self._options, self._threads)
-        self._spawned = Spawned(_serve, *arguments, name="rollalloc generator")
+        shared = (self._weights, self._fixed)
+        self._spawned = Spawned(
+            _serve, *shared, self._version, self._options, self._threads, name="rollalloc generator"
+        )
         self._heard = _Heard(self._spawned.connection)
+        self._silence.begin()
         with suppress(OSError):  # it is gone, as `step` will hear
-            self._spawned.connection.send_bytes(self._model)
+            self._spawned.connection.send((self._blueprint, self._device))
 
     def _send(self, what: str, with_it: Any) -> None:
         with suppress(OSError):  # it is gone, as `step` will hear
@@ -153,6 +177,8 @@ class ProcessBackend:
         if said is _GONE:
             return self._replace()
         what, with_it = said
+        if what == "at work":
+            return []
         if what == "failed":
             raise with_it
         ended, paces = with_it
@@ -191,21 +217,23 @@ class _Heard:
 
     Attributes:
         inbox: what was said.
+        signs: how often anything was said.
         copied: whether the weights that were given last are copied; only the one who gives them says that they are not.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.signs = 0
         self.copied = False
         self._gone = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, args=(pipe,), name="rollalloc generator's pipe", daemon=True)
         self._thread.start()
 
-    def wait_until_copied(self) -> None:
-        """Until they are, or never will be."""
+    def wait_until_copied(self, wait_s: float) -> bool:
+        """Whether they are, or never will be; so many seconds are waited for it."""
         with self._changed:
-            self._changed.wait_for(lambda: self.copied or self._gone)
+            return self._changed.wait_for(lambda: self.copied or self._gone, wait_s)
 
     def end(self, pipe: Connection) -> None:
         """Close the pipe of a process that is gone."""
@@ -216,6 +244,7 @@ class _Heard:
         try:
             while True:
                 said = pipe.recv()
+                self.signs += 1
                 if said[0] == "copied":
                     with self._changed:
                         self.copied = True
@@ -233,13 +262,22 @@ class _Heard:
             self.inbox.put(_GONE)
 
 
-def _serve(pipe: Connection, weights: SharedWeights, version: int, options: dict[str, Any], threads: int) -> None:
-    """The process: do what is said, decode while anything runs, and say what ended."""
+def _serve(
+    pipe: Connection,
+    weights: SharedWeights,
+    fixed: SharedWeights,
+    version: int,
+    options: dict[str, Any],
+    threads: int,
+) -> None:
+    """The process: do what is said, decode while anything runs, and say what ended, or now and then that it is at work."""
     torch.set_num_threads(threads)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides; a pipe that ends says so
         signal.signal(each, signal.SIG_IGN)
     try:
-        backend = LocalBackend(pickle.loads(pipe.recv_bytes()), version=version, **options)
+        blueprint, device = pipe.recv()
+        model = blueprint.built(fixed.views() | weights.views(), device)
+        backend = LocalBackend(model, version=version, **options)
 
         def load(version: int) -> None:
             backend.load(weights.views(), version)
@@ -247,7 +285,7 @@ def _serve(pipe: Connection, weights: SharedWeights, version: int, options: dict
 
         do = {"start": backend.start, "abort": backend.abort, "load": load}
         load(version)
-        busy = False
+        busy, spoke = False, monotonic()
         while True:
             while pipe.poll(0 if busy else None):
                 busy = True
@@ -257,6 +295,11 @@ def _serve(pipe: Connection, weights: SharedWeights, version: int, options: dict
             busy = backend.busy
             if ended:
                 pipe.send(("ended", (ended, backend.paces())))
+            elif busy and monotonic() - spoke >= _SPEAKS_S:
+                pipe.send(("at work", None))
+            else:
+                continue
+            spoke = monotonic()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # nobody is there any more
     except Exception as error:

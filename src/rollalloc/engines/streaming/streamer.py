@@ -16,7 +16,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.engines.results import Rollouts
 from rollalloc.engines.sampler import Generation
-from rollalloc.engines.streaming.backend import Backend, Ended, Row, Span
+from rollalloc.engines.streaming.backend import Backend, BackendDied, Ended, Row, Span
 from rollalloc.engines.streaming.partial import Partials
 from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.engines.weights import weights_of
@@ -45,6 +45,7 @@ class Streamer(Rollouts):
         super().__init__(*shared)
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
+        self._died: BackendDied | None = None  # while a batch was trained, which comes to its end first
         self._order_of: dict[int, Order] = {}  # of each rollout in flight: with the back-end, or being scored
         self._running: set[int] = set()  # of these, with the back-end
         self._restarting: set[int] = set()  # of these, aborted to begin again
@@ -62,6 +63,7 @@ class Streamer(Rollouts):
         """Ask and carry out, until there is a batch or the run is over.
 
         Raises:
+            BackendDied: what generates is gone, or gave no sign of life for too long.
             RuntimeError: the core waits for rollouts of which nothing is in flight.
         """
         while True:
@@ -94,15 +96,20 @@ class Streamer(Rollouts):
         return actions
 
     def go_on(self, allocator: Allocator) -> None:
-        """One turn, without waiting."""
-        backend = self._open(allocator)
-        self._take_in(allocator, backend, wait=False)
-        self._ask(allocator, backend, backend.capacity())
+        """One turn, without waiting; a back-end that died is said at the next `advance` or `turn`."""
+        if self._died is not None:
+            return
+        try:
+            backend = self._open(allocator)
+            self._take_in(allocator, backend, wait=False)
+            self._ask(allocator, backend, backend.capacity())
+        except BackendDied as died:
+            self._died = died
 
     def updated(self, version: int) -> None:
-        """Hand the weights on, and do with what runs as the settings say."""
+        """Hand the weights on, and do with what runs as the settings say; of a back-end that died as `go_on`."""
         self._version = version
-        if self._backend is None:
+        if self._backend is None or self._died is not None:
             return
         if self._streaming.straddlers != "continue":
             running = sorted(self._running)
@@ -111,13 +118,16 @@ class Streamer(Rollouts):
             else:
                 self._counts["stopped"] += len(running)
             self._backend.abort(running)
-        self._backend.load(weights_of(self.behaviour.policy().model), version)
+        try:
+            self._backend.load(weights_of(self.behaviour.policy().model), version)
+        except BackendDied as died:
+            self._died = died
 
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
         if self._backend is not None:
             self._backend.close()
-        self._backend = None
+        self._backend = self._died = None
         for _, future in self._scoring:
             future.cancel()
         self._scoring.clear()
@@ -137,7 +147,13 @@ class Streamer(Rollouts):
         return super().figures() | {"streaming": streamed}
 
     def _open(self, allocator: Allocator) -> Backend:
-        """The back-end; a new one is given what the allocator has outstanding, after a load or a pause."""
+        """The back-end; a new one is given what the allocator has outstanding, after a load or a pause.
+
+        Raises:
+            BackendDied: it did, meanwhile.
+        """
+        if self._died is not None:
+            raise self._died
         if self._backend is None:
             self._version = allocator.version
             self._backend = self._begin(allocator.version)

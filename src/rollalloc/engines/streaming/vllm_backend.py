@@ -27,6 +27,7 @@ from rollalloc.engines.sampler import draw_keys, uniforms
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import BackendDied, End, Ended, Row
 from rollalloc.engines.streaming.local import refuse_unfit, spans_of
+from rollalloc.engines.streaming.silence import LOOK_S, Silence
 
 T = TypeVar("T")
 
@@ -86,6 +87,10 @@ class Served(Protocol):
         """As `Backend.figures`."""
         ...
 
+    def pids(self) -> Sequence[int]:
+        """Of its processes."""
+        ...
+
     def close(self) -> None:
         """End the processes, whatever state they are in."""
         ...
@@ -139,6 +144,7 @@ class VllmBackend:
         seed: of the draws.
         longest_prompt: tokens of the longest prompt that will come.
         version: of the weights that the model has.
+        limit_s: seconds without a token of any rollout, or an answer, after which it is given up.
 
     Raises:
         ValueError, BackendDied: `serve` does.
@@ -153,11 +159,14 @@ class VllmBackend:
         seed: int,
         longest_prompt: int,
         version: int = 0,
+        limit_s: float = 600.0,
     ) -> None:
         self._sampling, self._seed, self._longest, self.slots = sampling, seed, longest_prompt, slots
         self._rows: set[int] = set()  # started and not given back
         self._said: SimpleQueue[Ended | Exception] = SimpleQueue()
         self._over: Exception | None = None  # why nothing comes any more
+        self._signs = 1  # of life: it is begun, then tokens, and weights that it took
+        self._silence = Silence(self._who, limit_s)
         self._closed = False
         self._loaded = threading.Event()
         self._loaded.set()
@@ -207,12 +216,18 @@ class VllmBackend:
             pass
         if self._over is None and not ended and self._served is not None and self._served.dead:
             self._over = BackendDied("vLLM's engine ended; what it said about it is above, on standard error")
+        if self._over is None and self._rows:
+            try:
+                self._silence.look(self._signs, f"{len(self._rows)} rollouts")
+            except BackendDied as died:
+                self._over = died
         if self._over is not None:
             raise self._over
         return ended
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self._loaded.wait()  # what it was given last; always set in the end
+        while not self._loaded.wait(LOOK_S):  # what it was given last
+            self._silence.look(self._signs, f"the weights of version {version}")
         bytes_ = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         own = Path(self._folder.name)
         self._file = _place(own, bytes_) / f"{own.name}-{version}.safetensors"
@@ -238,6 +253,10 @@ class VllmBackend:
         if self._file is not None:
             self._file.unlink(missing_ok=True)  # nobody may have taken it
         self._rows.clear()
+
+    def _who(self) -> str:
+        pids = () if self._served is None else self._served.pids()
+        return f"vLLM's engine ({', '.join(map(str, pids))})"
 
     # -------------------------------------------------------------------------------------------------- the event loop
 
@@ -278,6 +297,7 @@ class VllmBackend:
             for each in self._live.values():
                 each.loads.append((begun.get(each.name), when, version))
             self._version = version
+            self._signs += 1
         except Exception as error:  # whatever it is, nobody knows which weights it has
             died = BackendDied(f"vLLM did not take the weights of version {version}: {error or type(error).__name__}")
             self._said.put(error if isinstance(error, BackendDied) else died)
@@ -324,6 +344,7 @@ class VllmBackend:
             live.tokens += chunk.tokens
             live.logprobs += chunk.logprobs
             live.at = chunk.at
+            self._signs += 1
             if any(map(isnan, chunk.logprobs)):
                 raise FloatingPointError(
                     "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"

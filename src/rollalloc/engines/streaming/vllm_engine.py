@@ -183,6 +183,9 @@ class Engine:
     def figures(self) -> dict[str, Any]:
         return {"preempted": self._paces.preempted}
 
+    def pids(self) -> Sequence[int]:
+        return [process.pid for process in self._processes]
+
     def close(self) -> None:
         family = [each for process in self._processes for each in _family(process)]
         try:
