@@ -186,6 +186,10 @@ def test_what_was_aborted_does_not_begin_again_in_another_process(process_of):
     assert backend.capacity() == 64
     backend.start(rows(1, first=2))  # its id is free again
     assert drained(backend, 1)[2].tokens
+    stop(backend)
+    backend.start(rows(1, first=20))
+    os.kill(backend._spawned.process.pid, signal.SIGKILL)
+    assert drained(backend, 1)[20].tokens
 
 
 def test_lora_and_features_leave_nothing_that_cannot_be_sent(policy_of, prompts_of, process_of):
