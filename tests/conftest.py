@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+sys.path.insert(0, str(Path(__file__).parent))  # `arithmetic`
+
 # What is started in the background (`nohup`, `&` in a script, some CI runners) ignores these from its parent on, and what it
 # starts does, too: rightly for a run, which then goes on, but the tests of what Ctrl-C does could not see anything of it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import tiny_trl
 import torch
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -24,15 +25,16 @@ FITTING = ["grpo", "dapo", "fresh_pilot_commit", "pods", "darts", "darts_none", 
 def test_it_trains_on_what_the_recipe_chose(recipe, tmp_path):
     """Both hooks, under the same advantages: those that TRL computes itself."""
     chosen = tiny_trl.RECIPES[recipe]
-    trained = []
+    seen, taken = [], []
     for with_hook in (True, False):
         as_trl = replace(chosen, advantage=type(chosen.advantage)(advantages.pods))
-        trainer = tiny_trl.trainer(tmp_path, as_trl, with_hook=with_hook)
-        trainer.train()
-        trained.append((tiny_trl.weights(trainer.model), trainer.state.num_input_tokens_seen))
-    for name, tensor in trained[0][0].items():
-        torch.testing.assert_close(tensor, trained[1][0][name], rtol=0, atol=3e-4)
-    assert trained[0][1] == trained[1][1]
+        trainer = tiny_trl.trainer(tmp_path, as_trl, with_hook=with_hook, learning_rate=1e-3, max_grad_norm=1e9)
+        with tokens_by_key(), gradients_of(trainer.model) as gradients:
+            trainer.train()
+        seen.append(trainer.state.num_input_tokens_seen)
+        taken.append(gradients)
+    assert seen[0] == seen[1]
+    assert_same_gradients(*taken)
 
 
 REFUSED = {

@@ -44,9 +44,10 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     ],
 )
 def test_both_learn_the_same(name, parameters, tmp_path: Path):
-    """Same seed, same draws, same deviation: what remains is rounding, which may change a token here and there.
+    """Same seed, same draws, same deviation: what remains is rounding, which changes a token and then a run.
 
-    Measured for this seed: Pilot-Commit from 0.3913 to 0.5982 natively and 0.5982 through TRL, 1e-5 apart.
+    So both must gain, and as two seeds do: `tests/learning` measured a standard deviation of 0.018, four of the difference
+    of two are 0.10. That each step is the same is in `test_trainer`.
     """
     parameters = {**parameters, "deviation": "population"}
     config = skills.Config(skills=64, images=16, train=512, heldout=128, warm_up=WarmUp(steps=250, batch=64))
@@ -83,5 +84,5 @@ def test_both_learn_the_same(name, parameters, tmp_path: Path):
     )
     trainer.train()
     through_trl = accuracy(policy, heldout)
-    assert native - before > 0.05
-    assert through_trl == pytest.approx(native, abs=0.01)
+    assert min(native, through_trl) - before > 0.05
+    assert through_trl == pytest.approx(native, abs=0.1)

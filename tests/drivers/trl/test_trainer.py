@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import tiny_trl
 import torch
+from arithmetic import Gradients, assert_same_gradients, gradients_of, tokens_by_key
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -35,8 +36,16 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], t
         )
 
 
-def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, torch.Tensor]:
-    """Weights after rollalloc's own trainer with the settings of `tiny_trl.settings`."""
+def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, Gradients]:
+    """A run whose tokens no weights decide, and the gradient of each step, not clipped."""
+    trainer = tiny_trl.trainer(out, recipe, **{"max_grad_norm": 1e9, "learning_rate": 1e-3} | given)
+    with tokens_by_key(), gradients_of(trainer.model) as gradients:
+        trainer.train()
+    return trainer, gradients
+
+
+def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
+    """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
     dataset, tokenizer, model = tiny_trl.prompts(), tiny_trl.tiny_tokenizer(), tiny_trl.tiny_model()
     policy = Policy(model.eval(), tokenizer, (tiny_trl.EOS_ID,), tiny_trl.PAD_ID, 32, len(tokenizer))
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
@@ -52,12 +61,26 @@ def natively_trained(recipe: Recipe, batches: int, steps: int = 1) -> dict[str, 
     def reward(*, data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
         return tiny_trl.starts_right([solution_str], [ground_truth])[0]
 
-    given = Settings(seed=3, sampling=Sampling(4), learning_rate=1e-2, max_batches=batches, stop_when_barren=False)
-    Trainer(policy, recipe, encoded, InlineScorer(reward), given).run()
-    return tiny_trl.weights(model)
+    given = Settings(
+        seed=3,
+        sampling=Sampling(4),
+        learning_rate=1e-3,
+        max_grad_norm=1e9,
+        max_batches=batches,
+        stop_when_barren=False,
+    )
+    trainer = Trainer(policy, recipe, encoded, InlineScorer(reward), given)
+    with tokens_by_key(), gradients_of(model) as gradients:
+        trainer.run()
+    return trainer.allocator.accounts(), gradients
 
 
-PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # AdamW would not see a scaled loss
+def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients) -> None:
+    """It decided as rollalloc's own trainer does, and took its gradients."""
+    core = trainer.allocation.allocator
+    accounts, natives = natively(core.recipe, core.version)
+    assert core.accounts() == accounts
+    assert_same_gradients(gradients, natives)
 
 
 # What it stops depends on what runs when the first are done, and TRL's batch is generated in two parts.
@@ -65,10 +88,8 @@ _TRAIN_OTHERWISE = ("darts_sampled",)
 
 
 @pytest.mark.parametrize("recipe", [name for name in tiny_trl.RECIPES if name not in _TRAIN_OTHERWISE])
-def test_it_trains_to_the_weights_of_rollallocs_own_trainer(recipe, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=6, driver={"features": None})
-    trainer.train()
-    assert_close(tiny_trl.weights(trainer.model), natively_trained(trainer.allocation.allocator.recipe, 6))
+def test_it_trains_as_rollallocs_own_trainer(recipe, tmp_path):
+    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None}))
 
 
 def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):
@@ -102,16 +123,14 @@ def test_padding_changes_nothing(loss_type, tmp_path):
         def on_log(self, args, state, control, logs, **_):
             rows.append(logs.get("rollalloc/rows"))
 
-    def train(**changes: Any) -> dict[str, torch.Tensor]:
-        trainer = tiny_trl.trainer(
-            tmp_path, "grpo", reward=reward, loss_type=loss_type, more={"callbacks": [Count()]}, **PLAIN_SGD, **changes
-        )
-        trainer.train()
+    def train(**changes: Any) -> Gradients:
+        given = {"reward": reward, "loss_type": loss_type, "more": {"callbacks": [Count()]}}
+        trainer, gradients = by_trl(tmp_path, "grpo", **given, **changes)
         assert trainer.allocation.allocator.accounts()["failed"] > 0
-        return tiny_trl.weights(trainer.model)
+        return gradients
 
     whole = train()
-    assert_close(whole, train(per_device_train_batch_size=4, gradient_accumulation_steps=4))
+    assert_same_gradients(whole, train(per_device_train_batch_size=4, gradient_accumulation_steps=4))
     assert any(count is not None and count % 4 for count in rows)
 
 
@@ -134,7 +153,7 @@ def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_ou
         scores = tiny_trl.starts_right(completions, answer)
         return [1.0 if len(prompt.split()) == 2 else score for prompt, score in zip(prompts, scores, strict=True)]
 
-    def train() -> tuple[dict[str, torch.Tensor], int]:
+    def train() -> tuple[Gradients, int]:
         read = 0
 
         def count(trainer: Any, *given: Any) -> dict[str, torch.Tensor]:
@@ -144,18 +163,15 @@ def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_ou
             return inputs
 
         monkeypatch.setattr("rollalloc.drivers.trl.trainer.training_inputs", count)
-        trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, **PLAIN_SGD, **changes)
-        trainer.train()
-        return tiny_trl.weights(trainer.model), read
+        _, gradients = by_trl(tmp_path, "grpo", reward=reward, **changes)
+        return gradients, read
 
-    weights, read = train()
+    gradients, read = train()
     monkeypatch.setattr(tensors, "needs_every_row", lambda trainer: True)
     of_all, all_of_them = train()
     assert all_of_them == 4 * 16
     assert read < 0.8 * all_of_them if left_out else read == all_of_them
-    assert_close(weights, of_all, 1e-5)
-    start = tiny_trl.weights(tiny_trl.tiny_model())
-    assert any((tensor - start[name]).abs().max() > 1e-2 for name, tensor in weights.items())
+    assert_same_gradients(gradients, of_all)
 
 
 def test_without_the_sampler_transformers_generates_and_the_log_probabilities_are_those_of_the_weights_that_sampled(
@@ -367,9 +383,8 @@ def test_evaluation_is_trls_own(tmp_path):
 
 
 def test_evaluating_on_the_way_changes_nothing_but_the_random_state_of_torch(tmp_path):
-    plain = tiny_trl.trainer(tmp_path, "pilot_commit")
-    plain.train()
-    evaluating = tiny_trl.trainer(
+    _, plain = by_trl(tmp_path, "pilot_commit")
+    trainer, evaluating = by_trl(
         tmp_path,
         "pilot_commit",
         more={"eval_dataset": tiny_trl.prompts(8)},
@@ -378,9 +393,8 @@ def test_evaluating_on_the_way_changes_nothing_but_the_random_state_of_torch(tmp
         per_device_eval_batch_size=8,
         num_generations_eval=2,
     )
-    evaluating.train()
-    assert_close(tiny_trl.weights(plain.model), tiny_trl.weights(evaluating.model), 1e-6)
-    assert any("eval_reward" in line for line in evaluating.state.log_history)
+    assert_same_gradients(plain, evaluating)
+    assert any("eval_reward" in line for line in trainer.state.log_history)
 
 
 def test_a_spent_budget_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
@@ -424,9 +438,7 @@ def test_a_batch_may_have_another_advantage_and_rows_of_unequal_number(tmp_path)
     recipe = replace(
         recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6), advantage=advantages.OverGroup(advantages.dr_grpo)
     )
-    trainer = tiny_trl.trainer(tmp_path, recipe)
-    trainer.train()
-    assert_close(tiny_trl.weights(trainer.model), natively_trained(recipe, 4))
+    assert_as_natively(*by_trl(tmp_path, recipe))
 
 
 def test_vllm_generates_where_the_user_has_it(tmp_path):

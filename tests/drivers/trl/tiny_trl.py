@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program it has no conftest
+
+import arithmetic
 import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -159,9 +163,13 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def main(given: dict[str, Any]) -> None:
-    """Train, and write what each process decided and, once, weights and losses."""
+    """Train, and write what each process decided and, once, weights, losses and each step's gradient.
+
+    With `by_key` tokens know no weights: see `arithmetic`.
+    """
     torch.set_num_threads(1)
     disable_progress_bar()
+    tokens = arithmetic.tokens_by_key() if given.pop("by_key", False) else nullcontext()
     out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", "nothing")
     negative, broken_in = given.pop("negative", False), given.pop("broken_in", None)
 
@@ -172,13 +180,15 @@ def main(given: dict[str, Any]) -> None:
         return [None if unscored in text else score for text, score in zip(completions, scores, strict=True)]
 
     made = trainer(out, given.pop("recipe"), reward=reward, **given)
-    made.train(resume_from_checkpoint=resume)
+    with tokens, arithmetic.gradients_of(made.model) as gradients:
+        made.train(resume_from_checkpoint=resume)
     allocation = made.rollout_func.allocation if made.rollout_func else made.allocation
     decided = json.dumps(allocation.allocator.state_dict()).encode()
     line = {"decisions": sha256(decided).hexdigest(), "held": sorted(allocation.rollouts)}
     (out / f"process-{made.accelerator.process_index}.json").write_text(json.dumps(line))
     if made.accelerator.is_main_process:
         torch.save(weights(made.accelerator.unwrap_model(made.model)), out / "weights.pt")
+        torch.save(gradients, out / "gradients.pt")
         (out / "history.json").write_text(json.dumps(made.state.log_history))
 
 
