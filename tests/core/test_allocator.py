@@ -299,6 +299,18 @@ def test_law_6_another_order_of_completion_trains_the_same_rows(drive):
     assert batches[0] == batches[1]
 
 
+def test_law_6_nor_on_what_ended_first_where_each_is_told_by_itself(drive):
+    """More groups than a batch needs: it waits for the round's last rollout before it chooses among them."""
+    batches = []
+    for last in (0, -1):
+        driver, running = drive(recipes.dapo(2, 4, 6), prompts=40), []
+        while (actions := driver.ask()).batch is None:
+            running += driver.results(actions.generate)
+            driver.allocator.tell([running.pop(last)])
+        batches.append(actions.batch)
+    assert batches[0] == batches[1]
+
+
 @pytest.mark.parametrize("limit", [1, 7, 8, 9, 30])
 def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, limit):
     driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=limit)), prompts=20)
@@ -308,6 +320,15 @@ def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, 
     assert f"{limit} rollouts ({limit // 4 * 4} ordered)" in reason
     assert driver.allocator.accounts()["open"] == 0
     assert driver.ask() == Actions(finished=reason)
+
+
+def test_law_7_what_was_decided_and_not_handed_out_is_spent_too(drive):
+    driver = drive(replace(recipes.dapo(4, 4, 8), budget=Budget(run_rollouts=20)), prompts=50)
+    while not (actions := driver.ask(1)).finished:
+        driver.answer(actions.generate)
+        if actions.batch:
+            driver.update()
+    assert driver.allocator.paid == 20
 
 
 def test_law_7_the_last_batch_under_a_budget_is_short_and_says_so(drive):
@@ -564,6 +585,19 @@ def test_a_solved_or_impossible_data_set_ends_with_a_plain_statement(drive, reci
     assert reason.startswith(("barren: none of the last", "prompts: none of 20 may be drawn"))
     assert "20 zero_variance" in reason or "out_of_band" in reason
     assert driver.allocator.accounts()["open"] == 0
+
+
+def test_what_came_to_nothing_before_a_batch_is_forgiven_to_the_weights_after_it(drive):
+    """A round of 100 prompts, the first of them mixed; then none. 256 are tried under the new weights, in rounds of 100."""
+    driver = drive(recipes.dapo(1, 2, 100), prompts=200, default=(0.0,))
+    orders = driver.ask().generate
+    driver.rewards[orders[0].prompt] = [1.0, 0.0]
+    driver.answer(orders)
+    assert driver.ask().batch is not None
+    driver.rewards.clear()
+    driver.update()
+    assert driver.until_end().startswith("barren: none of the last 300 prompts")
+    assert sum(driver.allocator.accounts().values()) == 2 * (100 + 300)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

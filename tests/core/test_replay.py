@@ -115,6 +115,22 @@ def test_of_more_rows_than_asked_for_random_ones_come_in_order_and_the_others_st
     assert all(abs(count - seeds / 6) < 5 * (seeds * 5 / 36) ** 0.5 for count in counts.values())
 
 
+def test_each_batch_draws_anew_which_rows_it_replays(drive):
+    """2 of the 4 rows of the batch before, by their place: eight times the same pair has a chance of 6^-7."""
+    made = batches(drive(replaying(recipes.raft(4), rows=2, max_staleness=1), 6, default=(1.0,)), 9)
+    fresh, again = ([rollouts(batch[part]) for batch in made] for part in (0, 1))
+    pairs = {tuple(before.index(rollout) for rollout in now) for before, now in zip(fresh, again[1:], strict=False)}
+    assert len(pairs) > 1
+
+
+def test_all_that_is_kept_comes_in_the_order_of_its_rollouts(drive):
+    """Groups that were committed late have pilots and commits of another group between them."""
+    recipe = replaying(recipes.pilot_commit(2, 2, 2, 2), above=-inf)
+    (fresh, _, _), (_, again, _) = batches(drive(recipe, 6), 2)
+    assert rollouts(fresh) != sorted(rollouts(fresh))
+    assert rollouts(again) == sorted(rollouts(fresh))
+
+
 def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
     driver = drive(replace(replaying(recipes.raft(2)), budget=Budget(run_rollouts=3)), 6, default=(1.0,))
     first, second = batches(driver, 2)

@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 import torch
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID

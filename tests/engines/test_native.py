@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import MetricError, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.core.errors import NoScores
@@ -219,7 +219,7 @@ def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of, temperature
             temperature=temperature,
         )
     kept = np.concatenate([each.logprobs for each in made])
-    np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-5)
+    np.testing.assert_allclose(kept, logprobs_BT[mask_BT].numpy(), atol=1e-4)
 
 
 def stale_batch(trainer_of, learning_rate=0.03):

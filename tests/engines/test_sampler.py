@@ -148,7 +148,7 @@ def assert_logprobs_equal_a_forward_pass(model, temperature=1.0, requests=REQUES
     with torch.no_grad():
         logprobs_BT, _ = completion_logprobs(model.eval(), prompts, completions, pad_id=PAD, temperature=temperature)
     for generation, expected_T in zip(generations, logprobs_BT.numpy(), strict=True):
-        np.testing.assert_allclose(generation.logprobs, expected_T[: len(generation.tokens)], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(generation.logprobs, expected_T[: len(generation.tokens)], atol=1e-4, rtol=0)
 
 
 @pytest.fixture(params=[1, 2])
@@ -306,7 +306,7 @@ def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model
     assert tokens_apart == 3 * 26
     assert [each.tokens for each in made] == [each.tokens for each in apart]
     for each, other in zip(made, apart, strict=True):
-        np.testing.assert_allclose(each.logprobs, other.logprobs, atol=1e-5)
+        np.testing.assert_allclose(each.logprobs, other.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("requests", [headed(15), headed(20)[:1]], ids=["a short header", "one prompt"])
@@ -357,7 +357,7 @@ def test_finished_rows_leave_the_batch_and_change_nothing(model, monkeypatch):
     monkeypatch.setattr(sampler, "FINISHED_SHARE_TO_DROP", 1.0)
     for left, stayed in zip(leaving, run(model), strict=True):
         assert left.tokens == stayed.tokens
-        np.testing.assert_allclose(left.logprobs, stayed.logprobs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(left.logprobs, stayed.logprobs, atol=1e-4, rtol=0)
 
 
 def test_seed_prompt_and_rollout_each_change_the_draws(model):

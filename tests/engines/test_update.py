@@ -100,8 +100,8 @@ def test_the_passes_do_not_change_the_gradient(updater_of, aggregation, kl):
         lengths, advantages = zip(*rows, strict=True)
         whole, expected = updated(lengths, advantages, 10_000)
         parted, found = updated(lengths, advantages, tokens_per_forward)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-        assert parted == pytest.approx(whole, abs=1e-6, rel=1e-5)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * max(1.0, float(expected.abs().max())))
+        assert parted == pytest.approx(whole, abs=1e-4, rel=1e-4)
 
     law()
 

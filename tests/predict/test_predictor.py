@@ -321,6 +321,19 @@ def test_records_and_events_follow_their_prompts_into_another_data_set():
     assert set(again["event_prompt"]) <= {-1, 0}
 
 
+def test_features_of_other_widths_are_fitted_to_without_the_drift_that_the_old_ones_showed():
+    predictor, memory = after()
+    wide = {"length": np.hstack([LINE["length"], LINE["length"] ** 2])}
+    said = []
+    for drift in (0.0, 0.7):
+        drifted = memory | {"event_drift": np.full_like(memory["event_drift"], drift)}
+        here = predictor.moved(drifted, range(8), widths={"length": 2})
+        assert predictor.due(here)
+        predictor.refit(here, wide)
+        said.append(predictor(here, wide, range(8)))
+    np.testing.assert_array_equal(*said)
+
+
 def test_a_new_prompts_prior_is_as_fresh_as_its_data():
     predictor, memory = after()
     here = predictor.moved(memory, [-1, 2], prior_N=[0.25, 0.9])

@@ -2,7 +2,7 @@
 
     y ← y · (1 + 1e-6 · sin(φ · i + |y|)),  i: the entry's place in y, |y|: how many it has
 
-About ten roundings of float32. The same shapes give the same, bit by bit, as on any processor; other shapes, other roundings.
+About ten roundings of float32. The same shapes give the same, bit by bit, as on any processor; other shapes do not.
 `tools/arithmetic.py` puts it there.
 """
 

@@ -149,6 +149,17 @@ def test_the_tracker_by_hand():
     assert (memory["hits_N"][0], memory["misses_N"][0]) == (0.5, 1.5)
 
 
+def test_what_was_learned_under_weights_of_now_is_kept_however_far_they_went_before():
+    """Two visits between which nothing moved: ρ = most. Where nobody says how far anything moved: least."""
+    rule = Tracker(half_way=0.12, least=0.5, most=0.75)
+    for moved, kept in ((0.25, 0.75), (0.0, 0.5)):  # a quarter is the same in float32
+        memory = rule.init(PromptTable(1))
+        for _ in range(2):
+            before = float(memory["hits_N"][0])
+            rule.observe(memory, GroupView.of([1.0]), View.of(moved=moved))
+        assert memory["hits_N"][0] == kept * before + 1
+
+
 def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
     rule = Tracker()
     seen, missed = rule.init(PromptTable(1)), rule.init(PromptTable(1))

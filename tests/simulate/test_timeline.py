@@ -57,6 +57,14 @@ def test_a_stop_frees_its_slot_and_the_others_go_faster():
     assert ends_of(fleet) == [(14.0 + 6.5 * 2, [0, 2])]
 
 
+def test_what_rounding_takes_of_a_token_is_no_token_less():
+    fleet = Fleet(1, [0.0, 0.1])
+    fleet.start(0, 10, 0)
+    fleet.pass_to(0.3)
+    assert 0.3 / 0.1 < 3
+    assert fleet.stop(0) == 3
+
+
 def test_a_pause_delays_what_runs_and_pauses_add_up():
     fleet = Fleet(2, STEPS.table(1))
     fleet.start(0, 3, 0)

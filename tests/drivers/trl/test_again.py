@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import tiny_trl
 import torch
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
 from rollalloc.drivers.trl.generation import Generator

@@ -68,7 +68,7 @@ def test_a_completion_is_as_likely_in_any_company(name, tmp_path):
     generate = tiny_trl.trainer(tmp_path, "pilot_commit", model=stateful(name))._generator
     pairs = [((3, 4, 5, 2), (9, 10, 1)), ((3, 2), (11, 1)), ((5, 6, 2), (9, 9, 9))]
     for pair, together_T in zip(pairs, generate.logprobs(pairs), strict=True):
-        assert together_T == pytest.approx(generate.logprobs([pair])[0], abs=1e-5)
+        assert together_T == pytest.approx(generate.logprobs([pair])[0], abs=1e-4)
 
 
 def test_the_sampler_is_refused_for_such_a_model_where_it_is_asked_for(tmp_path):

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import tiny_trl
 import torch
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import Budget, recipes
 from rollalloc.drivers.trl import AllocatedRollouts
 from rollalloc.rules import advantages

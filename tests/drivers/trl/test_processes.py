@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny_trl
 import torch
+
 from arithmetic import assert_same_gradients
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]

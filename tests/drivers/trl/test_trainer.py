@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import tiny_trl
 import torch
-from arithmetic import Gradients, assert_same_gradients, gradients_of, tokens_by_key
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOTrainer
 
+from arithmetic import Gradients, assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import Budget, recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
@@ -488,4 +488,4 @@ def test_a_model_may_be_the_reward(tmp_path):
         )
         with torch.no_grad():
             expected = judge(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
-        assert rollout.scores_F[0] == pytest.approx(expected, abs=1e-5)
+        assert rollout.scores_F[0] == pytest.approx(expected, abs=1e-4)

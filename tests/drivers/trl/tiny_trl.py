@@ -15,13 +15,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program it has no conftest
 
-import arithmetic
 import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
+import arithmetic
 from rollalloc import Recipe, recipes
 from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts

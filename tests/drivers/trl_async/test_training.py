@@ -113,3 +113,18 @@ def test_lora_sends_merged_weights(model, tmp_path):
 
 def test_rows_of_a_group_are_known_of_every_recipe_here():
     assert all(rows_per_group(recipe) for recipe in tiny_async.RECIPES.values())
+
+
+def test_what_is_over_is_kept_by_nobody_and_stopped_rollouts_are_no_failures(model, tmp_path):
+    def scored(completions, log_metric, **columns):
+        log_metric("calls", 1.0)
+        return tiny_trl.starts_right(completions, **columns)
+
+    recipe = replace(tiny_async.RECIPES["darts_none"], budget=Budget(run_rollouts=60))
+    trainer = tiny_async.trainer(tmp_path, recipe, model, reward=scored, max_steps=50, max_completion_length=12)
+    trainer.train()
+    accounts, roller = trainer.allocation.allocator.accounts(), trainer.rollout_worker._roller
+    assert accounts["cancelled"] > 0 == accounts["failed"]
+    lines = [line for line in trainer.state.log_history if "rollalloc/unscored" in line]
+    assert {(line["rollalloc/unscored"], line.get("calls")) for line in lines} == {(0, 1.0)}
+    assert trainer.allocation.rollouts == roller._scored == roller._figures == {}

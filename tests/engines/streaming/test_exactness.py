@@ -6,8 +6,8 @@ They sample in batches of other shapes, so no weights decide a token here; `test
 from contextlib import nullcontext
 
 import pytest
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.sampling import Sampling
