@@ -35,7 +35,8 @@ from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.engines.likelihood import exact_answers
 from rollalloc.engines.policy import Policy
 from rollalloc.rules.advantages import GRPO, settled
-from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of
+from rollalloc.runs.reader import read_metrics
 
 ROWS, GROUP, TOKENS = 256, 8, 64
 MARGIN = math.log(1.1)

@@ -13,9 +13,8 @@ from rollalloc.bench.tasks.sort import Config
 from rollalloc.claims import Claims, Lock
 from rollalloc.data.prepare import prepare
 from rollalloc.engines.checkpoint import Torn, load_newest
-from rollalloc.engines.folder import latest
 from rollalloc.regular import opened, read_text
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import newest_line, read_metrics
 
 
 def bind(path):
@@ -51,7 +50,7 @@ def test_a_regular_file_is_read_and_written(tmp_path):
 READERS = {
     ".rollalloc/run-manifest.json": lambda folder: Claims(folder, "run").names(),
     ".rollalloc/run.lock": lambda folder: Lock(folder, "run").take(),
-    "metrics.jsonl": latest,
+    "metrics.jsonl": newest_line,
     "run.json": Run.described_in,
     "prepared.json": lambda folder: prepare(["gsm8k"], folder, local=folder),
     ".task.lock": lambda folder: make_once(folder / "task", Config(), lambda made: None),

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.compare import Standing, compare, is_finished, latest, result_of, standing
+from rollalloc.bench.compare import Standing, compare, is_finished, result_of, standing
 from rollalloc.bench.execution import execute
 from rollalloc.bench.pool import Job, _Worker
 from rollalloc.bench.runs import Source, digests_of
 from rollalloc.claims import InUse, Lock
 from rollalloc.engines.checkpoint import newest
 from rollalloc.engines.stopping import Stopped
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import newest_line, read_metrics
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -75,7 +75,7 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:20])
     assert not is_finished(runs[1], folder)
-    assert latest(folder) == json.loads(lines[-2])
+    assert newest_line(folder) == json.loads(lines[-2])
 
 
 def test_a_failing_run_is_named_and_the_others_finish(run_of, tmp_path):

@@ -24,7 +24,7 @@ from rollalloc.cli.bench import bench, progress_line
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 from rollalloc.report.leaderboard import figure, markdown, page, write_leaderboard
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import read_metrics
 
 
 @pytest.fixture

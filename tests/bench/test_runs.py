@@ -19,7 +19,7 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.named import make_recipe
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import read_metrics
 
 # Recipes by name
 

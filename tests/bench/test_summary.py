@@ -28,10 +28,15 @@ def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", 
     place.mkdir(parents=True)
     (place / "run.json").write_text(json.dumps(run.description()))
     accounts = {"trained": paid - sum(waste.values()), **waste}
-    spent = {"tokens_paid": 3 * paid, "seconds": paid / 10, "optimizer_steps": paid / 50}
+    spent = {"tokens_paid": 3 * paid, "seconds": paid / 10, "optimizer_steps": paid // 50}
     lines = [
         {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
-        | {"optimizer_steps": at / 50, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
+        | {
+            "optimizer_steps": at // 50,
+            "accounts": {"trained": at},
+            "accuracy": float(reaches is not None and at >= reaches),
+            "standard_error": 0.0,
+        }
         for at in range(0, paid + 1, 100)
     ]
     lines += [{"kind": "end", "rollouts_paid": paid, "accounts": accounts, **spent, "why": "budget"}] if ends else []

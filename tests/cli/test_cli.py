@@ -22,7 +22,7 @@ from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule
 from rollalloc.engines.settings import Settings
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import read_metrics
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

@@ -143,7 +143,7 @@ def test_watch_leaves_when_the_run_has_ended(start, tmp_path):
     process = start("watch", write_run(tmp_path / "run", ended=True))
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 0
-    assert "grpo · seed 3 · ended" in said
+    assert "grpo · seed 3 · finished" in said
     assert "10% of 100" in said
 
 

@@ -14,7 +14,7 @@ from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.reader import read_metrics
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """
@@ -238,7 +238,8 @@ def test_verify_resume_needs_a_run(call, tmp_path):
 
 
 def test_the_first_difference_is_named(tmp_path):
-    lines = [{"kind": "batch", "loss": 0.5, "seconds": 1.0}, {"kind": "end", "seconds": 2.0}]
+    paid = {"rollouts_paid": 8, "tokens_paid": 9, "accounts": {}}
+    lines = [{"kind": "batch", "loss": 0.5, "seconds": 1.0, **paid}, {"kind": "end", "seconds": 2.0, **paid}]
     for name, change in {"a": {}, "b": {"seconds": 3.0}, "c": {"loss": 0.25}}.items():
         (tmp_path / name).mkdir()
         changed = [{**lines[0], **change}, lines[1]]

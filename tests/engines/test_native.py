@@ -737,7 +737,7 @@ def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompt
     trainer = trainer_of(RECIPES["grpo"], max_batches=1, heldout=answers, listener=poison, folder=tmp_path)
     with pytest.raises(FloatingPointError, match="held-out accuracy is nan after 1 optimizer steps"):
         trainer.run()
-    assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "batch"]
+    assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "batch", "failed"]
 
 
 # Held-out prompts

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, read_metrics
+from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_curve_of
+from rollalloc.runs.reader import read_metrics, read_run
 
 
 def curve(accuracy, versions=None, every=100.0):
@@ -79,7 +80,7 @@ def test_weights_do_not_confirm_themselves(versions, accuracy, cost):
 
 def line(kind="eval", **values):
     paid = {"rollouts_paid": 10, "tokens_paid": 30, "seconds": 0.5, "optimizer_steps": 2, "version": 1}
-    return {"kind": kind, "at": 10, **paid, "accuracy": 0.25, "standard_error": 0.1} | values
+    return {"kind": kind, "at": 10, **paid, "accounts": {}, "accuracy": 0.25, "standard_error": 0.1} | values
 
 
 def test_a_curve_holds_the_evaluations_on_the_grid_that_have_an_accuracy():
@@ -121,3 +122,36 @@ def test_a_line_that_is_nested_too_deep_is_damaged(tmp_path):
     path.write_text(json.dumps(line()) + "\n" + "[" * 200_000 + "\n" + json.dumps(line("end")) + "\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a line of JSON"):
         read_metrics(path)
+
+
+def test_the_whole_curve_ends_with_the_final_weights():
+    """They are evaluated beside the grid: a run that ends before its first grid point would else show no gain at all."""
+    grid = [line(at=0, version=0), line(at=20, rollouts_paid=18)]
+    final = line(at=None, rollouts_paid=25, version=2, accuracy=0.5)
+    assert whole_curve_of([grid[0], final]).rollouts == (0, 25)
+    assert whole_curve_of([*grid, final, line("end")]).accuracy == (0.25, 0.25, 0.5)
+    assert whole_curve_of([*grid, final | {"rollouts_paid": 18}]).rollouts == (0, 20, 20)
+    assert whole_curve_of([*grid, final | {"version": 1}]) == curve_of(grid)  # the last grid point's weights
+    assert whole_curve_of([*grid, final | {"accuracy": None}]) == curve_of(grid)
+    assert whole_curve_of([final]).accuracy == (0.5,)
+
+
+def test_an_evaluation_without_what_only_newer_versions_write_is_read(tmp_path):
+    older = line(at=0)
+    for name in ("standard_error", "optimizer_steps", "version"):
+        del older[name]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(older) + "\n" + json.dumps(line("end")) + "\n")
+    curve = curve_of(read_metrics(path))
+    assert (curve.accuracy, curve.standard_error, curve.version) == ((0.25,), (None,), (None,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"standard_error": "x"}, "its standard_error"), ({"rollouts_paid": -1}, "got rollouts_paid: -1")],
+)
+def test_what_a_line_must_hold_is_the_same_for_all_who_read_it(tmp_path, wrong, said):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line() | wrong) + "\n")
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl:1 .*{said}.*the file is damaged"):
+        read_metrics(tmp_path / "metrics.jsonl")
+    assert said in (read_run(tmp_path).problem or "")

@@ -13,10 +13,12 @@ from typing import Any
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
 from rollalloc.bench.runs import Run, folder_of
 from rollalloc.claims import Claims, Lock, refuse
-from rollalloc.engines.folder import RunFolder, latest
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.stopping import Stopped, StopRequest
-from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, read_metrics
+from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.names import METRICS
+from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
+from rollalloc.runs.recorded import RecordedRun
 from rollalloc.whole import write_text
 
 
@@ -131,12 +133,12 @@ def _carry_out(
     stop: StopRequest,
 ) -> list[Failure]:
     """Have the runs carried out until they are done or it is asked to stop; returns what failed."""
-    agenda = _Listed(todo)
-    known = {} if watcher is None else {place: standing(run, place) for place, run in places.items()}
+    agenda, read = _Listed(todo), Reader()
+    known = {} if watcher is None else {place: standing(run, place, read) for place, run in places.items()}
 
     def watch(at_work: Sequence[Job]) -> None:
         if watcher is not None:
-            known.update({job.place: standing(job.run, job.place) for job in (*agenda.over, *at_work)})
+            known.update({job.place: standing(job.run, job.place, read) for job in (*agenda.over, *at_work)})
             watcher([(run, known[place]) for place, run in places.items()])
         agenda.over.clear()
 
@@ -145,10 +147,10 @@ def _carry_out(
 
 
 def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a finished run paid, from its metrics; the accounts sum to `rollouts_paid`."""
-    curve, end = curve_of(metrics), metrics[-1]
+    """What a finished run paid and what its weights are worth, from its metrics; the accounts sum to `rollouts_paid`."""
+    curve, end = whole_curve_of(metrics), metrics[-1]
     target = run.settings.target
-    cost = None if target is None else cost_to_target(curve, target)
+    cost = None if target is None else cost_to_target(curve_of(metrics), target)
     reached = cost is not None and not cost.censored
     return {
         "task": run.task,
@@ -173,20 +175,19 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def is_finished(run: Run, folder: Path) -> bool:
     """Whether the folder holds this very run, whole."""
-    last = latest(folder)
+    last = newest_line(folder)
     return last is not None and last["kind"] == "end" and run.is_in(folder)
 
 
-def standing(run: Run, folder: Path) -> Standing:
+def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> Standing:
     """Where a run stands; what another run left in its folder is not its own."""
-    line, evaluation = latest(folder), latest(folder, "eval")
-    if line is None or not run.is_described_in(folder):
+    if not run.is_described_in(folder) or not (found := read(folder)).metrics:
         return Standing()
-    ended = line["kind"] == "end"
+    ended = found.ended
     return Standing(
-        rollouts=line["rollouts_paid"],
-        accounts=line["accounts"],
-        accuracy=None if evaluation is None else evaluation["accuracy"],
-        share=1.0 if ended else min(1.0, line["rollouts_paid"] / run.max_rollouts) if run.max_rollouts else None,
+        rollouts=found.paid,
+        accounts=found.accounts,
+        accuracy=found.curve.accuracy[-1] if found.curve.accuracy else None,
+        share=1.0 if ended else min(1.0, found.paid / run.max_rollouts) if run.max_rollouts else None,
         ended=ended,
     )

@@ -21,9 +21,10 @@ from rollalloc.bench.search import Search
 from rollalloc.bench.summary import ended
 from rollalloc.bench.sweep import Trial
 from rollalloc.claims import Claims, Lock
-from rollalloc.engines.folder import RunFolder, latest
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.stopping import Stopped, StopRequest
 from rollalloc.regular import read_text
+from rollalloc.runs.reader import Reader, newest_line
 from rollalloc.whole import write_text
 
 
@@ -140,6 +141,7 @@ class _Agenda:
         self._diverged = diverged_in(folder)
         self._known: dict[Path, bool] = {}  # of each run that was looked at, whether it is over
         self._begun: set[Path] = set()
+        self._read = Reader()  # of the runs at work
         self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
         self._total = total_seconds(plan)
         self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
@@ -163,7 +165,8 @@ class _Agenda:
             self._waiting.extendleft(reversed(self._tuned(*self._trials[job.place])))
 
     def progress(self, at_work: Sequence[Job]) -> Progress:
-        now = [(job.run, standing(job.run, job.place)) for job in at_work]
+        self._read.keep(job.place for job in at_work)
+        now = [(job.run, standing(job.run, job.place, self._read)) for job in at_work]
         begun = sum(self._part(job.run) * (one.share or 0.0) for job, (_, one) in zip(at_work, now, strict=True))
         paid = self._rollouts + sum(one.rollouts for _, one in now)
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
@@ -242,7 +245,7 @@ class _Agenda:
         self._known[job.place] = True
         self.over += 1
         self._share += self._part(job.run)
-        if (last := latest(job.place)) is not None:
+        if (last := newest_line(job.place)) is not None:
             self._rollouts += last["rollouts_paid"]
             self._seconds += last["seconds"]
 

@@ -21,7 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 from rollalloc.bench.runs import Run
 from rollalloc.core.packing import differences
 from rollalloc.named import RECIPES
-from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of, metrics_in
+from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
+from rollalloc.runs.names import METRICS
+from rollalloc.runs.reader import lines_in
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
@@ -251,14 +253,14 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
         target: to hold it against, where it is not its own.
         diverged: its weights did, and its metrics end there.
     """
-    if not (place / "metrics.jsonl").exists():
+    if not (place / METRICS).exists():
         return None
     newest: deque[dict[str, Any]] = deque(maxlen=1)
     last: dict[str, Any] = {}
     found: list[dict[str, Any]] = []
 
     def lines() -> Iterator[dict[str, Any]]:
-        for line in metrics_in(place / "metrics.jsonl"):
+        for line in lines_in(place / METRICS):
             newest.append(line)
             if line["kind"] == "eval":
                 last.update(last_of(line))

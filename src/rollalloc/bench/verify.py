@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from rollalloc.bench.execution import execute
 from rollalloc.bench.runs import Run
 from rollalloc.engines.stopping import unheard
-from rollalloc.runs.cost import read_metrics
+from rollalloc.runs.names import METRICS
+from rollalloc.runs.reader import lines_in
 
 
 def first_difference(run: Run, batches: int, folder: Path) -> str | None:
@@ -89,7 +90,7 @@ def _in_metrics(unbroken: Path, resumed: Path) -> str | None:
 
 def _untimed(folder: Path) -> list[dict[str, Any]]:
     """The metrics without what a clock measured."""
-    lines = read_metrics(folder / "metrics.jsonl")
+    lines = lines_in(folder / METRICS)
     return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColum
 from rich.table import Table
 
 from rollalloc.report.text import visible
+
+if TYPE_CHECKING:
+    from rollalloc.runs.recorded import RecordedRun
 
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
@@ -66,7 +69,6 @@ class RunProgress:
     def __init__(self, console: Console, max_rollouts: int | None) -> None:
         self._max = max_rollouts
         self._figures: dict[str, str] = {}
-        self._last: dict[str, Any] = {}
         self._left = TimeLeft()
         self._lines = None if console.is_terminal else Lines(console)
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
@@ -87,7 +89,6 @@ class RunProgress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Take a line of the metrics."""
-        self._last = line
         if line["kind"] == "eval" and line["accuracy"] is not None:
             self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
         if line["kind"] == "batch" and line["reward_mean"] is not None:
@@ -102,20 +103,21 @@ class RunProgress:
         elif line["kind"] != "end":
             self._lines.say(said, every_s=_EVERY_S)
 
-    def summary(self) -> Table:
-        """Where the rollouts went."""
-        table = Table()
-        table.add_column("rollouts paid")
-        table.add_column("", justify="right")
-        table.add_column("share", justify="right")
-        paid = max(1, self._last["rollouts_paid"])
-        for cause, count in self._last["accounts"].items():
-            if count:
-                table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
-        table.add_row("all", f"{self._last['rollouts_paid']:,}", "", style="bold")
-        for reason, count in self._last["unscored"].items():
-            table.add_row(escape(visible(f"unscored: {reason}")), f"{count:,}", f"{count / paid:.0%}", style="yellow")
-        return table
+
+def paid_for(run: RecordedRun) -> Table:
+    """Where a run's rollouts went."""
+    table = Table()
+    table.add_column("rollouts paid")
+    table.add_column("", justify="right")
+    table.add_column("share", justify="right")
+    paid = max(1, run.paid)
+    for cause, count in run.accounts.items():
+        if count:
+            table.add_row(cause.replace("_", " "), f"{count:,}", f"{count / paid:.0%}")
+    table.add_row("all", f"{run.paid:,}", "", style="bold")
+    for reason, count in run.unscored.items():
+        table.add_row(escape(visible(f"unscored: {reason}")), f"{count:,}", f"{count / paid:.0%}", style="yellow")
+    return table
 
 
 @contextmanager

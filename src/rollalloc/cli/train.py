@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rollalloc.cli.options import Given, folder, parameters_of, with_fields
-from rollalloc.cli.progress import RunProgress, leave
+from rollalloc.cli.progress import RunProgress, leave, paid_for
 from rollalloc.cli.saying import say
 
 
@@ -89,6 +89,8 @@ def train(
     from rollalloc.core.errors import NoScores
     from rollalloc.engines.checkpoint import newest
     from rollalloc.engines.stopping import Stopped
+    from rollalloc.report.wording import held_out
+    from rollalloc.runs.reader import read_run
 
     console = Console(stderr=True)
     if resume and overwrite:
@@ -130,12 +132,16 @@ def train(
                 overwrite=overwrite,
             )
     except Stopped as stopped:
-        leave(console, f"{stopped} (--resume)", stopped.by)
+        learned = held_out(read_run(out))
+        leave(console, f"{stopped} (--resume){learned and f'; {learned} so far'}", stopped.by)
     except KeyboardInterrupt:
         leave(console, f"left at once; --resume goes on from the newest checkpoint in {out}, if there is one", SIGINT)
     except NoScores:
-        console.print(progress.summary())
+        console.print(paid_for(read_run(out)))
         raise
+    run_made = read_run(out)  # as the page, the board and a comparison read it; of a resumed run, from its beginning
     say(console, why)
-    console.print(progress.summary())
+    console.print(paid_for(run_made))
     say(console, f"model and metrics are in {out}")
+    if learned := held_out(run_made):
+        say(console, learned)

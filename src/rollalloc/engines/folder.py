@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
-from rollalloc.regular import opened
 from rollalloc.runs.names import (
     ALLOCATOR,
     CHECKPOINTS,
@@ -25,6 +23,7 @@ from rollalloc.runs.names import (
     REWARDS,
     ROLLOUTS,
 )
+from rollalloc.runs.reader import newest_line
 
 _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
@@ -33,7 +32,6 @@ _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _REMEDY = (
     "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
 )
-_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
 
 
 class Saves(Protocol):
@@ -81,7 +79,7 @@ class RunFolder:
         """The run of ours that the folder holds, in words; None where there is none, or nothing of it would be lost."""
         if METRICS not in self._claims.names():
             return None
-        last, saved = latest(self.path), checkpoint.newest(self.path)
+        last, saved = newest_line(self.path), checkpoint.newest(self.path)
         if last is not None and last["kind"] == "end":
             return "a run that has ended"
         if saved is not None:
@@ -215,17 +213,3 @@ def _refuse_read_only(folder: Path) -> None:
         raise PermissionError(
             errno.EACCES, f"{folder} cannot be made: nothing can be written there, give another folder", str(there)
         )
-
-
-def latest(folder: Path, kind: str | None = None) -> dict[str, Any] | None:
-    """The newest line of a run's metrics, of that kind; None where the end of the file has none."""
-    path = folder / METRICS
-    if not path.exists():
-        return None
-    with opened(path) as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        whole, _, _ = file.readall().rpartition(b"\n")
-    for line in reversed(whole.split(b"\n")):
-        if line.startswith(b'{"kind": "' + (kind or "").encode()):
-            return json.loads(line)
-    return None

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn, Protocol
 
@@ -186,6 +187,11 @@ class Loop:
                 raise self._stopped("in an evaluation after") from None
             except BackendDied as died:
                 raise self._saved_as_it_is(died) from died
+            except (Stopped, NoScores):
+                raise
+            except Exception as error:
+                self._write_failure(error)
+                raise
 
     def _run(self) -> str:
         begins = self._saved_at is None and not self.counters.batches and not self.counters.next_at
@@ -312,6 +318,11 @@ class Loop:
             write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
             self._report()
         self._write_last("end", why)
+
+    def _write_failure(self, error: Exception) -> None:
+        """Let the metrics say that the run is over; resuming cuts that off again."""
+        with suppress(Exception):  # whatever is broken: what is raised is the first error
+            self._write_last("failed", f"{type(error).__name__}: {error}")
 
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]

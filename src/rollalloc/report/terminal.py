@@ -77,10 +77,10 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
         yield "length", Text(said)
     if None not in (batch.get("staleness_mean"), batch.get("staleness_max")):
         yield "staleness", Text(f"{batch['staleness_mean']:.2f} updates, at most {batch['staleness_max']}")
-    for reason, count in last.get("unscored", {}).items():
+    for reason, count in run.unscored.items():
         yield "unscored", Text(f"{count:,} × {one_line(reason, 90)}", style="yellow")
     if run.why:
-        yield "ended", Text(visible(run.why))
+        yield "failed" if run.failed else "ended", Text(visible(run.why), style="red" if run.failed else "")
 
 
 def _progress(run: RecordedRun) -> RenderableType:
@@ -143,5 +143,5 @@ def _line(run: RecordedRun) -> Row:
         if worst is None
         else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),
         "left": "" if left is None else str(left),
-        "state": Text(state(run), style="green" if run.reached else ""),
+        "state": Text(state(run), style="red" if run.failed else "green" if run.reached else ""),
     }

@@ -75,6 +75,19 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def held_out(run: RecordedRun) -> str:
+    """What a run learned, first and last evaluation: "held-out 0.465 → 0.577 (± 0.027)"; empty where it was not evaluated.
+
+    What follows ± is the last one's standard error.
+    """
+    if not (accuracy := run.curve.accuracy):
+        return ""
+    first = f"{accuracy[0]:.3f} → " if len(accuracy) > 1 else ""
+    error = run.curve.standard_error[-1]
+    sure = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
+    return f"held-out {first}{accuracy[-1]:.3f}{sure}"
+
+
 def story(run: RecordedRun) -> Sentence:
     """A run by itself in a sentence or two."""
     accuracy, paid, name = run.curve.accuracy, run.paid, one_line(run.label)
@@ -106,16 +119,18 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
         said += damage([run])
         if not run.metrics:
             said.append(f"{name} has written no metrics: it is about to start, or it failed.")
+        elif run.failed:
+            said.append(f"{name} failed: {visible(run.why or '')}")
         elif run.why is None:
             said.append(
                 f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
             )
         elif not run.curve.accuracy:
             said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
-        if run.last and (unscored := sum(run.last.get("unscored", {}).values())):
+        if unscored := sum(run.unscored.values()):
             said.append(
                 f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
-                + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.last["unscored"].items())
+                + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.unscored.items())
             )
         if run.batches and (quarantined := run.batches[-1].get("quarantined")):
             said.append(

@@ -12,29 +12,25 @@ the others are what had been paid when the weights of a grid point were made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from itertools import pairwise
-from pathlib import Path
+from math import nan
 from typing import Any
-
-from rollalloc.data.jsonl import decoded
-from rollalloc.regular import opened
 
 COSTS = ("rollouts", "tokens", "seconds", "steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Held-out accuracy on the grid, one entry a point that has an accuracy, in order.
+    """Held-out accuracy, one entry an evaluation that has an accuracy, in order.
 
     Attributes:
         rollouts: the grid point, in rollouts paid.
         tokens: generated, when the weights were made; so are the two that follow.
         seconds: spent on everything but evaluation.
-        steps: of the optimizer.
-        version: of the weights.
+        steps: of the optimizer; NaN where it is not known.
+        version: of the weights; None where it is not known.
         accuracy: in [0, 1].
         standard_error: of the accuracy; 0 where it is exact, None where it is not known.
     """
@@ -43,7 +39,7 @@ class Curve:
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
     steps: tuple[float, ...]
-    version: tuple[int, ...]
+    version: tuple[int | None, ...]
     accuracy: tuple[float, ...]
     standard_error: tuple[float | None, ...]
 
@@ -63,39 +59,32 @@ class Cost:
     at: int | None = None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics file; a line torn by a killed run is left out.
+def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
+    """The evaluations of a run on the grid that have an accuracy: what costs are computed from."""
+    return _curve([line for line in _evaluations(metrics) if line["at"] is not None])
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line before the last that is not JSON.
+
+def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
+    """The same and the evaluation of the final weights, which is no point of the grid: what figures and sentences show.
+
+    That one stands at what was paid when these weights were made, unless the last grid point has them already.
     """
-    return list(metrics_in(path))
+    lines = _evaluations(metrics)
+    grid = [line for line in lines if line["at"] is not None]
+    final = next((line for line in reversed(lines) if line["at"] is None), None)
+    if final is None or (grid and grid[-1]["version"] == final["version"]):
+        return _curve(grid)
+    return _curve([*grid, {**final, "at": max([final["rollouts_paid"], *(line["at"] for line in grid[-1:])])}])
 
 
-def metrics_in(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `read_metrics` one by one, for a file that is not to be held in memory."""
-    with BufferedReader(opened(path)) as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            try:
-                yield decoded(line)
-            except (ValueError, RecursionError) as error:
-                if not line.endswith(b"\n"):
-                    break
-                raise ValueError(f"{path}:{number} is not a line of JSON ({error}); the file is damaged") from None
+def _evaluations(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in metrics if line["kind"] == "eval" and line["accuracy"] is not None]
 
 
-def curve_of(metrics: Iterable[dict[str, Any]]) -> Curve:
-    """The evaluations of a run on the grid that have an accuracy."""
+def _curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
     columns = ("at", "tokens_paid", "seconds", "optimizer_steps", "version", "accuracy", "standard_error")
-    rows = [
-        tuple(line[name] for name in columns)
-        for line in metrics
-        if line["kind"] == "eval" and None not in (line["at"], line["accuracy"])
-    ]
-    return Curve(*(tuple(row[at] for row in rows) for at in range(len(columns))))
+    at, tokens, seconds, steps, *others = (tuple(line[name] for line in lines) for name in columns)
+    return Curve(at, tokens, seconds, tuple(nan if step is None else step for step in steps), *others)
 
 
 def cost_to_target(curve: Curve, target: float) -> Cost | None:

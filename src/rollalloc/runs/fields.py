@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
 _NAMES = 64  # in an object of counts: causes, fates, reasons, ages
@@ -243,8 +243,24 @@ _IN_A_ROLLOUT: Fields = {
 }
 
 
-def metrics_line(line: bytes) -> tuple[dict[str, Any], str | None]:
-    """A line of the metrics, and what is wrong with a field of it that was left out.
+class MetricsLine(NamedTuple):
+    """A line of the metrics. What an evaluation does not say of its curve is None; without a grid it stands at what was paid.
+
+    Attributes:
+        known: the fields that are known here, each fit to be used; those that are wrong are left out.
+        whole: all that the line holds, unchecked.
+        wrong: what is wrong with a field that was left out; None: nothing.
+        rising: what is larger in each line than in those before it, by name, where the line says it.
+    """
+
+    known: dict[str, Any]
+    whole: dict[str, Any]
+    wrong: str | None
+    rising: dict[str, int]
+
+
+def metrics_line(line: bytes) -> MetricsLine:
+    """A line of the metrics, checked.
 
     Raises:
         ValueError: it is no such line.
@@ -255,9 +271,12 @@ def metrics_line(line: bytes) -> tuple[dict[str, Any], str | None]:
         raise ValueError(f"is not a line of JSON ({error})") from None
     evaluated = found.get("kind") == "eval"
     taken, wrong = take(found, IN_EVERY_LINE, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
-    if evaluated:
-        taken = dict.fromkeys(_CURVE) | ({"at": None} if "at" in found else {}) | taken
-    return taken, wrong
+    rises = "at" if evaluated else "batch"
+    rising = {rises: taken[rises]} if rises in taken else {}
+    if not evaluated:
+        return MetricsLine(taken, found, wrong, rising)
+    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in found else taken["rollouts_paid"]}
+    return MetricsLine(unsaid | taken, unsaid | found, wrong, rising)
 
 
 def description(content: bytes) -> tuple[dict[str, Any], str | None]:

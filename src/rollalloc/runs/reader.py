@@ -1,21 +1,28 @@
-"""Runs read while they are written: each look reads what was added, and keeps no more than the views can show."""
+"""The one reader of a run's `run.json` and `metrics.jsonl`: whole, at its newest line, or followed while it is written.
+
+Followed, each look reads what was added, and no more is kept than the views can show. Every line is checked, whoever reads it:
+what the terminal, the page, the board and a comparison say of a run is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
-from rollalloc.runs.fields import description, metrics_line
+from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
+from rollalloc.runs.names import DESCRIPTION, METRICS
 from rollalloc.runs.recorded import Line, RecordedRun
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
 _AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads
-_KINDS = ("batch", "eval", "end", "resume")  # others, of a newer version, share one place
+_KINDS = ("batch", "eval", "end", "failed", "resume")  # others, of a newer version, share one place
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
+_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
 _LATEST = 253_402_300_799  # seconds since the epoch: the end of the year 9999
 
 
@@ -59,21 +66,69 @@ def read_run(folder: Path) -> RecordedRun:
     return Reader()(folder)
 
 
+def lines_in(path: Path) -> Iterator[Line]:
+    """Every line of a `metrics.jsonl` as it stands there, checked, one by one; a line torn by a killed run is left out.
+
+    Raises:
+        FileNotFoundError: no such file.
+        OSError: it is no regular file, or cannot be read.
+        ValueError: a line is damaged; names it.
+    """
+    file, checked = Growing(path), _Checked()
+    for number, line in file.look():
+        if line is None or line.strip():
+            try:
+                found = checked.take(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number} {error}; the file is damaged") from None
+            if found.wrong:
+                raise ValueError(f"{path}:{number} {found.wrong}; the file is damaged")
+            yield found.whole
+    if file.rest.strip():
+        with suppress(ValueError):  # torn
+            yield checked.take(file.rest).whole
+
+
+def read_metrics(path: Path) -> list[Line]:
+    """All of `lines_in`."""
+    return list(lines_in(path))
+
+
+def newest_line(folder: Path, kind: str = "") -> Line | None:
+    """The newest line of a run's metrics, of that kind or any; None where the end of the file has none. Reads no more than that.
+
+    Raises:
+        OSError: the metrics are no regular file, or cannot be read.
+    """
+    try:
+        with open_regular(folder / METRICS) as file:
+            file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
+            whole, _, _ = file.readall().rpartition(b"\n")
+    except FileNotFoundError:
+        return None
+    for line in reversed(whole.split(b"\n")):
+        with suppress(ValueError):  # the rest of a line, or a damaged one
+            found = metrics_line(line).whole
+            if kind in ("", found["kind"]):
+                return found
+    return None
+
+
 class _Followed:
     """A run's folder between two looks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.metrics = Metrics(folder / "metrics.jsonl")
+        self.metrics = Metrics(folder / METRICS)
         self._stamps: tuple[tuple[int, ...], ...] | None = None
         self._run = RecordedRun(folder)
 
     def look(self, limit: int | None) -> RecordedRun:
-        stamps = tuple(stamp_of(self.folder / name) for name in ("run.json", "metrics.jsonl"))
+        stamps = tuple(stamp_of(self.folder / name) for name in (DESCRIPTION, METRICS))
         if stamps == self._stamps and not self._run.unread:
             return self._run
         self.metrics.look(limit)
-        described, problem = _description(self.folder / "run.json")
+        described, problem = _description(self.folder / DESCRIPTION)
         problems = "; ".join(filter(None, (problem, self.metrics.problem)))
         self._run = RecordedRun(
             self.folder,
@@ -116,7 +171,7 @@ class Metrics:
     def _begin(self) -> None:
         self.file.begin()
         self._kept = {kind: _Thinned() for kind in (*_KINDS, "")}
-        self._newest: dict[str, int] = {}  # of what only rises
+        self._checked = _Checked()
         self._first_wrong = self._refused = ""
         self._left_out = 0
 
@@ -148,30 +203,15 @@ class Metrics:
         if line is not None and not line.strip():
             return
         try:
-            found, wrong = self._read(line)
+            found = self._checked.take(line)
         except ValueError as error:
             self._left_out += 1
-            wrong, found = str(error), None
-        if wrong:
-            self._first_wrong = self._first_wrong or f"{number} {wrong}"
-        if found is not None:
-            self._newest.update(_rising(found))
-            self._kept[found["kind"] if found["kind"] in _KINDS else ""].add(number, _on_grid(found))
-
-    def _read(self, line: bytes | None) -> tuple[Line, str | None]:
-        """A line that is fit to follow those before.
-
-        Raises:
-            ValueError: it is not.
-        """
-        if line is None:
-            raise ValueError(_TOO_LONG)
-        found, wrong = metrics_line(line)
-        for name, value in _rising(found).items():
-            if (before := self._newest.get(name)) is not None and value <= before:
-                wrote = "two runs, or one twice, wrote here"
-                raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
-        return found, wrong
+            self._first_wrong = self._first_wrong or f"{number} {error}"
+            return
+        if found.wrong:
+            self._first_wrong = self._first_wrong or f"{number} {found.wrong}"
+        kind = found.known["kind"]
+        self._kept[kind if kind in _KINDS else ""].add(number, found.known)
 
     def lines(self) -> list[Line]:
         """Those that are kept, in the order of the file; with a last one without an end, where it is whole."""
@@ -181,22 +221,39 @@ class Metrics:
         lines = [line for _, line in kept]
         if self.file.rest.strip() and not self.file.unread:
             with suppress(ValueError):  # it is being written, or torn
-                lines.append(_on_grid(self._read(self.file.rest)[0]))
+                lines.append(self._checked.read(self.file.rest).known)
         return lines
 
 
 _TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
-def _on_grid(line: Line) -> Line:
-    """An evaluation of an older version stands at the rollouts paid: those had no grid."""
-    return {"at": line["rollouts_paid"]} | line if line["kind"] == "eval" else line
+class _Checked:
+    """Checks lines one after the other, each by itself and against those before."""
 
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}  # of what only rises
 
-def _rising(line: Line) -> dict[str, int]:
-    """What is larger in each line than in those before it, where the line has it."""
-    name = "at" if line["kind"] == "eval" else "batch"
-    return {name: line[name]} if line.get(name) is not None else {}
+    def take(self, line: bytes | None) -> MetricsLine:
+        """The next line; raises as `read`."""
+        found = self.read(line)
+        self._newest.update(found.rising)
+        return found
+
+    def read(self, line: bytes | None) -> MetricsLine:
+        """What the next line would be.
+
+        Raises:
+            ValueError: it is no line of the metrics, or not fit to follow those before.
+        """
+        if line is None:
+            raise ValueError(_TOO_LONG)
+        found = metrics_line(line)
+        for name, value in found.rising.items():
+            if (before := self._newest.get(name)) is not None and value <= before:
+                wrote = "two runs, or one twice, wrote here"
+                raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
+        return found
 
 
 @dataclass

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rollalloc.runs.cost import Curve, curve_of
+from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_curve_of
 
 Line = dict[str, Any]
 _LONGEST = 10 * 365 * 24 * 3600  # seconds left beyond which no figure is given
@@ -67,14 +67,25 @@ class RecordedRun:
         return next(known, self.metrics[-1] if self.metrics else None)
 
     @property
+    def ended(self) -> bool:
+        """Whether the run came to its end, and wrote all that it writes."""
+        return self.last is not None and self.last["kind"] == "end"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended in an error that it could write down."""
+        return self.last is not None and self.last["kind"] == "failed"
+
+    @property
     def why(self) -> str | None:
-        """Why the run ended; None: it has not."""
-        return str(self.last.get("why", "it ended")) if self.last and self.last.get("kind") == "end" else None
+        """Why the run is over, ended or failed; None: it is not, as far as is known."""
+        return str(self.last.get("why", "it ended")) if self.last and (self.ended or self.failed) else None
 
     @property
     def reached(self) -> bool:
-        """Whether the run ended because it reached its target."""
-        return (self.why or "").startswith("target")
+        """Whether the target was reached, as costs have it; of a long run, not all of whose evaluations are kept, as it said."""
+        said = self.ended and (self.why or "").startswith("target")
+        return said or (self.cost is not None and not self.cost.censored)
 
     @property
     def paid(self) -> int:
@@ -86,6 +97,11 @@ class RecordedRun:
         """Rollouts paid so far, by cause."""
         return self.last["accounts"] if self.last else {}
 
+    @property
+    def unscored(self) -> Mapping[str, int]:
+        """Rollouts without a score so far, by reason."""
+        return self.last.get("unscored", {}) if self.last else {}
+
     @cached_property
     def batches(self) -> list[Line]:
         """The lines of the batches."""
@@ -93,8 +109,13 @@ class RecordedRun:
 
     @cached_property
     def curve(self) -> Curve:
-        """Held-out accuracy against what was paid."""
-        return curve_of(self.metrics)
+        """Held-out accuracy against what was paid, that of the final weights included."""
+        return whole_curve_of(self.metrics)
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """What was paid when the target was reached, or a lower bound of it; None without a target or an evaluation."""
+        return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 
 def remaining(run: RecordedRun) -> timedelta | None:
@@ -110,8 +131,10 @@ def state(run: RecordedRun) -> str:
     """What the run is at, in a word or two."""
     if run.unread:
         return f"being read, {run.unread / 1e6:,.0f} MB left"
-    if run.why:
-        return "target reached" if run.reached else "ended"
+    if run.failed:
+        return "failed"
+    if run.ended:
+        return "target reached" if run.reached else "finished"
     return "starting" if not run.metrics else "not ended"
 
 

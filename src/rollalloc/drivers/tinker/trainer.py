@@ -20,12 +20,13 @@ from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.engines.evaluation import Evaluation, judged
-from rollalloc.engines.folder import RunFolder, latest
+from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.grid import Grid, Interrupted, patient
 from rollalloc.engines.loop import Listener, Loop
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.stopping import StopRequest
 from rollalloc.runs.names import DESCRIPTION, ROLLOUTS
+from rollalloc.runs.reader import newest_line
 from rollalloc.whole import write_text
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class TinkerTrainer(Loop):
 
     def _paid_before(self) -> Usage:
         """What the newest line of the metrics says, what an earlier kill lost included."""
-        last = None if self.folder is None else latest(self.folder)
+        last = None if self.folder is None else newest_line(self.folder)
         return Usage() if last is None else _usage(last.get("cost")) + _usage(last.get("cost_lost"))
 
     def _describe(self) -> None:
