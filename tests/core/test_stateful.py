@@ -83,7 +83,7 @@ class Driver(RuleBasedStateMachine):
         self.cancelled, self.released, self.trained = set(), set(), set()
         self.batch = None
         self.rows = {}  # rollout -> its row, as it was trained on last
-        self.replayed = 0
+        self.replayed = self.since_batch = 0
         self.finished = None
 
     @rule(capacity=st.one_of(st.none(), st.integers(0, 9)))

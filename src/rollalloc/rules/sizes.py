@@ -188,7 +188,8 @@ class Priced:
         """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
         if view.ledger.log_length_2N is None:
             return None, 0.0
-        law_2G = view.ledger.log_length_2N[:, [group.prompt for group in groups]].astype(np.float64)
+        prompts = [group.prompt for group in groups]
+        law_2G = np.stack([view.ledger.log_length_2N[at][prompts] for at in (0, 1)]).astype(np.float64)
         known_G = ~np.isnan(law_2G[0])
         if not known_G.any():
             return None, 0.0
