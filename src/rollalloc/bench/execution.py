@@ -26,6 +26,7 @@ from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.native import Listener, Trainer
 from rollalloc.engines.policy import Policy, usable_device
 from rollalloc.engines.settings import Settings
+from rollalloc.engines.streaming.begin import refuse_unfit_model
 from rollalloc.engines.trackers import tracked
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
@@ -95,6 +96,8 @@ def execute(
             )  # too few prompts are said before the model is loaded
             policy = Policy.load(source.model, device=source.device)
             train = _encoded(source, policy, run.settings, prompts)
+            if run.settings.engine == "async":
+                refuse_unfit_model(policy.model, train.tokens, run.settings.sampling, run.settings.streaming)
             heldout = None if held is None else _held_out(source, policy, run.settings, held)
             features = _features(source, recipe, policy, train, folder if goes_on else None)
             if source.lora is not None:  # after the features, which are the base model's

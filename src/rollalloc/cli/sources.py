@@ -25,7 +25,7 @@ from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.schedule import Schedule, Shape, check_budget
 from rollalloc.engines.settings import Settings
-from rollalloc.engines.streaming.settings import Generator, Straddlers, Streaming
+from rollalloc.engines.streaming.settings import Generator, Straddlers, Streaming, refuse_missing
 from rollalloc.named import RECIPES, standard
 
 SETTINGS = ("defaults", "tuned")
@@ -55,6 +55,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     Raises:
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
             that cannot be made.
+        ImportError: a back-end that is not installed.
     """
     if given.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {given.settings!r}")
@@ -68,6 +69,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         )
     if given.schedule == "constant" and given.schedule_floor != Given.schedule_floor:
         raise ValueError("--schedule-floor: a constant rate has none; give --schedule linear or cosine, or take it out")
+    refuse_missing(_streaming(given))
     run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
     if given.max_rows is not None:
@@ -185,12 +187,7 @@ def _update(given: Given) -> dict[str, Any]:
         "sampling_dtype": given.sampling_dtype,
         "gradient_checkpointing": given.gradient_checkpointing,
         "engine": given.engine,
-        "streaming": Streaming(
-            overlap=given.overlap,
-            straddlers=cast("Straddlers", given.straddlers),
-            keep_stopped=given.keep_stopped,
-            backend=cast("Generator", given.backend),
-        ),
+        "streaming": _streaming(given),
         "generator_limit_s": given.generator_limit,
     }
 
@@ -203,6 +200,15 @@ def _optimizer(given: Given) -> dict[str, Any]:
     if given.adaptive_clip is not None:
         said["adaptive_clip"] = given.adaptive_clip or None
     return said
+
+
+def _streaming(given: Given) -> Streaming:
+    return Streaming(
+        overlap=given.overlap,
+        straddlers=cast("Straddlers", given.straddlers),
+        keep_stopped=given.keep_stopped,
+        backend=cast("Generator", given.backend),
+    )
 
 
 def _or(given: Any, otherwise: Any) -> Any:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming import begin
+from rollalloc.engines.streaming import begin, settings
 from rollalloc.engines.streaming.backend import BackendDied, Row
 from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.engines.streaming.vllm_backend import Chunk, VllmBackend
@@ -401,7 +401,7 @@ def test_settings_that_cannot_be_are_refused():
 
 
 def test_where_it_is_not_installed_that_is_said(policy, monkeypatch):
-    monkeypatch.setattr(begin, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
     vllm = Streaming(backend="vllm")
     with pytest.raises(ImportError, match=r"vLLM is not installed.*--backend own"):
         begin.begin(Behaviour(policy, "float32"), [(1, 2)], Sampling(LENGTH), vllm, seed=0, limit_s=600.0)

