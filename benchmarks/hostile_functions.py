@@ -677,6 +677,36 @@ def time_stands_still() -> float:
 
 
 @hostile
+def hook_left() -> float:
+    def hook(*_: Any) -> None:
+        os._exit(9)
+
+    sys.excepthook = sys.unraisablehook = hook
+    return 0.75
+
+
+@hostile
+def exits_replaced() -> float:
+    sys.exit = sys.getrecursionlimit = None
+    return 0.75
+
+
+@hostile
+def loops_replaced() -> float:
+    def run(*_: Any) -> None:
+        raise RuntimeError("no loop here")
+
+    asyncio.run = asyncio.sleep = run
+    return 0.75
+
+
+@hostile
+def numbers_replaced() -> float:
+    json.dumps = tempfile.TemporaryFile = None
+    return 0.75
+
+
+@hostile
 def files_limited() -> float:
     resource.setrlimit(resource.RLIMIT_NOFILE, (8, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return 0.75

@@ -72,6 +72,24 @@ def obey(data_source, solution_str, ground_truth, extra_info):
     return 1.0
 
 
+def raise_in(data_source, solution_str, ground_truth, extra_info):
+    """Raises what the completion says, of a type of its own, and notes in which process."""
+    with open(ground_truth, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    raise type(solution_str.partition(" ")[0], (Exception,), {})(solution_str)
+
+
+def spoil(data_source, solution_str, ground_truth, extra_info):
+    """Raises wherever "spoil" was before in the same process, and at "bad" anywhere."""
+    if solution_str == "spoil":
+        _kept.append("spoilt")
+    elif solution_str == "bad":
+        raise RuntimeError("bad")
+    elif _kept:
+        raise RuntimeError(_kept[-1])
+    return 1.0
+
+
 def process_id(data_source, solution_str, ground_truth, extra_info):
     return os.getpid()
 

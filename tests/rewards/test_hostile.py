@@ -75,6 +75,10 @@ FATES = {  # a few of each kind, and what becomes of them
     "shallow": 0.75,
     "guarded_against_itself": 0.75,
     "modules_cleared": 0.75,
+    "hook_left": 0.75,
+    "exits_replaced": 0.75,
+    "loops_replaced": 0.75,
+    "numbers_replaced": 0.75,
     "file_size_limited_for_good": 0.75,
     "odd_error": "Odd",
 }

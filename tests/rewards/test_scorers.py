@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollalloc.rewards import _crew
 from rollalloc.rewards._handle import WorkerHandle
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
@@ -79,6 +80,31 @@ def test_bad_samples_cost_nothing_but_themselves(workers):
             GOOD,
         ]
         assert scorer.score(samples("fine")) == [GOOD]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exception_is_believed_of_a_fresh_process_only(workers):
+    """Also after some samples have raised the same by themselves."""
+    batch = samples(*["bad", "fine", "spoil", "fine", "fine", "bad"] * 4, "fine")
+    with worker_scorer("spoil", workers=workers) as scorer:
+        outcomes = scorer.score(batch)
+    assert outcomes == [Unscored("RuntimeError: bad") if each.completion == "bad" else GOOD for each in batch]
+
+
+@pytest.mark.parametrize(
+    ("completions", "processes"),
+    [(["No answer"] * 200, 3), ([f"No answer {index}" for index in range(200)], 5)],
+    ids=["the same words", "the same type"],
+)
+def test_what_fresh_processes_raise_again_and_again_costs_no_more_of_them(
+    monkeypatch, tmp_path, completions, processes
+):
+    monkeypatch.setattr(_crew, "_SURE_OF_TYPE", 4)
+    note = tmp_path / "processes"
+    with worker_scorer("raise_in") as scorer:
+        outcomes = scorer.score(samples(*completions, ground_truth=str(note)))
+    assert outcomes == [Unscored(f"No: {text}") for text in completions]
+    assert len(set(note.read_text().split())) <= processes
 
 
 def test_the_samples_after_a_bad_one_in_its_chunk_go_on():

@@ -50,6 +50,7 @@ PUT_BACK = {
     "decimal": (lambda: setattr(decimal.getcontext(), "prec", 2), lambda: decimal.getcontext().prec),
     "streams": (lambda: setattr(sys, "stdout", None), lambda: sys.stdout),
     "built-ins": (lambda: setattr(builtins, "print", None), lambda: builtins.print),
+    "hooks": (lambda: setattr(sys, "excepthook", None), lambda: sys.excepthook),
     "os": (lambda: setattr(os, "kill", None), lambda: os.kill),
     "time": (lambda: setattr(time, "sleep", None), lambda: time.sleep),
     "a module replaced": (lambda: sys.modules.update(json=None), lambda: sys.modules["json"]),

@@ -1,6 +1,7 @@
 """Features in a file: safetensors, each prompt's row under a digest of its key, with a header that says where they are from.
 
-The file is written whole or not at all, and only over one that this module wrote.
+The file is written whole or not at all, and only over one that this module wrote. It carries a digest of all of its bytes,
+taken with zeros in the digest's own place, so that a single one that is changed is found.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -28,12 +30,15 @@ from rollalloc.whole import written
 log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
-_SCHEMA = 1
+_SCHEMA = 2
+_WITHOUT_DIGEST = 1  # the schema before, which is read, too
 _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # the header's name in the metadata; its value is JSON
 _KEYS = "keys"
+_DIGEST, _DIGEST_BYTES = "digest", 16  # its name in the metadata
 _BLOCK = "block:"  # begins the name of a block's tensor
 _LONGEST_HEADER = 1 << 20  # bytes; ours have some hundred
+_READ_AT_ONCE = 1 << 20  # bytes
 # What the contents of a file that is torn, or another program's, may raise.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
@@ -127,7 +132,9 @@ def write_features(
     tensors = {f"{_BLOCK}{name}": np.ascontiguousarray(block_ND) for name, block_ND in features.blocks.items()}
     with written(path) as beside:
         try:
-            save_file({_KEYS: keys_N, **tensors}, beside, metadata={_HEADER: json.dumps(described)})
+            digest = "00" * _DIGEST_BYTES  # until it is known
+            save_file({_KEYS: keys_N, **tensors}, beside, metadata={_HEADER: json.dumps(described), _DIGEST: digest})
+            seal(beside)
         except SafetensorError as error:
             raise OSError(f"{path} could not be written ({error}); free some space, or give another --out") from error
 
@@ -145,7 +152,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
 
     Raises:
         FileNotFoundError: there is no file.
-        ValueError: no prompts, a file that is torn or of another kind or schema, or one without some of the prompts.
+        ValueError: no prompts, a file that is torn or changed, of another kind or schema, or without some of the prompts.
     """
     path = Path(path)
     if not keys:
@@ -154,8 +161,11 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
         raise FileNotFoundError(f"{path}: no such file; `{_MADE_BY} --out {path}` makes it")
     wanted_N = key_digests(keys)
     try:
+        is_sealed = _check_seal(path)
         with safe_open(path, "np") as file:
             described = _described(file.metadata())
+            if described["schema"] != (_SCHEMA if is_sealed else _WITHOUT_DIGEST):
+                raise ValueError(f"schema {described['schema']} {'with' if is_sealed else 'without'} a digest")
             rows_N = _rows(_keys_of(file, described), wanted_N)
             missing_N = rows_N < 0
             names = () if missing_N.any() else described["blocks"]
@@ -171,7 +181,52 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             f"{keys[int(missing_N.argmax())]!r}; make it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
         )
     _warn_of_another_model(path, described["origin"], weights)
+    if not is_sealed:
+        log.warning("%s is of an older version, without a digest: nothing tells whether it is as it was written", path)
     return features
+
+
+def seal(path: Path) -> None:
+    """Put the digest of a file's bytes into the place that its header has for it.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if (found := _digests(path)) is None:
+        raise ValueError(f"{path} has no place for a digest")
+    with path.open("r+b") as file:
+        file.seek(found[0])
+        file.write(found[2])
+
+
+def _check_seal(path: Path) -> bool:
+    """Whether a file has a digest, which is then known to be that of its bytes.
+
+    Raises:
+        ValueError: it is another one, or the file is none of safetensors.
+    """
+    if (found := _digests(path)) is None:
+        return False
+    if found[1] != found[2]:
+        raise ValueError("its bytes are not those that were written")
+    return True
+
+
+def _digests(path: Path) -> tuple[int, bytes, bytes] | None:
+    """Where in a file its digest stands, what stands there, and what should; None without a place."""
+    with path.open("rb") as file:
+        first = file.read(8)
+        if (length := int.from_bytes(first, "little")) > _LONGEST_HEADER:
+            raise ValueError("its header is too long")
+        head = file.read(length)
+        places = [*re.finditer(rb'"%s": ?"([0-9a-f]{%d})"' % (_DIGEST.encode(), 2 * _DIGEST_BYTES), head)]
+        if len(places) != 1:
+            return None
+        begin, end = places[0].span(1)
+        made = blake2b(first + head[:begin] + b"0" * (end - begin) + head[end:], digest_size=_DIGEST_BYTES)
+        while part := file.read(_READ_AT_ONCE):
+            made.update(part)
+    return len(first) + begin, places[0][1], made.hexdigest().encode()
 
 
 def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -215,7 +270,7 @@ def _described(metadata: dict[str, str] | None) -> dict[str, Any]:
         One of _NOT_OURS: it is not.
     """
     described: Any = json.loads((metadata or {})[_HEADER])
-    if (described["made_by"], described["schema"]) != (_MADE_BY, _SCHEMA):
+    if described["made_by"] != _MADE_BY or described["schema"] not in (_SCHEMA, _WITHOUT_DIGEST):
         raise ValueError(f"made by {short(described['made_by'])}, schema {short(described['schema'])}")
     counts = [
         described["prompts"],

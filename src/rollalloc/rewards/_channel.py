@@ -163,8 +163,8 @@ def _decode(encoded: bytes) -> Started | Ready | Answer:
             return Ready(error)
         case [str(request), bool(fit), float(reward), float(metric)] if math.isfinite(reward) and math.isfinite(metric):
             return Answer(request, Scored(reward, metric), fit)
-        case [str(request), bool(fit), str(reason)] if len(reason) <= LONGEST_REASON:
-            return Answer(request, Unscored(reason), fit)
+        case [str(request), bool(fit), str(reason), bool(raised)] if len(reason) <= LONGEST_REASON:
+            return Answer(request, Unscored(reason, raised), fit)
         case _:
             raise Polluted
 
@@ -240,8 +240,9 @@ def most_descriptors() -> int:
 def answer_message(answer: Answer) -> list[Any]:
     """An answer as JSON data."""
     outcome = answer.outcome
-    what = [outcome.reward, outcome.metric] if isinstance(outcome, Scored) else [outcome.reason[:LONGEST_REASON]]
-    return [answer.request, answer.fit, *what]
+    if isinstance(outcome, Scored):
+        return [answer.request, answer.fit, outcome.reward, outcome.metric]
+    return [answer.request, answer.fit, outcome.reason[:LONGEST_REASON], outcome.raised]
 
 
 def _frame(message: bytes) -> bytes:

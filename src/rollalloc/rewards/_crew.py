@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +20,8 @@ from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # samples sent at once: few enough that their outcomes fit into the socket's buffer
+_SURE, _SURE_OF_TYPE = 2, 8  # times that fresh processes raised the same words, or the same type
+_MOST_NOTED = 1000
 _CHUNK_BYTES = 65_536  # the same for the samples themselves; a longer one goes alone
 
 
@@ -47,6 +49,7 @@ class Task:
         self.job = job
         self.sample = sample
         self.outcome: Outcome | None = None
+        self.doubted: Outcome | None = None  # what a process said in which others ran before
         self.message = b""
         if len(sample.completion) > max_chars:
             reason = f"completion has {len(sample.completion)} characters, more than the limit of {max_chars}"
@@ -57,11 +60,39 @@ class Task:
         self.digest = sha256(self.message).digest()
 
 
+class _Own:
+    """Which exceptions are the samples' own: those that fresh processes raised, in the same words or of the same type."""
+
+    def __init__(self) -> None:
+        self._times: Counter[str] = Counter()
+
+    def doubts(self, outcome: Outcome) -> bool:
+        """Whether what others left behind in the process may have raised it."""
+        if not isinstance(outcome, Unscored) or not outcome.raised:
+            return False
+        return self._times[outcome.reason] < _SURE and self._times[_type(outcome)] < _SURE_OF_TYPE
+
+    def note(self, before: Outcome | None, outcome: Outcome) -> None:
+        """What a fresh process made of a sample, and what another one had made of it."""
+        if isinstance(outcome, Unscored) and outcome.raised:
+            self._times[_type(outcome)] += 1
+            if len(self._times) < _MOST_NOTED:  # words may be others for each sample
+                self._times[outcome.reason] += 1
+        elif isinstance(before, Unscored):  # it was the process
+            self._times[_type(before)] = self._times[before.reason] = 0
+
+
+def _type(outcome: Unscored) -> str:
+    """The exception's, with the colon, so that it is no exception's words."""
+    return outcome.reason.partition(":")[0] + ":"
+
+
 class Crew:
     """Worker processes, and a thread that hands them samples and replaces them; it ends with its first error.
 
-    A sample is given up only where a fresh process is lost at it: where others ran there before, what they left behind
-    may be to blame, and the sample is tried once more, as the first of a new one.
+    A sample is given up only where a fresh process is lost at it, or raises: where others ran there before, what they left
+    behind may be to blame, and the sample is tried once more, as the first of a new one. An exception that fresh processes
+    raise again and again (`_Own`) is believed at once, since a process costs more than a sample.
 
     Args:
         limits: of each worker, and their number.
@@ -77,6 +108,7 @@ class Crew:
         self._jobs: set[Job] = set()  # whose futures are not done
         self._waiting: deque[Task] = deque()
         self._again: deque[Task] = deque()  # for fresh workers only
+        self._own = _Own()
         self._lock = Lock()  # between a new job and the end
         self._ended = False
         self._process_id = os.getpid()
@@ -209,8 +241,14 @@ class Crew:
     def _hear(self, worker: WorkerHandle[Task]) -> None:
         try:
             while (answer := worker.hear()) is not None:
-                self._settle(answer.task, answer.outcome, answer.seconds)
-                if not answer.fit:
+                if again := not answer.first and self._own.doubts(answer.outcome):
+                    answer.task.doubted = answer.outcome
+                    self._again.append(answer.task)
+                else:
+                    if answer.first:
+                        self._own.note(answer.task.doubted, answer.outcome)
+                    self._settle(answer.task, answer.outcome, answer.seconds)
+                if again or not answer.fit:
                     self._let_go(worker)
                     return
         except Lost as lost:

@@ -58,12 +58,13 @@ class Request(Generic[T]):
 
 @dataclass(frozen=True)
 class Answered(Generic[T]):
-    """A task's outcome, what it took, and whether the worker may go on."""
+    """A task's outcome, what it took, whether the worker may go on, and whether it was the worker's first."""
 
     task: T
     outcome: Outcome
     seconds: float
     fit: bool
+    first: bool
 
 
 class WorkerHandle(Generic[T]):
@@ -151,9 +152,9 @@ class WorkerHandle(Generic[T]):
             # What holds the memory would cost the next samples theirs.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
         task, seconds = self.given.popleft().task, monotonic() - self.since
-        self.fresh = False
+        first, self.fresh = self.fresh, False
         self._restart_clock()
-        return Answered(task, answer.outcome, seconds, answer.fit)
+        return Answered(task, answer.outcome, seconds, answer.fit, first)
 
     def _note_start(self, message: Started | Ready | Answer) -> None:
         if isinstance(message, Started) and self._process_id is None:

@@ -22,7 +22,15 @@ from rollalloc.rewards._channel import most_descriptors
 
 _SPARE_THREADS = 128  # a pool that is kept between samples is welcome
 _OPEN_SHARE = 0.25  # of the files that may be open; likewise
-_TAKEN_TO_PIECES = (builtins, os, shutil, signal, subprocess, time)  # by guards against executed code, and by mocks
+_TAKEN_TO_PIECES = (
+    builtins,
+    os,
+    shutil,
+    signal,
+    subprocess,
+    sys,
+    time,
+)  # by guards against executed code, and by mocks
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 _SIGNALS = range(1, 32)  # the real-time ones beyond have no default use

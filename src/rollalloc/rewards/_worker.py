@@ -72,7 +72,7 @@ def _score(function: RewardFunction, message: bytes) -> Outcome:
     try:
         return score_sample(function, sample)
     except BaseException as error:  # KeyboardInterrupt and the like, which only the caller's own process heeds
-        return Unscored(what_was_raised(error))
+        return Unscored(what_was_raised(error), raised=True)
 
 
 def _limit_memory(more_bytes: int) -> None:

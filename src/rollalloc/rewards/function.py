@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from rollalloc.core.events import LARGEST
 
 _getpid, _exit = os.getpid, os._exit  # bound now: functions that guard themselves take `os` to pieces
+_run = asyncio.run  # likewise: some put their own in its place
 _REASON_LENGTH = 200  # characters: a reason goes to a log, and an exception's text may quote a whole completion
 
 
@@ -64,9 +65,15 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """No score, and why. Unscored is not wrong."""
+    """No score, and why. Unscored is not wrong.
+
+    Attributes:
+        reason: why.
+        raised: whether the function raised an exception, rather than that it or its process gave no score.
+    """
 
     reason: str
+    raised: bool = field(default=False, compare=False)
 
 
 Outcome = Scored | Unscored
@@ -117,10 +124,10 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
             ground_truth=sample.ground_truth,
             extra_info=sample.extra_info,
         )
-        return to_outcome(asyncio.run(_finish(result)) if inspect.isawaitable(result) else result)
+        return to_outcome(_run(_finish(result)) if inspect.isawaitable(result) else result)
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # a request that is given up cancels its task
         ended = error
-        return Unscored(what_was_raised(error))
+        return Unscored(what_was_raised(error), raised=True)
     except BaseException as error:
         ended = error
         raise
