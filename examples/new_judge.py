@@ -6,7 +6,7 @@ checkpoint. The conformance kit puts it through the laws of the protocol. Run it
     python examples/new_judge.py
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
@@ -31,8 +31,7 @@ class SomeOfEach:
         return None if group.unfinished else Verdict(Act.DROP, "out_of_band/one_sided")
 
 
-plain = recipes.dapo(groups=4, n=8, gen_groups=12)
-recipe = replace(plain, stages=(replace(plain.stages[0], judge=SomeOfEach(least=2)),))
+recipe = recipes.dapo(groups=4, n=8, gen_groups=12).replace(judge=SomeOfEach(least=2))
 
 if __name__ == "__main__":
     check_recipe(recipe)

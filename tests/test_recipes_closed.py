@@ -8,6 +8,7 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.run import Run
 from rollalloc.core.table import PromptTable
+from rollalloc.rules import judges
 from rollalloc.rules.rows import Everything
 from rollalloc.testing import trace
 
@@ -123,3 +124,23 @@ def test_a_recipe_whose_rules_read_rows_that_none_says_is_refused(tail):
         ValueError, match=r"Redundant\(.* reads how many rows .*, which Everything\(\) does not say; repl"
     ):
         replace(recipes.darts(4, 3, 1, tail=tail), rows=Everything())
+
+
+def test_a_rule_of_a_stage_is_replaced_by_its_name():
+    plain, judge = recipes.dapo(groups=4, n=8, gen_groups=12), judges.Complete()
+    assert plain.replace(judge=judge, groups=2) == replace(
+        plain, groups=2, stages=(replace(plain.stages[0], judge=judge),)
+    )
+    staged = recipes.pilot_commit(groups=2, n_pilot=2, n_commit=2, gen_groups=4)
+    assert staged.replace(stage="commit", judge=judge).stages == (
+        staged.stages[0],
+        replace(staged.stages[1], judge=judge),
+    )
+    assert staged.replace(max_staleness=0) == replace(staged, max_staleness=0)
+    for wrong in ({"judge": judge}, {"judge": judge, "stage": "comit"}):
+        with pytest.raises(ValueError, match="stage must be one of 'pilot', 'commit', got"):
+            staged.replace(**wrong)
+    with pytest.raises(
+        TypeError, match=r"a recipe has no 'juge'; it has groups, .* its stages size, judge, stop, promote"
+    ):
+        plain.replace(juge=judge)

@@ -332,6 +332,30 @@ def test_without_a_template_other_messages_are_refused(make_tokenizer):
         encode_prompts(prompts, make_tokenizer(), context=32, max_new_tokens=8)
 
 
+def test_what_a_tokenizer_cannot_take_names_the_prompt(make_tokenizer):
+    import tokenizers
+    import transformers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))  # nothing stands for other words
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    knows_little = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    for tokenizer, prompts, why in (
+        (knows_little, ("a b", "a c"), r"cannot be tokenized \(Exception: WordLevel error: Missing \[UNK\]"),
+        (
+            make_tokenizer("{{ raise_exception('no tools') }}"),
+            ("1", user("1")),
+            r"cannot be tokenized \(\w+: no tools\)",
+        ),
+        (
+            lambda text: {"input_ids": [1, None if "c" in text else 2]},
+            ("a b", "a c"),
+            "has words that the tokenizer does",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"prompt 'sums/1' {why}.*take it out of the data, or"):
+            encode_prompts(prompt_set(*prompts), tokenizer, context=32)
+
+
 def test_overlong_prompts_are_named_with_both_remedies(make_tokenizer):
     prompts = prompt_set("1234", "12345", "1", "1234567")
     message = (

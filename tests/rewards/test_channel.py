@@ -52,7 +52,7 @@ def exhaust(receive):
         (["ready"], Ready(None)),
         (["broken", "why"], Ready("why")),
         (GOOD, Answer("ab", Scored(1.0, 0.5), fit=True)),
-        (["ab", False, "why"], Answer("ab", Unscored("why"), fit=False)),
+        (["ab", False, "why", True], Answer("ab", Unscored("why", raised=True), fit=False)),
         (answer_message(Answer("ab", Unscored("x" * 5000), True)), Answer("ab", Unscored("x" * 2000), fit=True)),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from math import isnan
@@ -461,6 +461,33 @@ class Recipe:
                 f"{readers[0]!r} reads how many rows of a group are trained on, which {self.rows!r} does not say; replace "
                 "both, or take a row rule with an attribute `rows`"
             )
+
+    def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
+        """The recipe with other rules or numbers, those of its stage (`size`, `judge`, `stop`, `promote`) included.
+
+        Args:
+            stage: name of the stage that these are of, where the recipe has several.
+            changes: fields of the recipe or of the stage by name, and what they are to be.
+
+        Raises:
+            TypeError: a name that neither has.
+            ValueError: several stages and no name of one of them; values that no recipe can have.
+        """
+        known = [field.name for field in fields(Stage)[1:]]
+        own = {name: value for name, value in changes.items() if name not in known}
+        if unknown := [name for name in own if name not in [field.name for field in fields(self)]]:
+            raise TypeError(
+                f"a recipe has no {unknown[0]!r}; it has {', '.join(field.name for field in fields(self))}, "
+                f"and its stages {', '.join(known)}"
+            )
+        if len(own) < len(changes) or stage is not None:
+            names = [each.name for each in self.stages]
+            if len(names) > 1 if stage is None else stage not in names:
+                raise ValueError(f"stage must be one of {', '.join(map(repr, names))}, got {stage!r}")
+            at = 0 if stage is None else names.index(stage)
+            changed = replace(self.stages[at], **{name: changes[name] for name in known if name in changes})
+            own["stages"] = (*self.stages[:at], changed, *self.stages[at + 1 :])
+        return replace(self, **own)
 
     @property
     def trains_older_rows(self) -> bool:

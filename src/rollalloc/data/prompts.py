@@ -199,16 +199,13 @@ def encode_prompts(
             count it in `dropped["overlong"]`.
 
     Raises:
-        ValueError: a prompt without tokens, messages but no chat template, overlong prompts that may not be dropped,
-            or nothing but overlong prompts.
+        ValueError: a prompt without tokens, one that the tokenizer or its chat template cannot take, messages but no chat
+            template, overlong prompts that may not be dropped, or nothing but overlong prompts.
     """
     if overlong not in ("error", "drop"):
         raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
     prompts = _readable_without_template(prompt_set, tokenizer)
-    tokens = [_tokens(prompt, tokenizer) for prompt in prompts]
-    for key, prompt, ids in zip(prompt_set.keys, prompts, tokens, strict=True):
-        if not ids:
-            raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
+    tokens = [_tokens(key, prompt, tokenizer) for key, prompt in zip(prompt_set.keys, prompts, strict=True)]
     room = math.inf if context is None else context - max_new_tokens
     if room < 1:
         raise ValueError(
@@ -389,9 +386,21 @@ def _readable_without_template(prompt_set: PromptSet, tokenizer: Any) -> Sequenc
     return texts
 
 
-def _tokens(prompt: Prompt, tokenizer: Any) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return tuple(tokenizer(prompt)["input_ids"])
-    return tuple(
-        tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False)
-    )
+def _tokens(key: str, prompt: Prompt, tokenizer: Any) -> tuple[int, ...]:
+    how: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    try:
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else None
+        ids = tokenizer.apply_chat_template(list(prompt), **how) if ids is None else ids
+    except Exception as error:  # of a template's or a tokenizer's own, which need be no ValueError
+        raise ValueError(
+            f"prompt {key!r} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(prompt)}; take it "
+            "out of the data, or take a tokenizer that knows all of it"
+        ) from error
+    if None in ids:  # a tokenizer without an unknown token gives that for what it does not know
+        raise ValueError(
+            f"prompt {key!r} has words that the tokenizer does not know, its content is {short(prompt)}; take it out of "
+            "the data, or give the tokenizer an unk_token"
+        )
+    if not ids:
+        raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
+    return tuple(ids)
