@@ -78,6 +78,27 @@ def chat(
     Console(stderr=True).print(table)
 
 
+@data.command()
+def convert(
+    file: Annotated[Path, typer.Argument(help="Parquet or JSONL with a question and an answer a row.", parser=place)],
+    question: Annotated[str, typer.Option(help="Column of the question: text, or messages.")],
+    answer: Annotated[
+        str, typer.Option(help="Column of the answer: its last \\boxed{...}, else what follows ####, else all of it.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write, .parquet or .jsonl; a new one.", parser=place)],
+    system: Annotated[str | None, typer.Option(help="Text of a system message before each question.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="What the reward is told as data_source; FILE's name by default.")
+    ] = None,
+) -> None:
+    """Write questions and answers of any columns, such as TRL's or GSM8K's, in verl's schema."""
+    from rollalloc.data.convert import convert as carry_out
+
+    made = carry_out(file, out, question=question, answer=answer, system=system, source=source)
+    left_out = f"; {made.unanswered:,} without an answer are left out" if made.unanswered else ""
+    say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
+
+
 def _table(files: list[Prepared], ngram: int) -> Table:
     shared = any(file.overlap for file in files)
     table = Table(

@@ -233,7 +233,9 @@ def _parse(place: str, raw: Any) -> _Row:
     row = _without_nulls(place, _typed(place, "a row", raw, dict))
     if missing := [name for name in _REQUIRED if name not in row]:
         found = ", ".join(str(name).encode("unicode_escape").decode() for name in raw) or "nothing"
-        raise ValueError(f"{place}: {', '.join(missing)} missing or null, found {found}; {_SCHEMA}")
+        raise ValueError(
+            f"{place}: {', '.join(missing)} missing or null, found {found}; {_SCHEMA}{_remedy(place, row)}"
+        )
     reward_model = _typed(place, "reward_model", row["reward_model"], dict)
     if "ground_truth" not in reward_model:
         raise ValueError(f"{place}: reward_model.ground_truth missing or null, got {short(reward_model)}; {_SCHEMA}")
@@ -256,6 +258,21 @@ def _parse(place: str, raw: Any) -> _Row:
         prompt=_parse_prompt(place, row["prompt"]),
         ground_truth=reward_model["ground_truth"],
         extra_info=extra_info,
+    )
+
+
+def _remedy(place: str, row: Mapping[str, Any]) -> str:
+    """The command that writes a file of other columns in the schema, where a question and an answer are among them."""
+    file, question, answer = (
+        place.rpartition(":")[0],
+        next((name for name in ("question", "problem", "prompt", "input") if name in row), None),
+        next((name for name in ("answer", "solution", "ground_truth", "final_answer", "target") if name in row), None),
+    )
+    if not (file and question and answer):
+        return ""
+    return (
+        f". `rollalloc data convert {file} --question {question} --answer {answer} --out prompts.parquet` writes such "
+        "a file"
     )
 
 

@@ -1,0 +1,130 @@
+"""Questions and answers in columns of any name become prompts in verl's schema, or an error that names the row."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollalloc.data._files import write_rows
+from rollalloc.data.convert import Converted, convert
+from rollalloc.data.prompts import load_prompts
+
+GSM8K = [
+    {"question": "How many clips?", "answer": "48 / 2 = <<48/2=24>>24, and 1,234 in all.\n#### 1,234"},
+    {"question": "And now?", "answer": "#### -5"},
+    {"question": "Who knows?", "answer": None},
+]
+TRL = [
+    {
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1+1"}],
+        "solution": r"so $\boxed{2}$.",
+    },
+    {"prompt": [{"role": "user", "content": "2+2"}], "solution": "4"},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Convert these rows, and read what came of it."""
+
+    def converted(rows, question, answer, suffix=".jsonl", **how):
+        file, out = tmp_path / f"mine{suffix}", tmp_path / f"out{suffix}"
+        write_rows(file, rows)
+        made = convert(file, out, question=question, answer=answer, **how)
+        return made, load_prompts(out)
+
+    return converted
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_gsm8ks_columns(run, suffix):
+    made, prompts = run(GSM8K, "question", "answer", suffix, system="Be brief.")
+    assert made == Converted(prompts=2, unanswered=1)
+    assert prompts.keys == ("mine/0", "mine/1")
+    assert prompts.ground_truths == ("1234", "-5")
+    assert prompts.prompts[1] == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "And now?"})
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_trls_messages_and_any_column_of_answers(run, suffix):
+    made, prompts = run(TRL, "prompt", "solution", suffix, source="maths")
+    assert made == Converted(prompts=2, unanswered=0)
+    assert prompts.keys == ("maths/0", "maths/1")
+    assert prompts.ground_truths == ("2", "4")
+    assert prompts.prompts == tuple(tuple(row["prompt"]) for row in TRL)
+
+
+@pytest.mark.parametrize(
+    ("given", "truth"),
+    [(4, "4"), (4.0, "4"), (0.5, "0.5"), (" x, y ", "x, y"), ("#### 1,2", "1,2"), ("1,234", "1,234")],
+)
+def test_what_an_answer_is(run, given, truth):
+    assert run([{"q": "?", "a": given}], "q", "a")[1].ground_truths == (truth,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "how", "says"),
+    [
+        ([{"q": "?", "a": 1}, {"q": "?"}], {}, r"mine\.jsonl:2: expected a column 'a', found 'q'; name one"),
+        ([{"q": "?", "a": 1}], {"question": "Q"}, r"mine\.jsonl:1: expected a column 'Q', found 'q', 'a'"),
+        ([["q", "a"]], {}, "expected a column 'q', found"),
+        ([{"q": 7, "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages \[.*, got 7"),
+        ([{"q": " ", "a": 1}], {}, "q must be text or messages"),
+        ([{"q": [], "a": 1}], {}, "q must be text or messages"),
+        ([{"q": [{"role": "user"}], "a": 1}], {}, "content of each message must be str, got None"),
+        ([{"q": [{"role": "assistant", "content": "x"}], "a": 1}], {}, "must end with a question"),
+        ([{"q": TRL[0]["prompt"], "a": 1}], {"system": "x"}, "has a system message of its own.*leave --system out"),
+        ([{"q": "?", "a": [1, 2]}], {}, r"mine\.jsonl:1: a must be text or a number, got \[1, 2\]"),
+        ([{"q": "?", "a": True}], {}, "a must be text or a number"),
+        ([{"q": "?", "a": float("inf")}], {}, "a must be text or a number, got inf"),
+        ([{"q": "?", "a": "so ####"}], {}, "has nothing after its ####"),
+        ([{"q": "?", "a": None}, {"q": "??", "a": " "}], {}, "none of 2 rows has anything in its column 'a'"),
+        (
+            [{"q": "?", "a": 1}, {"q": "?", "a": 2}],
+            {},
+            r"jsonl:1 and .*jsonl:2 ask the same with different answers, '1' and '2'",
+        ),
+        ([{"q": "\ud800", "a": 1}], {}, "half of a surrogate pair"),
+    ],
+)
+def test_what_cannot_be_a_prompt_is_refused_by_its_place(tmp_path, rows, how, says):
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=says):
+        convert(tmp_path / "mine.jsonl", tmp_path / "out.jsonl", **{"question": "q", "answer": "a"} | how)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("mine.parquet"), GSM8K)
+    command = (
+        "data",
+        "convert",
+        "mine.parquet",
+        "--question",
+        "question",
+        "--answer",
+        "answer",
+        "--out",
+        "out.parquet",
+    )
+    code, _, said = rollalloc(*command)
+    assert (code, said.strip()) == (0, "2 prompts are in out.parquet; 1 without an answer are left out")
+    before = Path("out.parquet").read_bytes()
+    code, _, said = rollalloc(*command)
+    assert code == 2
+    assert "FileExistsError: out.parquet is there already" in said
+    assert Path("out.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(GSM8K, ("question", "answer")), (TRL, ("prompt", "solution"))])
+def test_a_run_on_such_a_file_names_the_command(tmp_path, rows, columns):
+    file = tmp_path / "mine.jsonl"
+    write_rows(file, rows)
+    question, answer = columns
+    command = (
+        f"`rollalloc data convert {file} --question {question} --answer {answer} --out prompts.parquet` writes such"
+    )
+    with pytest.raises(ValueError, match="missing or null") as error:
+        load_prompts(file)
+    assert command in str(error.value)
