@@ -1,4 +1,4 @@
-"""What `make package` refuses: the rest of it is run, not tested."""
+"""What `make package` and `make mutants` refuse: the rest of them is run, not tested."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ ABOUT = "rollalloc-1.0.dist-info/"
 TRACKED = {"README.md", "src/rollalloc/__init__.py", "tests/test_all.py"}
 
 
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = spec_from_file_location("package_tool", ROOT / "tools" / "package.py")
+def tool(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"{name}_tool", ROOT / "tools" / f"{name}.py")
     assert spec
     assert spec.loader
-    made = module_from_spec(spec)
+    made = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = tool("package")
     tracked = {f"src/{name}" for name in made.NEEDED}
     monkeypatch.setattr(sys.modules[__name__], "TRACKED", TRACKED | tracked)
     return made
@@ -84,3 +89,43 @@ def test_a_command_that_fails_or_should_have_ends_it(package):
         package.run([sys.executable, "-c", "print('why'); raise SystemExit(3)"])
     with pytest.raises(SystemExit, match="exit code 0"):
         package.run([sys.executable, "-c", ""], fails=True)
+
+
+def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
+    package = tmp_path / "src" / "rollalloc"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "sums.py").write_text("def total(one, other):\n    return one + other\n")
+    killer = "test_sums.py::test_a_sum"
+    (tmp_path / "test_sums.py").write_text(
+        "from rollalloc.sums import total\n\n\ndef test_a_sum():\n    assert total(2, 3) == 5\n"
+    )
+    (tmp_path / "tests").mkdir()
+    expected = {
+        ("one + other", "one - other"): "died  sums.py: 0\n",
+        ("one + other", "other + one"): f"WRONG  sums.py: 1\n       lives: {killer} passes\n",
+        ("one * other", "other"): "WRONG  sums.py: 2\n       expected this text once in sums.py, found it 0 times",
+        ("one", "other"): "WRONG  sums.py: 3\n       expected this text once in sums.py, found it 2 times",
+        ("one + other", "one +"): "WRONG  sums.py: 4\n       its killer did not run (pytest's exit status",
+    }
+    (tmp_path / "tests" / "mutants.toml").write_text(
+        "".join(
+            f'[[mutant]]\nbreaks = "{at}"\nfile = "sums.py"\noriginal = "{original}"\nmutant = "{mutant}"\n'
+            f'killer = "{killer}"\n'
+            for at, (original, mutant) in enumerate(expected)
+        )
+    )
+    mutants = tool("mutants")
+    assert mutants.main(root=tmp_path) == 1
+    said = capsys.readouterr().out
+    assert [each for each in expected.values() if each not in said] == []
+    assert said.endswith("1 of 5 mutants died\n")
+    assert mutants.main("nothing", root=tmp_path) == 1  # has this word in it
+    assert "one + other" in (package / "sums.py").read_text()
+
+
+def test_arithmetic_of_an_unknown_kind_is_refused(capsys):
+    assert tool("arithmetic").main("sparc") == 2
+    assert (
+        "expected names among avx2, plain, rounding, and tests after --tests, got {'sparc'}" in capsys.readouterr().out
+    )

@@ -51,6 +51,7 @@ TESTS: dict[str, str] = {
     "tests/drivers/trl/test_processes.py::test_two_processes_decide_as_one_and_take_its_gradients": "one process, two",
     "tests/drivers/trl_async/test_parts.py": "a tree of samples and each alone",
     "tests/predict": "fits by BLAS, and what follows from them",
+    "tests/conformance/test_golden.py": "digests of decisions, which were made on another processor",
 }
 
 PROBE = """
