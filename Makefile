@@ -41,7 +41,7 @@ laptop: .venv/ready
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
 
-# KINDS="avx2 plain rounding" or some of them; which tests, and why, is in the tool.
+# KINDS="avx2 plain rounding", some of them, or several at once as plain+rounding; which tests, and why, is in the tool.
 test-arithmetic: .venv/ready
 	.venv/bin/python tools/arithmetic.py $(KINDS)
 

@@ -1,6 +1,6 @@
 """The tests that compare arithmetic, under other arithmetic than this processor's: `make test-arithmetic`.
 
-python tools/arithmetic.py [NAME ...]   under these of `KINDS`; none: all
+python tools/arithmetic.py [NAME ...]   under these of `KINDS`, or under several at once, `plain+rounding`; none: each
 python tools/arithmetic.py --tests ...  these tests instead of those listed here
 
 A kind that computes here what the processor does anyway is said and left out.
@@ -71,7 +71,7 @@ print("\\n".join(f"{name}:{hashlib.sha256(value.numpy().tobytes()).hexdigest()}"
 
 def environment(kind: str) -> dict[str, str]:
     """This process's, with those variables; a path is put before its own."""
-    changes = dict(KINDS.get(kind, {}))
+    changes = {name: value for each in kind.split("+") if each for name, value in KINDS[each].items()}
     if "PYTHONPATH" in changes and (own := os.environ.get("PYTHONPATH")):
         changes["PYTHONPATH"] += os.pathsep + own
     return os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | changes
@@ -90,7 +90,7 @@ def main(*given: str) -> int:
     if "--tests" in given:
         at = given.index("--tests")
         names, marker, tests = given[:at], "--tests", given[at + 1 :]
-    if unknown := set(names) - KINDS.keys() or (marker and not tests):
+    if unknown := {each for name in names for each in name.split("+")} - KINDS.keys() or (marker and not tests):
         print(f"expected names among {', '.join(KINDS)}, and tests after --tests, got {unknown or 'none'}")
         return 2
     own, tried, failed = probed(""), 0, []
