@@ -54,7 +54,7 @@ def reinforce(
     groups: int,
     n: int = 1,
     baseline: Literal["batch", "running"] = "batch",
-    neg: float = 1.0,
+    neg: float = 0.1,
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
@@ -70,7 +70,7 @@ def reinforce(
         n: rollouts a prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
             newest counting most, and the batch's where a prompt was drawn before the first reward.
-        neg: weight of what did worse than the baseline, 0 or more; below 1 it steadies the update.
+        neg: weight of what did worse than the baseline, 0 or more; at 1 runs fell below where they began.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
 

@@ -16,7 +16,7 @@ import typer
 from rollalloc.bench import leaderboard, presets
 from rollalloc.bench.cells import board_of
 from rollalloc.bench.leaderboard import Progress, run_leaderboard
-from rollalloc.bench.methods import matched
+from rollalloc.bench.methods import default
 from rollalloc.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
 from rollalloc.bench.pool import Failed, Failure, Job
 from rollalloc.bench.runs import Run, Source
@@ -71,7 +71,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
         assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
         assert dict(presets.TUNED_WITH).items() <= asdict(final.settings).items()
         plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9100")
-        assert plain.parameters == matched(recipe, **presets.DEFAULT_SHAPE)
+        assert plain.parameters == default(recipe)
         assert plain.settings.learning_rate == presets.DEFAULT_RATE
         own = Settings(sampling=plain.settings.sampling)
         assert {name: getattr(plain.settings, name) for name in presets.TUNED_WITH} == {

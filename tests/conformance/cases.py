@@ -65,7 +65,7 @@ RECIPES = {
     "racing_stale": recipes.racing(4, (4, 8, 16), 12, 4),
     "posterior_and_pilot_commit": replace(PC, prompts=prompts.Posterior()),
     "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
-    "reinforce": recipes.reinforce(8),
+    "reinforce": recipes.reinforce(8, neg=1.0),
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),

@@ -410,7 +410,7 @@ def test_foresight_by_hand(drive):
 
 def test_what_the_plain_recipes_are():
     assert recipes.reinforce(4).advantage == Rewards()
-    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean()
+    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean(0.1)
     assert recipes.foresight(4).replay is None
     assert recipes.foresight(4, replay=8).replay.rows == 8
     assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH

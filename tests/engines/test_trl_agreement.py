@@ -52,7 +52,11 @@ def case(policy_of, prompts_of):
 
 def settings_of(loss):
     return Settings(
-        sampling=Sampling(LONGEST, temperature=TEMPERATURE), loss=loss, max_grad_norm=1e9, tokens_per_forward=30
+        sampling=Sampling(LONGEST, temperature=TEMPERATURE),
+        loss=loss,
+        max_grad_norm=1e9,
+        adaptive_clip=None,
+        tokens_per_forward=30,
     )
 
 

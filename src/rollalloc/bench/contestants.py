@@ -15,8 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rollalloc.bench.methods import matched
-from rollalloc.bench.presets import DEFAULT_SHAPE
+from rollalloc.bench.methods import DEFAULT_SHAPE, default, matched
 from rollalloc.bench.sweep import GRID, settings_of
 from rollalloc.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
@@ -67,8 +66,11 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
             raise ValueError(_lacks(recipe, "matched", track, own))
     first = tier.search[0].settings
     tuned = settings_of(recipe, shapes, tier.rates, first) if "tuned" in tracks else ()
-    sizes = {"defaults": DEFAULT_SHAPE, "matched": {"groups": tier.groups, "n": tier.n}}
-    made = {track: shape(recipe, **size) for track, size in sizes.items() if shape and track in tracks}
+    made: dict[str, Any] = {}
+    if "defaults" in tracks and shape:
+        made["defaults"] = shape(recipe, **DEFAULT_SHAPE) if own else default(recipe)
+    if "matched" in tracks and shape:
+        made["matched"] = shape(recipe, tier.groups, tier.n)
     for parameters in (*made.values(), *(one.parameters for one in tuned)):
         make_recipe(recipe, parameters)
     return Contestant(

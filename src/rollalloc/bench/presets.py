@@ -57,9 +57,7 @@ class Preset:
     tuned_on: str = "skills/late"
 
 
-# What holds where nobody says or searched for anything else, for every recipe and task alike: 64 rollouts a batch.
-DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_RATE = 6e-4  # of the tasks' models
+DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe and task alike, where nobody says or searched for another
 POOLED = ("skills", "walks")  # tasks with several pools of prompts
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),

@@ -96,12 +96,12 @@ class Given:
     ] = None
     learning_rate: Annotated[float | None, _option("AdamW's; by default the task's, or 1e-6.", _HOW)] = None
     adam_beta2: Annotated[
-        float | None, _option("What AdamW's mean of the squared gradient keeps a step; 0.999 by default.", _HOW)
+        float | None, _option("What AdamW's mean of the squared gradient keeps a step; 0.95 by default.", _HOW)
     ] = None
     max_grad_norm: Annotated[float | None, _option("Gradients are clipped to this norm; 1 by default.", _HOW)] = None
     adaptive_clip: Annotated[
         float | None,
-        _option("And to so many times the running mean of their norms, e.g. 1.5; 0, the default: not.", _HOW),
+        _option("And to so many times the running mean of their norms, 1.5 by default; 0: not.", _HOW),
     ] = None
     optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
     warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from rollalloc.bench.methods import matched
+from rollalloc.bench.methods import default
 from rollalloc.bench.presets import (
     DEFAULT_OPTIMIZER,
     DEFAULT_RATE,
-    DEFAULT_SHAPE,
     POOLED,
     PRESETS,
     Tuned,
@@ -29,8 +28,8 @@ from rollalloc.engines.streaming.settings import Generator, Straddlers, Streamin
 from rollalloc.named import RECIPES, standard
 
 SETTINGS = ("defaults", "tuned")
-# A model of the user's own begins with the same shape as the tasks. Nobody tuned it for that model.
-USUAL: Mapping[str, dict[str, Any]] = {recipe: matched(recipe, **DEFAULT_SHAPE) for recipe in RECIPES}
+# A model of the user's own begins with the same as the tasks. Nobody tuned it for that model.
+USUAL: Mapping[str, dict[str, Any]] = {recipe: default(recipe) for recipe in RECIPES}
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.

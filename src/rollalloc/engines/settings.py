@@ -79,12 +79,12 @@ class Settings:
     sampling: Sampling
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = (0.9, 0.95)
     schedule: Schedule = field(default_factory=Schedule)
     optimizer_steps_per_batch: int = 1
     loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
-    adaptive_clip: float | None = None
+    adaptive_clip: float | None = 1.5
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
     sampling_dtype: SamplingDtype = "float32"
