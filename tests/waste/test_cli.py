@@ -66,7 +66,7 @@ def test_json_is_the_same_finding(call, log):
     assert found["wasted"] == pytest.approx(1 - found["shares"]["rollouts"]["taught"] / 768)
     assert found["finding"].startswith(f"{found['wasted']:.1%}")
     assert set(found["forecast"]["prices"]) == {"grpo", "dapo", "dapo (carried)", "pilot_commit"}
-    low, high = found["forecast"]["prices"]["pilot_commit"]["ratio_signal"]["interval"]
+    low, high = found["forecast"]["prices"]["pilot_commit"]["times_rollouts"]["interval"]
     assert 0 < low < high
 
 
@@ -121,19 +121,43 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, arguments, message):
     assert message in said(error)
 
 
-def test_replay_reads_a_log_with_the_same_options(rollalloc, log):
-    asked = ("replay", log, "--recipe", "grpo", "--set", "groups=4", "--set", "n=4", "--resamples", 2, "--batches", 2)
-    code, plain, error = rollalloc(*asked, "--json")
-    assert code == 0, error
-    assert rollalloc(*asked, "--json", "--reward", "score")[1] == plain
-    code, graded, _ = rollalloc(*asked, "--json", "--reward", "step", "--threshold", 9)
-    assert json.loads(graded)["measures"] != json.loads(plain)["measures"]
-    for option, message in (
+def test_a_recipe_of_ones_own_is_compared_with_grpo(call, log):
+    asked = (
+        log,
+        "--recipe",
+        "grpo",
+        "--recipe",
+        "racing",
+        "--set",
+        "groups=4",
+        "--set",
+        "sizes_S=[2,8]",
+        "--resamples",
+        2,
+    )
+    found = json.loads(call(*asked, "--json")[1])
+    assert set(found["forecast"]["prices"]) == {"grpo", "grpo (yours)", "racing"}
+    assert found["forecast"]["plan"]["n_pilot"] is None
+    assert json.loads(call(*asked, "--json", "--reward", "score")[1]) == found
+    out = said(call(*asked)[1])
+    assert "racing" in out
+    assert "pilot_commit" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (("--weights", "1,2"), "weights: means nothing for a log of verl"),
         (("--weights", "a"), "--weights: expected numbers separated by commas, got 'a'"),
         (("--group-size", "4"), "group_size: means nothing for a log of verl"),
         (("--group-size", "0"), "--group-size: expected a whole number of at least 1, got 0"),
         (("--reward", " "), "--reward: expected the name of a field or column"),
-    ):
-        code, _, error = rollalloc(*asked, *option)
-        assert (code, message in said(error)) == (2, True)
+        (("--set", "groups=4"), "--set: parameters of a recipe; say which with --recipe"),
+        (("--recipe", "grpo", "--n-pilot", "2"), "--n-pilot: for the comparison with Pilot-Commit"),
+        (("--recipe", "grpo", "--set", "groop=4"), "grpo has no parameter 'groop' (did you mean 'groups'?)"),
+        (("--recipe", "grpoo"), "unknown recipe 'grpoo'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(call, log, options, message):
+    code, _, error = call(log, *options)
+    assert (code, message in said(error)) == (2, True), error

@@ -1,4 +1,4 @@
-"""The forecast: against closed forms and known pools, and each of its refusals."""
+"""The forecast: against closed forms and known pools, what the log cannot answer, and each of its refusals."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rollalloc import recipes
-from rollalloc.waste.finding import forecast_sentence
-from rollalloc.waste.forecast import Plan, Refused, forecast, plan_for, price
-from rollalloc.waste.groups import Group, Log
-from rollalloc.waste.shares import mixed
+from rollalloc.core.events import Order
+from rollalloc.waste.finding import find, forecast_sentence
+from rollalloc.waste.forecast import Plan, Refused, _Books, _by_prompt, _Deck, forecast, plan_for, simulate
+from rollalloc.waste.groups import Gathering, Group, Groups, Log
 
 RATES = np.array([0.0, 1.0, 0.1, 0.5, 0.8])
 
@@ -27,43 +27,103 @@ def pool(prompts, n, seed, visits=1):
     ]
 
 
+def paid(recipe, groups, openings, seed=0):
+    """What one simulation books."""
+    columns, books = Groups.of(groups), _Books()
+    simulate(recipe, columns, _by_prompt(columns, 1), openings, np.random.default_rng(seed), books)
+    return books
+
+
+def teaching(groups):
+    """Rows of logged groups whose rewards differ."""
+    return sum(len(group.rewards_G) for group in groups if np.ptp(group.rewards_G))
+
+
 def test_grpo_pays_what_the_logged_groups_say():
     groups = pool(64, 8, seed=0)
-    per_mixed, per_signal = price(recipes.grpo(4, 8), groups, 5 * 64, np.random.default_rng(0))
-    differ = sum(mixed(group.rewards_G) for group in groups)
-    signal = sum(8 * group.rewards_G.var() for group in groups)
+    books = paid(recipes.grpo(4, 8), groups, 5 * 64)
     # A pass over 64 visits is exact; the burn-in takes the first batch of 80 away.
-    assert per_mixed == pytest.approx(8 * 64 / differ, rel=0.05)
-    assert per_signal == pytest.approx(8 * 64 / signal, rel=0.05)
+    assert books.price("rollouts") == pytest.approx(8 * 64 / teaching(groups), rel=0.05)
+    assert books.guessed == 0
+    assert books.again == books.ordered - 8 * 64  # a second pass has nothing new
 
 
-def test_dapo_that_carries_its_surplus_pays_for_a_mixed_group_what_grpo_pays():
+def test_dapo_that_carries_its_surplus_pays_for_a_row_that_teaches_what_grpo_pays():
     """Filtering moves the waste out of the batch, it saves no rollout. At most a batch's worth is carried here."""
-    groups = pool(256, 8, seed=1)
-    random = np.random.default_rng(0)
-    plain, _ = price(recipes.grpo(4, 8), groups, 20 * 256, random)
-    carried, _ = price(recipes.dapo(4, 8, 4, surplus="carry"), groups, 20 * 256, random)
+    groups = pool(128, 8, seed=1)
+    plain = paid(recipes.grpo(4, 8), groups, 20 * 128).price("rollouts")
+    carried = paid(recipes.dapo(4, 8, 4, surplus="carry"), groups, 20 * 128).price("rollouts")
     assert carried == pytest.approx(plain, rel=0.03)
 
 
 def test_pilot_commit_pays_what_the_window_lets_through():
     """Closed form: a prompt of rate p costs n_pilot, and n_commit more with the probability that its pilots are inside.
 
-    4 pilots, window [1/8, 3/4]: 1, 2 or 3 successes.
+    4 pilots, window [1/8, 3/4]: 1, 2 or 3 successes, so that all 16 rows teach.
     """
-    groups = pool(2000, 64, seed=2)
-    groups = [replace(group, first=16) for group in groups]
+    groups = [replace(group, first=16) for group in pool(2000, 64, seed=2)]
     inside = np.mean([1 - p**4 - (1 - p) ** 4 for p in RATES])
-    recipe = recipes.pilot_commit(8, 4, 12, 24, p_solve=2.0, promote="oldest")
-    per_mixed, _ = price(recipe, groups, 4000, np.random.default_rng(0))
-    assert per_mixed == pytest.approx((4 + 12 * inside) / inside, rel=0.04)
+    books = paid(recipes.pilot_commit(8, 4, 12, 24, p_solve=2.0, promote="oldest"), groups, 4000)
+    assert books.price("rollouts") == pytest.approx((4 + 12 * inside) / inside / 16, rel=0.04)
+
+
+def test_tokens_are_those_of_the_rollouts_that_were_dealt():
+    gathering = Gathering()
+    for prompt in range(20):
+        for at in range(4):
+            gathering.add(prompt, f"p{prompt}", 0, float(at % 2), tokens=10)
+    books = paid(recipes.grpo(5, 4), gathering.groups(), 40)
+    assert (books.tokens, books.rollouts) == (10 * books.rollouts, books.rows)
 
 
 def test_unscored_rollouts_are_dealt_as_failures():
     groups = [replace(group, rewards_G=np.where(np.arange(8) < 2, np.nan, group.rewards_G)) for group in pool(64, 8, 3)]
-    per_mixed, per_signal = price(recipes.grpo(4, 8), groups, 64 * 5, np.random.default_rng(0))
-    assert np.isfinite([per_mixed, per_signal]).all()
-    assert per_mixed > price(recipes.grpo(4, 8), pool(64, 8, 3), 64 * 5, np.random.default_rng(0))[0]
+    with_failures = paid(recipes.grpo(4, 8), groups, 64 * 5).price("rollouts")
+    assert paid(recipes.grpo(4, 8), pool(64, 8, 3), 64 * 5).price("rollouts") < with_failures < np.inf
+
+
+# ------------------------------------------------------------------------------------------------ what the log cannot answer
+
+
+def test_every_group_of_a_prompt_is_dealt_before_one_is_dealt_again():
+    columns = Groups.of([Group("p", visit, np.full(2, float(visit)), None, 2) for visit in range(3)])
+    books = _Books()
+    deck = _Deck(columns, _by_prompt(columns, 1), np.random.default_rng(0), books)
+    dealt = [deck.deal(Order(group, 0, 0, (2 * group, 2 * group + 1)), 0) for group in range(4)]
+    assert all(one.reward == other.reward for one, other in dealt)  # of one group, never of two
+    assert sorted(one.reward for one, _ in dealt[:3]) == [0, 1, 2]
+    assert (books.ordered, books.again, books.guessed) == (8, 2, 0)
+
+
+def test_more_rollouts_than_a_group_has_are_guessed_and_counted():
+    groups = [Group(f"p{at}", 0, np.full(4, float(at % 2)), None, 4) for at in range(40)]
+    books = paid(recipes.grpo(20, 6), groups, 40)
+    assert 3 * books.guessed == books.ordered
+    assert books.rows > 0  # a rate that four alike leave open: some of the guessed differ
+
+
+def test_own_recipes_are_compared_with_grpo_and_what_the_log_cannot_answer_is_said():
+    groups = pool(64, 8, seed=0, visits=2)
+    own = {"racing": recipes.racing(4, (4, 16), 8), "reinforce": recipes.reinforce(8), "grpo again": recipes.grpo(4, 8)}
+    found = find(Log("trl", groups=groups), own=own, resamples=4)
+    assert list(found.forecast.prices) == ["grpo", *own]
+    assert found.forecast.plan.n_pilot is None
+    assert found.forecast.prices["grpo again"].times_rollouts.value == pytest.approx(1, rel=0.1)
+    notes = " ".join(found.notes)
+    assert "racing: no logged group is large enough for" in notes
+    assert "reinforce does not compare the rollouts of a prompt with each other" in notes
+    assert "grpo again" not in notes
+    assert "racing " in forecast_sentence(found.forecast)
+
+
+def test_a_batch_of_more_groups_than_prompts_is_refused():
+    groups = pool(64, 8, seed=0)
+    plan = plan_for(Log("trl"), groups, own=True)
+    with pytest.raises(Refused, match="a batch of 65 groups needs as many prompts, the log has 64; give fewer"):
+        forecast(groups, plan, {"grpo": recipes.grpo(65, 8)}, resamples=2)
+
+
+# ----------------------------------------------------------------------------------------------------------- the whole of it
 
 
 def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
@@ -71,16 +131,14 @@ def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
     groups = [replace(group, rewards_G=np.array([0.0] + [1.0] * 15), first=16) for group in pool(64, 16, seed=0)]
     found = forecast(groups, Plan(n=16, n_pilot=8, groups=2), resamples=2)
     price = found.prices["pilot_commit"]
-    assert (price.per_signal, price.ratio_signal.value, price.ratio_signal.interval) == (np.inf, 0, (0, np.inf))
-    assert "pilot_commit unbounded (-100% to unbounded)" in forecast_sentence(found)
+    assert (price.rollouts, price.times_rollouts.value, price.times_rollouts.interval) == (np.inf, np.inf, (0, np.inf))
+    assert "pilot_commit ∞ × (0.00 – ∞)" in forecast_sentence(found)
 
 
 def test_a_log_in_which_one_prompt_has_most_visits_has_a_forecast():
-    """A resample may then have fewer visits than a batch needs: it has no price, and the interval no end."""
-    groups = pool(10, 64, seed=4) + pool(1, 64, seed=4, visits=1000)
-    plan = Plan(n=64, n_pilot=16, groups=4)
-    ratio = forecast(groups, plan, resamples=10).prices["dapo"].ratio_signal
-    assert ratio.interval == (0, np.inf)
+    groups = pool(20, 64, seed=4) + pool(1, 64, seed=4, visits=150)
+    low, high = forecast(groups, Plan(n=64, n_pilot=16, groups=2), resamples=10).prices["dapo"].times_rollouts.interval
+    assert 0 <= low < high
 
 
 def test_the_same_seed_gives_the_same_forecast():
@@ -95,6 +153,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
     assert (plan.n, plan.n_pilot) == (16, 4)
     assert plan.groups == 6  # 96 visits a step, but a simulation of them needs 16 batches
     assert plan_for(Log("trl"), pool(64, 4, seed=0)).n_pilot == 2
+    assert plan_for(Log("trl"), pool(16, 8, seed=0, visits=20)).groups == 2  # eight prompts for each group
 
 
 @pytest.mark.parametrize(
@@ -105,6 +164,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
         (pool(4, 8, 0, visits=30), {}, "the log has 120 groups of 4 prompts"),
         (pool(64, 8, 0), {"n": 16}, "needs groups of 16 rollouts, 0% of the logged ones have as many"),
         (pool(64, 3, 0), {}, "at least 4 rollouts, 2 pilots and 2 commits"),
+        (pool(64, 1, 0), {"own": True}, "at least 2 rollouts, since those of one teach GRPO nothing"),
         (pool(64, 8, 0), {"n_pilot": 1}, "the mean of one pilot is 0 or 1"),
         (pool(64, 8, 0), {"n_pilot": 7}, "2 pilots and 2 commits"),
         (
@@ -112,7 +172,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
             {},
             r"rewards lie in \[-1, 1\].*--threshold",
         ),
-        ([replace(g, rewards_G=np.ones(8)) for g in pool(64, 8, 0)], {}, "no signal to compare at"),
+        ([replace(g, rewards_G=np.ones(8)) for g in pool(64, 8, 0)], {}, "no row that teaches to compare with"),
         ([replace(g, rewards_G=np.full(8, np.nan)) for g in pool(64, 8, 0)], {}, "no rollout in this log has a score"),
     ],
 )
@@ -122,7 +182,7 @@ def test_a_log_that_cannot_carry_a_forecast_is_refused(groups, options, said):
 
 
 def test_a_log_from_which_groups_were_filtered_out_is_refused():
-    filtered = [group for group in pool(400, 8, 0) if mixed(group.rewards_G)]
+    filtered = [group for group in pool(400, 8, 0) if np.ptp(group.rewards_G)]
     with pytest.raises(Refused, match="filtered out before logging"):
         plan_for(Log("verl", complete=False), filtered)
     assert plan_for(Log("verl", complete=False), pool(400, 8, 0)).n == 8
@@ -132,12 +192,12 @@ def test_a_log_from_which_groups_were_filtered_out_is_refused():
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     """40 logs of 96 prompts; the truth is the ratio on 4,000 prompts. At 95% coverage fewer than 33 has probability 0.3%."""
     plan = Plan(n=8, n_pilot=4, groups=4)
-    random, large = np.random.default_rng(0), pool(4000, 8, seed=99)
-    truth = {name: price(recipe, large, 4000, random) for name, recipe in plan.recipes().items()}
-    covered = {(name, currency): 0 for name in ("dapo", "pilot_commit") for currency in (0, 1)}
+    large = pool(4000, 8, seed=99)
+    truth = {name: paid(recipe, large, 4000).price("rollouts") for name, recipe in plan.recipes().items()}
+    covered = {"dapo": 0, "pilot_commit": 0}
     for seed in range(40):
         found = forecast(pool(96, 8, seed), plan, seed=seed, resamples=20)
-        for name, currency in covered:
-            low, high = (found.prices[name].ratio_mixed, found.prices[name].ratio_signal)[currency].interval
-            covered[name, currency] += low <= truth["grpo"][currency] / truth[name][currency] <= high
+        for name in covered:
+            low, high = found.prices[name].times_rollouts.interval
+            covered[name] += low <= truth[name] / truth["grpo"] <= high
     assert min(covered.values()) >= 33, covered

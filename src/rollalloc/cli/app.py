@@ -17,7 +17,6 @@ from rollalloc.cli.data import data
 from rollalloc.cli.features import features
 from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
-from rollalloc.cli.replay import replay
 from rollalloc.cli.report import report
 from rollalloc.cli.saying import say
 from rollalloc.cli.simulate import simulate
@@ -34,7 +33,7 @@ app = typer.Typer(
 )
 for command in (train, compare, bench, features, model, report, watch, board):
     app.command()(command)
-for command in (waste, replay, simulate, verify_resume, recipes):
+for command in (waste, simulate, verify_resume, recipes):
     app.command()(command)
 app.add_typer(data, name="data")
 

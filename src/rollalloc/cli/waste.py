@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rollalloc.cli.logs import LogPath, Reading, plain
-from rollalloc.cli.options import with_fields
+from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
+    from rollalloc.core.recipe import Recipe
     from rollalloc.waste.finding import Finding
     from rollalloc.waste.forecast import Forecast
     from rollalloc.waste.shares import Share
@@ -31,16 +32,23 @@ _CAUSES = {
     "unscored": "no score",
 }
 _LEGEND = (
-    "Ratio: GRPO's price over this one's and its 95% interval, above 1 is cheaper. Signal: sum of squared advantages "
-    "(reward - mean of the group) of the rollouts trained on. dapo discards its surplus, as published; dapo (carried) keeps "
-    "it for the next batch.\n"
+    "A row teaches where it is trained on with an advantage that is not 0. × GRPO: this price over GRPO's and its 95% "
+    "interval, below 1 is cheaper.\n"
 )
+_OWN_SURPLUS = "dapo discards its surplus, as published; dapo (carried) keeps it for the next batch.\n"
 
 
 @with_fields(Reading)
 def waste(
     reading: Reading,
     path: LogPath,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare GRPO with this one, as `rollalloc train` takes it, instead; repeatable."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of each --recipe that has it, key=value; repeatable.")
+    ] = None,
     from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
     n: Annotated[
         int | None, typer.Option(help="Forecast: rollouts of a trained group; by default what groups have.")
@@ -50,15 +58,16 @@ def waste(
     seed: Annotated[int, typer.Option(help="Of the resampling and of the simulation.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say which rollouts taught nothing, by cause, and forecast what DAPO and Pilot-Commit would have paid."""
+    """Say which rollouts taught nothing, and why, and forecast what DAPO and Pilot-Commit, or others, would have paid."""
     from rollalloc.waste.finding import find, forecast_sentence, sentence
 
     console = Console()
     asked = {"from_step": from_step, "n": n, "n_pilot": n_pilot, "resamples": resamples, "seed": seed}
     reading.check(**asked)
+    own = _own(recipe, parameters_of(set_), n_pilot)
     with staged() as shown:
         finding = find(
-            reading.read(path, shown), threshold=reading.threshold, **asked,
+            reading.read(path, shown), threshold=reading.threshold, own=own, **asked,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     if json_:
@@ -94,18 +103,50 @@ def _show_waste(console: Console, finding: Finding) -> None:
         console.print(table)
 
 
+def _own(names: list[str] | None, parameters: Mapping[str, Any], n_pilot: int | None) -> dict[str, Recipe] | None:
+    """The recipes that are asked for, by name.
+
+    Raises:
+        ValueError: an option that means nothing with them, or without; or a recipe that cannot be made.
+    """
+    from rollalloc.cli.sources import USUAL
+    from rollalloc.named import make_recipe, parameters_of, refuse_unknown
+    from rollalloc.waste.forecast import BASELINE
+
+    if not names:
+        if parameters:
+            raise ValueError("--set: parameters of a recipe; say which with --recipe")
+        return None
+    if n_pilot is not None:
+        raise ValueError("--n-pilot: for the comparison with Pilot-Commit; with --recipe give --set n_pilot=…")
+    takes = {name: parameters_of(name) for name in names}
+    refuse_unknown(" and ".join(names), parameters, {key for each in takes.values() for key in each})
+    return {
+        "grpo (yours)" if name == BASELINE else name: make_recipe(
+            name, USUAL.get(name, {}) | {key: parameters[key] for key in parameters if key in takes[name]}
+        )
+        for name in names
+    }
+
+
 def _show_forecast(console: Console, forecast: Forecast) -> None:
+    from rollalloc.waste.finding import times
+
     plan = forecast.plan
-    shape = f"Groups of {plan.n}, {plan.n_pilot} of them pilots; {plan.groups} groups a batch"
-    some = "" if forecast.simulated == forecast.visits else f"{forecast.simulated:,} of "
+    pilots = "" if plan.n_pilot is None else f", {plan.n_pilot} of them pilots"
+    some = "" if forecast.simulated >= forecast.visits else f"{forecast.simulated:,} of "
     source = f"from {some}{forecast.visits:,} groups of {forecast.prompts:,} prompts"
-    console.print(Text(f"Forecast: rollouts paid for a mixed group, and for a unit of signal. {shape}; {source}."))
-    table = _table(("recipe", "mixed group", "ratio", "signal", "ratio"))
+    shape = f"{'Groups' if pilots else 'GRPO: groups'} of {plan.n}{pilots}; {plan.groups} groups a batch; {source}."
+    console.print(Text(f"Forecast: what is paid for a row that teaches. {shape}"))
+    tokens = any(price.tokens is not None for price in forecast.prices.values())
+    table = _table(("recipe", "rollouts", "× GRPO", *(("tokens", "× GRPO") if tokens else ())))
     for number, (name, price) in enumerate(forecast.prices.items()):
-        mixed, signal = (_ratio(ratio) if number else "1" for ratio in (price.ratio_mixed, price.ratio_signal))
-        table.add_row(name, f"{price.per_mixed:,.1f}", mixed, f"{price.per_signal:,.1f}", signal)
+        cells = [f"{price.rollouts:,.2f}", times(price.times_rollouts) if number else "1"]
+        if price.tokens is not None and price.times_tokens is not None:
+            cells += [f"{price.tokens:,.0f}", times(price.times_tokens) if number else "1"]
+        table.add_row(Text(name), *cells)
     console.print(table)
-    console.print(Text(_LEGEND))
+    console.print(Text(_LEGEND + (_OWN_SURPLUS if plan.n_pilot is not None else "")))
 
 
 def _table(headings: tuple[str, ...]) -> Table:
@@ -117,8 +158,3 @@ def _table(headings: tuple[str, ...]) -> Table:
 
 def _interval(share: Share) -> str:
     return "too few prompts" if share.interval is None else "{:.1%} – {:.1%}".format(*share.interval)
-
-
-def _ratio(share: Share) -> str:
-    low, high = share.interval or (0.0, math.inf)
-    return f"{share.value:.2f} ({low:.2f}–{high:.2f})"

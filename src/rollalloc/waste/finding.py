@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rollalloc.core.recipe import Recipe
+from rollalloc.rules.advantages import OverChosen, OverGroup
 from rollalloc.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
 from rollalloc.waste.groups import NO_STEP, Groups, Log, outcomes
-from rollalloc.waste.shares import Shares, drift, shares_of
+from rollalloc.waste.shares import Share, Shares, drift, shares_of
 
 NOT_THE_TARGET = (
-    "rollouts for a unit of signal are not rollouts to a target accuracy: in rollalloc's own benchmark recipes that wasted "
-    "less did not always get there cheaper"
+    "rollouts for a row that teaches are not rollouts to a target accuracy: in rollalloc's own benchmark recipes that "
+    "wasted less did not always get there cheaper"
 )
 FROZEN = (
     "the forecast holds for the policy and the prompts that were logged; another recipe would have moved the policy, and "
     "these shares with it"
 )
+BY_ITSELF = (
+    "{} does not compare the rollouts of a prompt with each other, so that nearly every row of it has an advantage: its "
+    "price says little"
+)
+_LITTLE = 0.1  # share of guessed or repeated rollouts from which on the reader is warned
 _GRADES = 2  # rewards of more values than these are graded
 
 
@@ -60,7 +68,8 @@ class Finding:
 
 def find(
     log: Log, *, threshold: float | None = None, from_step: int | None = None, n: int | None = None,
-    n_pilot: int | None = None, resamples: int = 60, seed: int = 0, watcher: Watcher | None = None,
+    n_pilot: int | None = None, own: Mapping[str, Recipe] | None = None, resamples: int = 60, seed: int = 0,
+    watcher: Watcher | None = None,
 ) -> Finding:  # fmt: skip
     """What there is to say about a log.
 
@@ -70,6 +79,7 @@ def find(
         from_step: groups logged before it, or without a step, are left out; at least 0.
         n: rollouts of a trained group in the forecast, at least 1.
         n_pilot: pilots among them, at least 1.
+        own: recipes that are compared with GRPO instead of DAPO and Pilot-Commit, by name.
         resamples: for the forecast's interval, at least 2.
         seed: of everything random, at least 0.
         watcher: called after each resample.
@@ -93,12 +103,12 @@ def find(
         raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
     finding = Finding(log.format, rollouts, shares, booked)
     try:
-        plan = plan_for(log, groups, n=n, n_pilot=n_pilot)
-        finding.forecast = forecast(groups, plan, seed=seed, resamples=resamples, watcher=watcher)
-        finding.notes += [NOT_THE_TARGET, FROZEN]
+        plan = plan_for(log, groups, n=n, n_pilot=n_pilot, own=own is not None)
+        finding.forecast = forecast(groups, plan, own, seed=seed, resamples=resamples, watcher=watcher)
+        finding.notes += [*_support(finding.forecast, own or {}), NOT_THE_TARGET, FROZEN]
         if finding.forecast.simulated < finding.forecast.visits:
             finding.notes.append(
-                f"the forecast was simulated on {finding.forecast.simulated:,} groups, drawn at random from the "
+                f"the forecast was simulated on {finding.forecast.simulated:,} groups, of prompts drawn at random, of the "
                 f"{finding.forecast.visits:,} that are large enough; the shares count all"
             )
     except Refused as refused:
@@ -144,18 +154,39 @@ def sentence(finding: Finding) -> str:
 
 
 def forecast_sentence(forecast: Forecast) -> str:
-    """The forecast in one sentence: by how much the rollouts paid for the same signal would have differed from GRPO's."""
-    changes = [
-        f"{name} {_change(price.ratio_signal.value)} ({_change(high)} to {_change(low)})"
+    """The forecast in one sentence: how many times GRPO's rollouts would have been needed."""
+    needs = [f"{name} {times(price.times_rollouts)}" for name, price in forecast.prices.items() if name != BASELINE]
+    return f"Rollouts needed for as many rows that teach, times GRPO's: {', '.join(needs)}."
+
+
+def times(share: Share) -> str:
+    """A ratio and its interval, as text."""
+    low, high = share.interval or (0.0, math.inf)
+    return f"{_factor(share.value)} × ({_factor(low)} – {_factor(high)})"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}" if math.isfinite(ratio) else "∞"
+
+
+def _support(forecast: Forecast, own: Mapping[str, Recipe]) -> list[str]:
+    """What the log cannot answer of each recipe, worst first."""
+    found = [
+        f"{name}: no logged group is large enough for {price.guessed:.0%} of its rollouts, which were drawn from what is "
+        "known of their prompts instead"
         for name, price in forecast.prices.items()
-        if name != BASELINE and price.ratio_signal.interval is not None
-        for low, high in [price.ratio_signal.interval]
+        if price.guessed > _LITTLE
     ]
-    return f"For the same signal as GRPO, rollouts paid: {'; '.join(changes)}."
-
-
-def _change(ratio: float) -> str:
-    return f"{1 / ratio - 1:+.0%}" if ratio > 0 else "unbounded"
+    found += [
+        f"{name}: {price.again:.0%} of its rollouts were dealt a second time, since it comes back to prompts more often "
+        "than the log does"
+        for name, price in forecast.prices.items()
+        if price.again > _LITTLE
+    ]
+    compares = (OverGroup, OverChosen)
+    return found + [
+        BY_ITSELF.format(name) for name, recipe in own.items() if not isinstance(recipe.advantage, compares)
+    ]
 
 
 def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> list[str]:
