@@ -105,7 +105,7 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     heard = []
     why = execute(run, tmp_path / "run", heard.append)
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert why.startswith("budget")
+    assert why.startswith("the budget of ")
     assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
     assert metrics[-1]["rollouts_paid"] == 96
     described = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -180,7 +180,7 @@ def test_a_run_that_came_to_no_checkpoint_begins_again_and_no_other_does(run_of,
         execute(run, tmp_path, killed)
     with pytest.raises(FileExistsError, match="a run that has not ended, without a checkpoint"):
         execute(run_of(seed=1), tmp_path, resume=True)
-    assert execute(run, tmp_path, resume=True).startswith("budget")
+    assert execute(run, tmp_path, resume=True).startswith("the budget of ")
 
 
 def test_a_finished_run_without_checkpoints_is_not_begun_again(run_of, tmp_path):
@@ -264,7 +264,7 @@ def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
     ):
         execute(run, tmp_path)
     sampled = replace(run, source=replace(run.source, single_answer=False), max_rollouts=16)
-    assert execute(sampled, tmp_path).startswith("budget")  # then it is merely never right
+    assert execute(sampled, tmp_path).startswith("the budget of ")  # then it is merely never right
 
 
 def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path):
@@ -272,4 +272,4 @@ def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path
     with pytest.raises(ValueError, match=r"prompts have more than 4 tokens \(context 64 - max_new_tokens 60\)"):
         execute(run, tmp_path)
     dropping = replace(run, source=replace(run.source, drop_overlong=True))
-    assert execute(dropping, tmp_path).startswith("budget")
+    assert execute(dropping, tmp_path).startswith("the budget of ")

@@ -49,7 +49,7 @@ def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path, file):
     assert [line["accuracy"] is not None for line in metrics if line["kind"] == "eval"] == [True, True]
     assert metrics[-1]["unscored"] == {}
     assert Policy.load(out / "model", device="cpu").eos_ids == (1,)
-    assert "budget: no room" in said(output)
+    assert "finished: the budget of 32 rollouts is spent" in said(output)
     assert "model and metrics are in" in output
 
 

@@ -316,8 +316,8 @@ def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, 
     driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=limit)), prompts=20)
     reason = driver.until_end()
     assert driver.allocator.paid == limit // 4 * 4
-    assert reason.startswith("budget: no room for another group in the run's")
-    assert f"{limit} rollouts ({limit // 4 * 4} ordered)" in reason
+    left = f" but for {limit % 4}, too few for another group" if limit % 4 else ""
+    assert reason == f"the budget of {limit} rollouts is spent{left}"
     assert driver.allocator.accounts()["open"] == 0
     assert driver.ask() == Actions(finished=reason)
 
@@ -337,7 +337,7 @@ def test_law_7_the_last_batch_under_a_budget_is_short_and_says_so(drive):
     driver.update()
     batch = driver.until_batch().batch
     assert len(batch.rows) == 4
-    assert batch.short_because.startswith("budget")
+    assert batch.short_because.startswith("the budget of ")
 
 
 def test_law_7_a_batch_budget_makes_short_batches(drive):
@@ -349,7 +349,7 @@ def test_law_7_a_batch_budget_makes_short_batches(drive):
         assert batch.rows
         assert driver.allocator.paid - before <= 9
         driver.update()
-    assert drive(replace(recipe, budget=Budget(batch_rollouts=1))).until_end().startswith("budget")
+    assert drive(replace(recipe, budget=Budget(batch_rollouts=1))).until_end().startswith("the budget of ")
 
 
 def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
@@ -361,7 +361,7 @@ def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
     assert actions.generate == ()
     assert [row.rollout for row in actions.batch.rows] == [0, 1, 2]
     driver.update()
-    assert driver.ask().finished.startswith("budget")
+    assert driver.ask().finished.startswith("the budget of ")
     assert (driver.allocator.paid, driver.allocator.tokens_paid) == (3, 30)
 
 

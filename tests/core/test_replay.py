@@ -135,7 +135,7 @@ def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
     driver = drive(replace(replaying(recipes.raft(2)), budget=Budget(run_rollouts=3)), 6, default=(1.0,))
     first, second = batches(driver, 2)
     assert (len(first[0]), len(second[0]), len(second[1])) == (2, 1, 2)
-    assert "no room for another group" in driver.ask().finished
+    assert "is spent" in driver.ask().finished
     assert second[2] == set(rollouts(first[0] + second[0]))  # at the end
     assert driver.allocator.state_dict()["kept"] == []
 

@@ -220,7 +220,8 @@ def test_an_array_of_objects_is_refused(saved):
     ],
 )
 def test_another_recipe_is_refused_and_the_field_named(saved, recipe, path):
-    refuse(saved, rf"another recipe \(accept_recipe=True goes on all the same\): .*{path}", recipe)
+    what = "budget" if "budget" in path else "recipe"
+    refuse(saved, rf"another {what} \(accept_recipe=True goes on all the same\): .*{path}", recipe)
 
 
 def test_another_data_set_is_refused(saved):
@@ -409,7 +410,7 @@ def test_a_smaller_budget_on_loading_withholds_what_was_decided_and_not_ordered(
     copy.tell([Done(0, 1, 1, 1, 0), Done(1, 0, 0, 1, 0)])
     batch = copy.ask().batch
     assert [row.rollout for row in batch.rows] == [0, 1]
-    assert batch.short_because.startswith("budget")
+    assert batch.short_because.startswith("the budget of ")
     assert copy.paid == sum(copy.accounts().values()) == 2
 
 

@@ -222,7 +222,7 @@ def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monke
             thread.start()
             thread.join()
 
-    assert trainer_of(GRPO, 64, folder=tmp_path, listener=listen).run().startswith("budget")
+    assert trainer_of(GRPO, 64, folder=tmp_path, listener=listen).run().startswith("the budget of ")
     assert len(refused) == 1
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["batch"] for line in lines if line["kind"] == "batch"] == [1, 2, 3, 4]

@@ -290,7 +290,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         recipe = recipes.darts(4, 2, 2, tail=name)
         trainer = trainer_of(recipe, 240, sampling=Sampling(20), listener=lines.append)
         before = weights(trainer)
-        assert trainer.run().startswith("budget")
+        assert trainer.run().startswith("the budget of ")
         assert not torch.equal(weights(trainer), before)
         assert trainer.roller.generations == {}
         assert lines[-1]["version"] > 5
@@ -321,7 +321,7 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
         return actions
 
     trainer.allocator.ask = asking
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
     early = [batch for batch in meanwhile if batch is not None]
     assert early
     trained = [batch for batch, _ in batches]
@@ -354,7 +354,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 def test_payloads_are_released(trainer_of, name):
     held = []
     trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
     assert trainer.roller.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
@@ -553,7 +553,7 @@ def test_a_run_whose_last_rollouts_fail_ends_as_any_other_where_the_budget_says_
         return float(solution_str.startswith("a")) if len(calls) <= 32 else None
 
     why = trainer_of(RECIPES["grpo"], 96, reward=reward).run()
-    assert why.startswith("budget")
+    assert why.startswith("the budget of ")
     assert why.endswith("mostly because: reward function returned None")
 
 
@@ -579,7 +579,7 @@ def test_a_metric_that_is_no_success_rate_is_refused_where_rules_read_one(traine
     with pytest.raises(MetricError, match=r'Band.* success rate.*return \{"score": reward, "acc": 1.0 if right'):
         trainer.run()
     again = trainer_of(RECIPES["pilot_commit"], 96, folder=tmp_path)  # once the reward is repaired
-    assert again.run(overwrite=True).startswith("budget")
+    assert again.run(overwrite=True).startswith("the budget of ")
 
 
 @every_recipe
@@ -592,7 +592,7 @@ def test_every_recipe_takes_shaped_rewards_beside_a_success_rate(trainer_of, nam
 
     trainer = trainer_of(RECIPES[name], 150, reward=reward, listener=lines.append)
     before = weights(trainer)
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
     assert lines[-1]["accounts"]["trained"] > 0
     assert lines[-1]["unscored"] == {}
     assert not torch.equal(weights(trainer), before)
@@ -602,7 +602,7 @@ def test_every_recipe_takes_shaped_rewards_beside_a_success_rate(trainer_of, nam
 @pytest.mark.parametrize("shape", SHAPED)
 def test_recipes_that_read_no_success_rate_take_any_metric(trainer_of, name, shape):
     trainer = trainer_of(RECIPES[name], 150, reward=lambda solution_str, **_: SHAPED[shape](solution_str))
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
 
 
 def test_a_target_needs_an_accuracy(trainer_of, prompts_of):
@@ -640,7 +640,7 @@ def test_a_hanging_reward_does_not_hang_the_run(trainer_of, tmp_path):
     with WorkerScorer(f"{file}:score", limit_s=0.5) as scorer:
         trainer = trainer_of(recipes.grpo(2, 2), 8, prompts=4, scorer=scorer, listener=lines.append)
         batches = spied(trainer)
-        assert trainer.run().startswith("budget")
+        assert trainer.run().startswith("the budget of ")
     assert lines[-1]["unscored"] == {"timed out after 0.5 s": 2}
     assert lines[-1]["accounts"]["failed"] == 2
     assert {row.prompt for batch, _ in batches for row in batch.rows} == {1, 2, 3}
@@ -677,7 +677,7 @@ def test_a_barren_run_goes_on_where_that_is_wished(trainer_of):
 def test_the_budget_is_never_exceeded(trainer_of, name, budget):
     lines = []
     trainer = trainer_of(RECIPES[name], budget, listener=lines.append)
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
     assert lines[-1]["rollouts_paid"] <= budget
     assert lines[-1]["rollouts_paid"] > budget - 12  # and used, up to the room for one more group
 
@@ -799,7 +799,7 @@ def test_an_evaluation_without_any_score_is_not_an_accuracy(trainer_of, prompts_
     trainer = trainer_of(
         RECIPES["grpo"], 320, reward=reward, heldout=HeldOut(unscorable), target=0.01, listener=lines.append
     )
-    assert trainer.run().startswith("budget")
+    assert trainer.run().startswith("the budget of ")
     evaluations = [line for line in lines if line["kind"] == "eval"]
     # An evaluation that failed is not repeated after every batch.
     assert [line["at"] for line in evaluations] == [0, 100, 200, 300, None]

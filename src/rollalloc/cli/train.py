@@ -140,7 +140,7 @@ def train(
         console.print(paid_for(read_run(out)))
         raise
     run_made = read_run(out)  # as the page, the board and a comparison read it; of a resumed run, from its beginning
-    say(console, why)
+    say(console, f"finished: {why}")
     console.print(paid_for(run_made))
     say(console, f"model and metrics are in {out}")
     if learned := held_out(run_made):

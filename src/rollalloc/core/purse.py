@@ -84,7 +84,7 @@ class Purse:
             limits = _limits(
                 "batch", self.budget.batch_rollouts, self.batch_paid, self.budget.batch_tokens, self.batch_tokens
             )
-        return Halt(f"budget: no room for another group in the {limits}", Ends.RUN)
+        return Halt(f"the budget of {limits}", Ends.RUN)
 
     def _left_in_run(self) -> int | None:
         return _left(self.budget.run_rollouts, self.paid + self.owed, self.budget.run_tokens, self.tokens)
@@ -112,15 +112,16 @@ class Purse:
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:
-    parts = [
-        f"{limit} {unit} ({spent} {verb})"
-        for limit, unit, spent, verb in (
-            (rollout_limit, "rollouts", rollouts, "ordered"),
-            (token_limit, "tokens", tokens, "generated"),
-        )
+    """The end of "the budget of 1,500 rollouts is spent but for 4, too few for another group"."""
+    known = [
+        (limit, unit, spent)
+        for limit, unit, spent in ((rollout_limit, "rollouts", rollouts), (token_limit, "tokens", tokens))
         if limit is not None
     ]
-    return f"{whose}'s " + " and ".join(parts)
+    limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known) + (" a batch" if whose == "batch" else "")
+    if rollout_limit is None or any(spent >= limit for limit, _, spent in known):
+        return f"{limits} is spent"
+    return f"{limits} is spent but for {rollout_limit - rollouts:,}, too few for another group"
 
 
 def _spent(limit: int | None, tokens: int) -> bool:

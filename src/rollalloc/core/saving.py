@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -95,6 +95,11 @@ def load(
     return run
 
 
+def another(differences: Sequence[str]) -> str:
+    """What a recipe is that differs so from another: "another budget" where nothing else does."""
+    return "another budget" if all(line.startswith("recipe.budget.") for line in differences) else "another recipe"
+
+
 def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     """Refuse a state of another schema, seed or recipe."""
     if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
@@ -109,7 +114,8 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
         )
     lines = list(differences(state["recipe"], run.recipe.description))
     if lines and not accept_recipe:
-        raise ValueError("saved under another recipe (accept_recipe=True goes on all the same): " + "; ".join(lines))
+        others = another(lines)
+        raise ValueError(f"saved under {others} (accept_recipe=True goes on all the same): {'; '.join(lines)}")
     stages = len(state["recipe"]["stages"])
     if state["groups"] and stages != len(run.recipe.stages):
         raise ValueError(

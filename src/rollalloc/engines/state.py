@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
+from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.engines import checkpoint
 from rollalloc.engines.checkpoint import Checkpoint
@@ -177,9 +178,12 @@ class RunState(ABC):
         """
         state = saved.state
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
+        if others and not accept_recipe:
+            what = f"the checkpoint was saved under {another(others)}, {'; '.join(others)}"
+            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, goes on under the one given now")
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
         if others:
-            log.warning("going on under another recipe: %s", "; ".join(others))
+            log.warning("going on under %s: %s", another(others), "; ".join(others))
         self.load_weights(saved)
         self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
         for name, value in state["counters"].items():

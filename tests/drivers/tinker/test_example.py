@@ -52,7 +52,7 @@ def test_the_example_trains_says_what_it_cost_and_goes_on(example, tmp_path, cap
     )
     example.main(str(prompts), str(tmp_path / "run"))
     first = capsys.readouterr().out.splitlines()
-    assert first[-1].startswith("budget: no room for another group in the run's 600 rollouts")
+    assert first[-1].startswith("the budget of 600 rollouts is spent")
     assert {line.split()[-1] for line in first if line.startswith("batch")} == {"USD"}
     example.main(str(prompts), str(tmp_path / "run"))  # a run that is over is resumed, and is over
     assert capsys.readouterr().out.splitlines()[-1] == first[-1]

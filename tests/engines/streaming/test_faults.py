@@ -143,7 +143,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, straddlers, roll
 
     trainer.roller._take_in = taking_in
     why = trainer.run()
-    assert why.startswith("budget")
+    assert why.startswith("the budget of ")
     assert rollouts - 40 < audited.paid == len(audited.audit.order_of) <= rollouts
     assert not audited.audit.live
     assert audited.accounts()["open"] == 0
