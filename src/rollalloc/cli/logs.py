@@ -32,13 +32,12 @@ class Reading:
     ] = None
     group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None
 
-    def read(self, path: str | Path, shown: Callable[[str, int, int], None], format: str | None = None) -> Log:
+    def read(self, path: str | Path, shown: Callable[[str, int, int], None]) -> Log:
         """The log under a path.
 
         Args:
             path: a file, folder or glob.
             shown: told of each file that is read: (what, how many before it, how many there are).
-            format: of it, where that is known and nothing was said.
 
         Raises:
             FileNotFoundError: nothing there.
@@ -47,7 +46,7 @@ class Reading:
         from rollalloc.waste.readers import Options, read_log
 
         options = Options(self.reward, numbers(self.weights), self.group_size)
-        return read_log(path, format or self.format, options, lambda file, done, files: shown("reading", done, files))
+        return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
 
     def check(self, **asked: Any) -> None:
         """Refuse what means nothing, before a file is read; beside it what else is asked, as `check_asked` has it.

@@ -48,9 +48,7 @@ class Groups(Sequence[Group]):
         first_V: rollouts of each that were ordered before any result was known.
         truncated_V: rollouts of each that hit the length limit, `NOT_SAID` where the log does not say.
         rewards_R: visit after visit; NaN where a rollout has no score.
-        returns_R: what training used, where the log has it beside the score; else the score. NaN where there is none.
         tokens_R: of each rollout, `NOT_SAID` where the log does not say.
-        marks_R: a digest of what each rollout said, by which it is known again in another copy of the log.
     """
 
     keys: Sequence[str]
@@ -60,9 +58,7 @@ class Groups(Sequence[Group]):
     first_V: NDArray[np.int64]
     truncated_V: NDArray[np.int64]
     rewards_R: NDArray[np.float64]
-    returns_R: NDArray[np.float64]
     tokens_R: NDArray[np.int64]
-    marks_R: NDArray[np.uint64]
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> Groups:
@@ -122,9 +118,7 @@ class Groups(Sequence[Group]):
             self.first_V[rows],
             self.truncated_V[rows],
             self.rewards_R[taken_R],
-            self.returns_R[taken_R],
             self.tokens_R[taken_R],
-            self.marks_R[taken_R],
         )
 
     def judged(self, threshold: float) -> Groups:
@@ -208,7 +202,7 @@ class Gathering:
         self._number: dict[str, int] = {}  # by prompt
         self._prompt_V, self._step_V = array("q"), array("q")
         self._visit_R, self._reward_R = array("q"), array("d")
-        self._return_R, self._tokens_R, self._mark_R = array("d"), array("q"), array("Q")
+        self._tokens_R = array("q")
         self._late_R, self._truncated_R = array("b"), array("b")
 
     def number(self, prompt: str) -> int:
@@ -217,8 +211,7 @@ class Gathering:
 
     def add(
         self, group: Hashable, prompt: str, step: int | None, reward: float | None,
-        *, truncated: bool | None = None, stage: int = 0, returned: float | None = None, tokens: int | None = None,
-        mark: int = 0,
+        *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None,
     ) -> None:  # fmt: skip
         """A rollout of a group; `prompt` and `step` count where it is the group's first, the rest as in `Groups`."""
         visit = self._open.get(group)
@@ -228,10 +221,7 @@ class Gathering:
             self._step_V.append(NO_STEP if step is None else step)
         self._visit_R.append(visit)
         self._reward_R.append(np.nan if reward is None else reward)
-        returned = reward if returned is None else returned
-        self._return_R.append(np.nan if returned is None else returned)
         self._tokens_R.append(NOT_SAID if tokens is None else tokens)
-        self._mark_R.append(mark)
         self._late_R.append(stage != 0)
         self._truncated_R.append(NOT_SAID if truncated is None else truncated)
 
@@ -241,7 +231,6 @@ class Gathering:
         step_V: NDArray[np.int64],
         size_V: NDArray[np.int64],
         rewards_R: NDArray[np.float64],
-        marks_R: NDArray[np.uint64],
     ) -> None:
         """Whole groups at once; prompts by `number`, the rest as in `Groups`."""
         visits = np.arange(len(self._prompt_V), len(self._prompt_V) + len(prompt_V))
@@ -249,9 +238,7 @@ class Gathering:
         self._prompt_V.frombytes(prompt_V.tobytes())
         self._step_V.frombytes(step_V.tobytes())
         self._reward_R.frombytes(rewards_R.tobytes())
-        self._return_R.frombytes(rewards_R.tobytes())
         self._tokens_R.frombytes(np.full(len(rewards_R), NOT_SAID).tobytes())
-        self._mark_R.frombytes(marks_R.tobytes())
         self._late_R.frombytes(bytes(len(rewards_R)))
         self._truncated_R.frombytes(np.full(len(rewards_R), NOT_SAID, np.int8).tobytes())
 
@@ -277,9 +264,7 @@ class Gathering:
             np.bincount(visit_R, ~late_R, visits).astype(np.int64),
             np.where(said_V, truncated_V, NOT_SAID),
             np.array(self._reward_R, np.float64)[order_R],
-            np.array(self._return_R, np.float64)[order_R],
             np.array(self._tokens_R, np.int64)[order_R],
-            np.array(self._mark_R, np.uint64)[order_R],
         )
 
 
@@ -292,8 +277,3 @@ def outcomes(groups: Iterable[Group], threshold: float | None) -> Groups:
 def key_of(text: str) -> str:
     """A short key of a text."""
     return blake2b(text.encode("utf-8", "replace"), digest_size=10).hexdigest()
-
-
-def mark_of(text: str) -> int:
-    """64 bits of a text, by which it is known again."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")

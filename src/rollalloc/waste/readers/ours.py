@@ -8,7 +8,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from rollalloc.waste.groups import Gathering, Log, mark_of
+from rollalloc.waste.groups import Gathering, Log
 from rollalloc.waste.readers.shared import Format, Options, count, names, number, objects, text, whole
 
 
@@ -32,9 +32,7 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
                 number(row[field], log, where, field),
                 truncated=_flag(row.get("truncated"), log, where, "truncated"),
                 stage=whole(row.get("stage"), log, where, "stage") or 0,
-                returned=None if field == "reward" else number(row.get("reward"), log, where, "reward"),
                 tokens=count(row.get("tokens"), log, where, "tokens"),
-                mark=mark_of(text([row.get("text"), row.get("rollout")])),
             )
         gathering.close()
     log.groups = gathering.groups()

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rollalloc.waste.groups import Gathering, Log, key_of, mark_of
+from rollalloc.waste.groups import Gathering, Log, key_of
 from rollalloc.waste.readers.shared import (
     Fields,
     Format,
@@ -71,7 +71,6 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, log: Log, gat
         reward,
         truncated=at_limit,
         tokens=count(trace.get("num_output_tokens"), log, where, "num_output_tokens"),
-        mark=mark_of(text(trace.get("id") or record.get("id"))),
     )
     return None
 

@@ -1,6 +1,6 @@
 """TRL's completions: a parquet file a log, which holds one generation batch.
 
-Read in columns, some rows at a time; of texts a key of each prompt and a digest of each completion are kept.
+Read in columns, some rows at a time; of texts a key of each prompt is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.waste.groups import NO_STEP, Gathering, Log, key_of, mark_of
+from rollalloc.waste.groups import NO_STEP, Gathering, Log, key_of
 from rollalloc.waste.readers.shared import Format, Options, by_suffix, names, shown, text, whole
 
 _OWN = ("step", "prompt", "completion", "advantage")  # columns that are TRL's; what else is a number is a reward
@@ -34,7 +34,6 @@ class _Rows:
     reward_R: NDArray[np.float64]
     advantage_R: NDArray[np.float64]
     without_advantage_R: NDArray[np.bool_]
-    mark_R: NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -167,12 +166,8 @@ def _rows(
         if advantages:
             column = batch.column(advantages[0])
             advantage_R, without_R = _floats(column), column.is_null().to_numpy(zero_copy_only=False)
-        mark_R = np.zeros(size, np.uint64)
-        if "completion" in all_names:
-            said_R = batch.column(all_names.index("completion")).to_pylist()
-            mark_R = np.array([mark_of(text(one)) for one in said_R], np.uint64)
         has = prompt_R >= 0
-        parts.append((prompt_R[has], step_R[has], reward_R[has], advantage_R[has], without_R[has], mark_R[has]))
+        parts.append((prompt_R[has], step_R[has], reward_R[has], advantage_R[has], without_R[has]))
         row += size
     if not parts:  # its footer says that there are rows
         raise OSError("no rows where the footer has some")
@@ -242,7 +237,7 @@ def _add_groups(rows: _Rows, size: int | None, gathering: Gathering, told: _Told
     within_R = np.arange(total) - np.repeat(run_begins, runs)
     begin_V = np.flatnonzero(within_R % np.repeat(a_group, runs) == 0)
     size_V = np.diff(begin_V, append=total)
-    gathering.extend(rows.prompt_R[begin_V], rows.step_R[begin_V], size_V, rows.reward_R, rows.mark_R)
+    gathering.extend(rows.prompt_R[begin_V], rows.step_R[begin_V], size_V, rows.reward_R)
     told.contradicted += _contradicted(rows, begin_V)
 
 

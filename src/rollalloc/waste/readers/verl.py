@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollalloc.waste.groups import Gathering, Log, key_of, mark_of
+from rollalloc.waste.groups import Gathering, Log, key_of
 from rollalloc.waste.readers.shared import Fields, Format, Options, by_suffix, names, number, objects, text, whole
 
 
@@ -26,8 +26,8 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
             prompt = key_of(text(row["input"]))
             group, session = _ids(row, prompt)
             step = whole(row.get("step", step_of_file), log, where, "step")
-            score, mark = number(row[field], log, where, field), mark_of(text(row.get("output")))
-            now = (group, session, prompt, step, score, _returned(row, field, log, where), mark)
+            score = number(row[field], log, where, field)
+            now = (group, session, prompt, step, score)
             if latest is not None and (session is None or now[:2] != latest[:2]):
                 _add(gathering, latest)
             latest = now
@@ -44,13 +44,8 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
 
 
 def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
-    group, _, prompt, step, reward, returned, mark = rollout
-    gathering.add(group, prompt, step, reward, returned=returned, mark=mark)
-
-
-def _returned(row: Fields, field: str, log: Log, where: str) -> float | None:
-    """What training used, where that is another field than the score that was read."""
-    return None if field == "score" else number(row.get("score"), log, where, "score")
+    group, _, prompt, step, reward = rollout
+    gathering.add(group, prompt, step, reward)
 
 
 def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
