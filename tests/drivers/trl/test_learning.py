@@ -55,7 +55,14 @@ def test_both_learn_the_same(name, parameters, tmp_path: Path):
     train, heldout = load_prompts(task.train), load_prompts(task.heldout)
     before = accuracy(Policy.load(task.model, device="cpu"), heldout)
 
-    settings = Settings(seed=7, sampling=Sampling(task.max_new_tokens), learning_rate=5e-4, max_batches=BATCHES)
+    settings = Settings(
+        seed=7,
+        sampling=Sampling(task.max_new_tokens),
+        learning_rate=5e-4,
+        betas=(0.9, 0.999),
+        adaptive_clip=None,
+        max_batches=BATCHES,
+    )
     source = Source(
         model=str(task.model), prompts=(str(task.train),), reward=task.reward, reward_workers=0, device="cpu"
     )

@@ -65,7 +65,9 @@ def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
         seed=3,
         sampling=Sampling(4),
         learning_rate=1e-3,
+        betas=(0.9, 0.999),
         max_grad_norm=1e9,
+        adaptive_clip=None,
         max_batches=batches,
         stop_when_barren=False,
     )
