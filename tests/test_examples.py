@@ -1,22 +1,15 @@
-"""The examples run, and what the README shows of them is what they are."""
+"""The examples run."""
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rollalloc.core.events import Batch, Order
-
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
 
 
 def run(name: str) -> str:
@@ -73,45 +66,3 @@ def test_every_example_is_run_by_a_test() -> None:
 
 def test_the_new_judge_keeps_the_laws() -> None:
     assert "keeps every law" in run("new_judge.py")
-
-
-def shown(heading: str) -> str:
-    """The Python that the README shows under that heading."""
-    (code,) = re.findall(rf"^## {heading}\n(?:(?!^## ).)*?```python\n(.*?)```", README, re.DOTALL | re.MULTILINE)
-    return code
-
-
-def class_of(code: str) -> str:
-    """The one class of a file, without its docstring."""
-    (found,) = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)]
-    if ast.get_docstring(found):
-        del found.body[0]
-    return ast.unparse(found)
-
-
-def test_the_readme_shows_the_judge_of_the_example() -> None:
-    exec(compile(shown("Add a rule"), "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
-    assert class_of(shown("Add a rule")) == class_of((ROOT / "examples" / "new_judge.py").read_text("utf-8"))
-
-
-def test_the_loop_of_the_readme_trains_until_no_prompt_has_variance_left() -> None:
-    """Each prompt is right half of the time until it was trained on twice; then it is solved."""
-    visits: Counter[int] = Counter()
-
-    def train(batch: Batch) -> None:
-        visits.update({row.prompt for row in batch.rows})
-
-    def generate_and_score(order: Order) -> list[tuple[float, float, int]]:
-        results = [1.0 if visits[order.prompt] > 1 else float(rollout % 2) for rollout in order.rollouts]
-        return [(won, won, 7) for won in results]
-
-    names: dict[str, Any] = {"train": train, "generate_and_score": generate_and_score}
-    code = shown("In a loop of your own")
-    assert "prompts=8192" in code
-    exec(code.replace("prompts=8192", "prompts=300"), names)
-    accounts = names["allocator"].accounts()
-    assert sum(visits.values()) == accounts["trained"] / 16 == 600
-    assert accounts["open"] == 0
-    forgetful: dict[str, Any] = names | {"generate_and_score": lambda order: generate_and_score(order)[:-1]}
-    with pytest.raises(ValueError, match="shorter"):  # rather than ask for ever
-        exec(code, forgetful)

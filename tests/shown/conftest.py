@@ -1,0 +1,6 @@
+"""Lets this folder's tests share `stand_ins`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,121 @@
+"""What README and the guides take for granted: files of a newcomer's folder, and names that snippets do not define."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
+ROWS = [
+    {
+        "data_source": "sums",
+        "prompt": f"k{number // 36} k{number // 6 % 6} k{number % 6} =",
+        "reward_model": {"style": "rule", "ground_truth": f"a{number % 4}"},
+        "extra_info": {"index": number},
+    }
+    for number in range(160)
+]
+REWARD = """def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str.strip() == ground_truth)
+"""
+
+
+def furnish(folder: Path) -> None:
+    """Put the files that commands and snippets name into a folder: models, prompts, a reward, logs of runs."""
+    from rollalloc.bench.tasks.tiny import Shape, tiny_model, word_tokenizer
+    from rollalloc.data._files import write_rows
+
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.chat_template = "{% for message in messages %}k0 {% endfor %}="  # it knows no other words than its own
+    model = tiny_model(tokenizer, Shape(hidden=16, layers=1, context=64))
+    for name in ("path/to/model", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B", "runs/smollm2"):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    for name in ("train.parquet", "test.parquet", "runs/chat/filter/train.parquet", "runs/chat/filter/heldout.parquet"):
+        write_rows(folder / name, ROWS)
+    write_rows(folder / "gsm8k.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(3)])
+    write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
+    for name in ("my_package/rewards.py", "my_reward.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(REWARD)
+    shutil.copy(ROOT / "examples" / "new_recipe.py", folder)
+    logs = ROOT / "tests" / "waste" / "samples" / "trl"
+    for name in ("runs/mine/completions", "made", "path/to/completions"):
+        shutil.copytree(logs, folder / name)
+    evaluation = '{"kind": "eval", "at": 0, "accuracy": 0.5, "paid": 0}\n'
+    (folder / "runs" / "mine" / "metrics.jsonl").write_text(evaluation)
+
+
+def model() -> Any:
+    """A tiny model, as it is loaded from its folder."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained("path/to/model")
+
+
+def tokenizer() -> Any:
+    """That model's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained("path/to/model")
+
+
+def dataset() -> Any:
+    """Prompts with a column of answers."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"prompt": row["prompt"], "answer": row["reward_model"]["ground_truth"]} for row in ROWS])
+
+
+def accuracy(completions: Any, answer: Any, **_: Any) -> list[float]:
+    """TRL's signature, 1 or 0."""
+    return [float(text.strip() == one) for text, one in zip(completions, answer, strict=True)]
+
+
+def plus_or_minus_one(completions: Any, answer: Any, **_: Any) -> list[float]:
+    """TRL's signature, 1 or -1."""
+    return [2 * score - 1 for score in accuracy(completions, answer)]
+
+
+def format(completions: Any, **_: Any) -> list[float]:
+    """TRL's signature, for shape alone."""
+    return [float(len(text.split()) == 1) for text in completions]
+
+
+class Loop:
+    """A loop's own parts: most prompts are solved, one of a hundred is half right until it was trained on twice."""
+
+    def __init__(self) -> None:
+        self.visits: Counter[int] = Counter()
+
+    def train(self, batch: Any) -> None:
+        self.visits.update({row.prompt for row in batch.rows})
+
+    def generate_and_score(self, order: Any) -> list[tuple[float, float, int]]:
+        solved = order.prompt % 100 or self.visits[order.prompt] > 1
+        return [(won, won, 7) for won in (1.0 if solved else float(rollout % 2) for rollout in order.rollouts)]
+
+
+def names() -> dict[str, Callable[[], Any]]:
+    """How each name is made that snippets use and do not define."""
+    from rollalloc.core.recipe import Drawn
+    from rollalloc.rules.prompts import some_free
+
+    loop = Loop()
+    values = {
+        "dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "some_free": some_free,
+        "train": loop.train, "generate_and_score": loop.generate_and_score,
+        "reward_funcs": accuracy, "accuracy": accuracy, "plus_or_minus_one": plus_or_minus_one, "format": format,
+        "my_model": SimpleNamespace(encode=lambda texts: np.ones((len(texts), 3))), "tokens": [[3, 4], [5]],
+    }  # fmt: skip
+    made = {name: lambda value=value: value for name, value in values.items()}
+    return made | {"model": model, "tokenizer": tokenizer, "dataset": dataset}

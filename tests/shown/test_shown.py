@@ -1,0 +1,334 @@
+"""Whatever README and the guides show as code or as a command is run, or parsed by what would run it, as it stands there.
+
+Python is executed, block after block of a page; a block that begins with `# name.py` is a file of the page's folder, a
+`test_*.py` among them is run by pytest. A line of shell is held against what it calls: `rollalloc` parses it, and carries it
+out where that is cheap; targets of make, extras of pip, scripts and verl's keys must be there. What is none of these is in
+`NOT_RUN`, with the reason. `stand_ins` has the files and names that pages take for granted.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_ins
+import typer
+
+from rollalloc.bench.runs import Source
+from rollalloc.cli import app as command_line
+from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.named import RECIPES
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob("*.md"))
+# (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
+NOT_RUN = {
+    ("docs/design.md", "src/rollalloc/"): "the tree of the package",
+    ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
+    ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
+    ("docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
+    ("docs/tinker.md", "python3.12 -m venv sky"): "installs SkyRL from the net, gigabytes of it",
+}
+# Carried out for real: they take seconds at most and write into the temporary folder only. Others are parsed.
+CHEAP = {"features", "recipes", "waste", "data convert"}
+# Carried out as far as they check what they were given; then they would train.
+CHECKED = {"train": "rollalloc.bench.execution.execute", "compare": "rollalloc.bench.compare.compare"}
+OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
+SLOW = {"docs/trl.md"}  # it trains two models
+ELLIPSES = ("…", "...")
+TINY = {"max_steps": 1, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, its language and its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that it is."""
+        named = re.match(r"# ([\w/]+\.py)\n", self.text)
+        return named[1] if named else None
+
+    @property
+    def excuse(self) -> str | None:
+        """Why it is not run."""
+        return next(
+            (why for (page, start), why in NOT_RUN.items() if self.page == page and self.text.startswith(start)), None
+        )
+
+
+def blocks_of(page: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    text = (ROOT / page).read_text("utf-8")
+    found = re.finditer(r"^( *)(`{3,}|~{3,})([^\n]*)\n(.*?)^\1\2`*~*$", text, re.DOTALL | re.MULTILINE)
+    return [
+        Block(
+            page, text.count("\n", 0, each.start()) + 1, each[3].strip(), re.sub(f"^{each[1]}", "", each[4], flags=re.M)
+        )
+        for each in found
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pages take for granted."""
+    folder = tmp_path_factory.mktemp("furnished")
+    stand_ins.furnish(folder)
+    return folder
+
+
+@pytest.fixture
+def home(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, as the working directory."""
+    shutil.copytree(furnished, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.syspath_prepend(".")
+    return tmp_path / "home"
+
+
+def test_what_is_excused_is_there() -> None:
+    excused = [
+        (page, start)
+        for page, start in NOT_RUN
+        if any(block.page == page and block.text.startswith(start) for block in BLOCKS)
+    ]
+    assert excused == list(NOT_RUN)
+    assert len(BLOCKS) > 50
+
+
+# -------------------------------------------------------------------------------------------------------------- Python
+
+
+def write_files(blocks: list[Block]) -> None:
+    """Write the files that a page shows into the working directory."""
+    files = [block for block in blocks if block.language == "python" and block.file]
+    assert len({block.file for block in files}) == len(files), "a file is shown twice"
+    for block in files:
+        Path(str(block.file)).write_text(block.text, "utf-8")
+
+
+def run_file(*arguments: str) -> None:
+    """Python on a file of the page, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def supply(code: ast.Module, known: dict[str, Any]) -> None:
+    """Put stand-ins for what a block uses, and nothing before it defined, among the names."""
+    made = stand_ins.names()
+    bound = {node.id for node in ast.walk(code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for name in used - bound - known.keys():
+        if name in made and (name not in vars(builtins) or name == "format"):
+            known[name] = made[name]()
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in PAGES])
+def test_what_a_page_shows_runs(page: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trl = pytest.importorskip("trl")
+    configured = trl.GRPOConfig.__init__
+    monkeypatch.setattr(trl.GRPOConfig, "__init__", lambda self, *args, **how: configured(self, *args, **how | TINY))
+    blocks = blocks_of(page)
+    write_files(blocks)
+    known: dict[str, Any] = {"__name__": "shown"}
+    for block in blocks:
+        try:
+            if block.excuse is None:
+                run_block(block, known)
+        except BaseException as error:
+            error.add_note(f"in the block at {block}")
+            raise
+
+
+def run_block(block: Block, known: dict[str, Any]) -> None:
+    """Run a block, Python among the names that blocks before it defined."""
+    if block.language != "python":
+        check_shell(block)
+    elif block.file:
+        pytest_of = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+        run_file(*(pytest_of if block.file.startswith("test_") else ()), block.file)
+    elif '__name__ == "__main__"' in block.text:
+        Path("main.py").write_text(block.text, "utf-8")
+        run_file("main.py")
+    else:
+        code = ast.parse("\n" * block.line + block.text, block.page)
+        supply(code, known)
+        exec(compile(code, str(ROOT / block.page), "exec", dont_inherit=True), known)
+
+
+# --------------------------------------------------------------------------------------------------------------- shell
+
+
+def lines_of(block: Block) -> Iterator[list[str]]:
+    """Each command as words, without comments; of a transcript only what follows a prompt, `$ `."""
+    text = re.sub(r"\\\n\s*", " ", block.text)
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line[2:] for line in lines if line.startswith("$ ")] or lines
+    for line in lines:
+        for command in re.split(r"\s&&\s", line):
+            if words := shlex.split(command, comments=True):
+                while re.fullmatch(r"\w+=.*", words[0]) and len(words) > 1:  # a variable before the command
+                    words = words[1:]
+                yield words
+
+
+class _Reached(Exception):
+    """A command has checked all it was given and would begin."""
+
+
+def check_rollalloc(words: list[str]) -> None:
+    """Parse a command, and carry it out as far as that is cheap."""
+    words, elided = _completed(words)
+    command: Any = typer.main.get_command(command_line.app)
+    name: list[str] = []
+    while commands := getattr(command, "commands", None):
+        assert words, "no command"
+        assert words[0] in commands, f"rollalloc has no command {words[0]!r}"
+        command, words, name = commands[words[0]], words[1:], [*name, words[0]]
+    try:
+        parsed = command.make_context(" ".join(name), list(words))
+    except Exception as error:  # click's, of which typer may have a copy of its own
+        if elided and type(error).__name__ == "MissingParameter":
+            return
+        raise AssertionError(f"{name}: {error}") from error
+    if name[0] in CHECKED:
+        source = Source(
+            model=OWN["--model"], prompts=("train.parquet",), heldout="test.parquet", reward=OWN["--reward"]
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("rollalloc.bench.presets.task_source", lambda *_: (source, 8))  # it takes minutes to make
+            patched.setattr(CHECKED[name[0]], _reach)
+            with pytest.raises(_Reached):
+                command.invoke(parsed)
+    elif " ".join(name) in CHEAP and not elided:
+        command.invoke(parsed)
+    else:
+        for recipe in filter(None, (parsed.params.get("recipes") or "").split(",")):
+            assert recipe.rpartition("=")[2] in RECIPES, f"there is no recipe {recipe}"
+
+
+def _completed(words: list[str]) -> tuple[list[str], bool]:
+    """A command with what it leaves out, `…` and FOLDER, and what it calls optional; and whether it left something out."""
+    elided = any(word in ELLIPSES or re.fullmatch(r"[A-Z_]{2,}…?", word) for word in words)
+    words = [OWN[before] if word in ELLIPSES and before in OWN else word for before, word in pairwise(["", *words])]
+    words = [word.strip("[]") if word.startswith("[--") or "[" not in word else word for word in words]
+    words = [word for word in words if word not in ELLIPSES]
+    if elided and words[0] == "train" and "--task" not in words:
+        words += [word for option, value in OWN.items() if option not in words for word in (option, value)]
+    return words, elided
+
+
+def _reach(given: Any, *_: Any, **__: Any) -> None:
+    for run in given if isinstance(given, list) else [given]:
+        run.made_recipe()
+        for file in (
+            (*run.source.prompts, run.source.heldout or "train.parquet") if hasattr(run.source, "prompts") else ()
+        ):
+            assert Path(file).exists(), f"there is no {file}"
+    raise _Reached
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for word in words:
+        assert word in targets or re.fullmatch(r"[A-Z]+=.*", word), f"make {word}: no such target"
+
+
+def check_pip(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for named in re.findall(r"(?:^|\s)(?:\.|rollalloc)\[([\w,]+)\]", " ".join(words)):
+        assert set(named.split(",")) <= set(extras), f"no such extra among {named}"
+
+
+def check_verl(words: list[str]) -> None:
+    """Keys of ours are what the driver reads, and configurations are there."""
+    keys = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word and not word.startswith("-"))
+    section = {
+        key.rpartition(".")[2]: _number(value) for key, value in keys.items() if key.startswith("trainer.v1.rollalloc.")
+    }
+    if section:
+        read_settings(section, groups=128, n=section.get("n_pilot", 4) + section.get("n_commit", 4))
+    if "--config-name" in words:
+        folder = ROOT / words[words.index("--config-path") + 1].replace("$PWD/", "")
+        assert (folder / f"{words[words.index('--config-name') + 1]}.yaml").is_file()
+        for group, choice in keys.items():
+            if "." not in group:
+                assert (folder / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
+def check_python(words: list[str]) -> None:
+    if words[:2] == ["-m", "verl.trainer.main_ppo"]:
+        check_verl(words[2:])
+    else:
+        assert (ROOT / words[0]).is_file() or Path(words[0]).is_file(), f"python {words[0]}: no such file"
+
+
+def check_shell(block: Block) -> None:
+    """Each line of a block, by what it calls."""
+    checks = {"make": check_make, "pip": check_pip, "python": check_python}
+    for words in lines_of(block):
+        if words[0] == "rollalloc":
+            check_rollalloc(words[1:])
+        elif words[0] in checks:
+            checks[words[0]](words[1:])
+        else:
+            assert all(re.fullmatch(r"\+?[\w.]+=\S+", word) for word in words), (
+                f"{words[0]!r} is neither checked nor excused"
+            )
+            check_verl(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollalloc train --task skills/late --recipe foresigt",
+        "rollalloc train --task skills/late --exponent 3",
+        "rollalloc compare --task skills/late --recipes grpo --set grpo.groups=0",
+        "rollalloc tain",
+        "rollalloc data convert none.jsonl --question q --answer a --out x.jsonl",
+        "make tests",
+        "pip install 'rollalloc[nativ]'",
+        "python examples/none.py",
+        "python -m verl.trainer.main_ppo +trainer.v1.rollalloc.recip=dapo",
+        "sing a song",
+    ],
+)
+def test_a_command_that_is_wrong_is_found(text: str, home: Path) -> None:
+    with pytest.raises((AssertionError, ValueError, OSError)):
+        check_shell(Block("README.md", 1, "", text))
