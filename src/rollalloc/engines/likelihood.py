@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rollalloc.engines.attention import DECODING
+
 Tokens = Sequence[int]
 
 LEAST_SHARED = 16  # tokens that all prompts begin with, from which on they are read once for all
@@ -75,9 +77,12 @@ def _completion_logits(
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
     # A completion's last token predicts nothing that is asked for, so it is not fed.
     fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
+    seen_BS = nn.functional.pad(fed_BS, (shared, 0), value=True)
+    if len({len(prompt) for prompt in prompts}) > 1 or len({len(completion) for completion in completions}) > 1:
+        seen_BS = ready_mask(model, seen_BS, fed_BS.shape[1])
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
-        attention_mask=nn.functional.pad(fed_BS, (shared, 0), value=True),
+        attention_mask=seen_BS,
         position_ids=positions(fed_BS) + shared,
         past_key_values=_read_once(model, prompts[0][:shared], len(prompts)) if shared else None,
         use_cache=shared > 0,
@@ -89,7 +94,7 @@ def _completion_logits(
 def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
     """The keys and values of what all rows begin with: computed in one row, seen by all, with the gradient of all."""
     cache = DynamicCache(config=model.config)
-    ids_1P = torch.tensor([list(tokens)], device=model.device)
+    ids_1P = sent(np.array([tokens], np.int64), model.device)
     model(input_ids=ids_1P, past_key_values=cache, use_cache=True, logits_to_keep=1)
     layers: list[Any] = cache.layers
     for layer in layers:
@@ -112,9 +117,13 @@ def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
 
 def _can_share(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
+    return _rotary(config) and not model.training and appends_only(config)
+
+
+def _rotary(config: PretrainedConfig) -> bool:
+    """Whether a token's position ids alone say where it stands."""
     rope: Any = getattr(config, "rope_parameters", None)
-    rotary = rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
-    return rotary and not model.training and appends_only(config)
+    return rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
 
 
 def appends_only(config: PretrainedConfig) -> bool:
@@ -196,7 +205,31 @@ def padded(
     mask_BT = columns_T < lengths_B[:, None]
     ids_BT = np.full(mask_BT.shape, pad_id, dtype=np.int64)
     ids_BT[mask_BT] = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
-    return torch.from_numpy(ids_BT).to(device), torch.from_numpy(mask_BT).to(device)
+    return sent(ids_BT, device), sent(mask_BT, device)
+
+
+def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
+    """An array on a device; the host does not wait for what a GPU has still to do."""
+    # CUDA has read the array when this returns, since its memory is not pinned; others do not promise that.
+    return torch.from_numpy(array).to(device, non_blocking=torch.device(device).type == "cuda")
+
+
+def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int) -> Tensor:
+    """A mask of keys as attention takes it, shape (B, 1, queries, S), for the last `queries` tokens of each row.
+
+    A model would make just that of it, but look first whether all of it is True, for which the host waits at every pass.
+    As it is, where the model might make something else of it.
+    """
+    config = model.config
+    known = config._attn_implementation in (DECODING, "sdpa") and not getattr(config, "alibi", False)
+    if not known or not appends_only(config) or (queries > 1 and not _rotary(config)):
+        return mask_BS
+    mask_B1QS = mask_BS[:, None, None]
+    if queries == 1:
+        return mask_B1QS
+    columns = mask_BS.shape[1]
+    earlier_QS = torch.ones(queries, columns, dtype=torch.bool, device=mask_BS.device).tril(columns - queries)
+    return mask_B1QS & earlier_QS
 
 
 def positions(mask_BT: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rollalloc.engines.attention import DECODING, decoding_attention
-from rollalloc.engines.likelihood import appends_only, evaluating, padded, positions, shared_prefix
+from rollalloc.engines.attention import decoding_attention
+from rollalloc.engines.likelihood import evaluating, padded, positions, ready_mask, sent, shared_prefix
 from rollalloc.engines.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,10 @@ def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray
 
 
 def uniforms(keys_B: NDArray[np.uint64], position: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draws uniform on [0, 1), multiples of 2⁻⁵³; each the `position`-th value of SplitMix64 started at its key."""
+    """Draws uniform on [0, 1), multiples of 2⁻⁵³; each the `position`-th value of SplitMix64 started at its key.
+
+    Keys and positions are broadcast.
+    """
     counter = np.atleast_1d(np.asarray(position, np.int64)).astype(np.uint64) * np.uint64(_GOLDEN_GAMMA)
     return (_mix(keys_B + counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -210,21 +213,25 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def next_tokens(
-    logits_BV: Tensor, keys_B: NDArray[np.uint64], position: int | NDArray[np.int64], sampling: Sampling
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Each row's next token and its log-probability, in float64.
+    logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
+) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
+    """Each row's next token, where the logits are and on the host, and its log-probability, in float64.
+
+    On a device, all that comes to the host is one tensor: a decoding step's only synchronisation.
 
     Args:
         logits_BV: of the model, in float32.
-        keys_B: of the rows' draws.
-        position: of the token in its completion, from 0; one for all rows, or shape (B,).
+        uniforms_B: the rows' draws, where the logits are.
         sampling: temperature, top-k and top-p.
     """
     if sampling.temperature != 1:
         logits_BV = logits_BV / sampling.temperature
     logits_BV = restrict(logits_BV, top_k=sampling.top_k, top_p=sampling.top_p)
-    token_B, logprob_B = draw(logits_BV, torch.from_numpy(uniforms(keys_B, position)).to(logits_BV.device))
-    return token_B.cpu().numpy(), logprob_B.cpu().numpy()
+    token_B, logprob_B = draw(logits_BV, uniforms_B)
+    if logits_BV.device.type == "cpu":
+        return token_B, token_B.numpy(), logprob_B.numpy()
+    tokens_B, logprobs_B = torch.stack([token_B.double(), logprob_B]).cpu().numpy()  # float64 holds any id exactly
+    return token_B, tokens_B.astype(np.int64), logprobs_B
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,6 +306,8 @@ class _Wave:
         self._length = 0  # tokens drawn so far, the same for every row
         # Of the rows still in the batch, which are those that run and some that ended:
         self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
+        # And where the model is, so that nothing of them goes there in every step: their newest tokens, and some draws ahead.
+        self._newest_B = self._draws_BC = torch.empty(0)
 
     @property
     def running(self) -> bool:
@@ -308,7 +317,7 @@ class _Wave:
     def step(self) -> list[Generation]:
         """Draw each row's next token; the rollouts that ended with it."""
         rows, at = self._advance(), self._length
-        tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._keys_B, at, self._sampling)
+        self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B
         self._logprobs_BT[self._place_B, at] = logprobs_B
         self._length += 1
@@ -334,10 +343,20 @@ class _Wave:
             return self._rows
         running_B = self._running_B[self._place_B]
         if np.count_nonzero(running_B) < (1 - FINISHED_SHARE_TO_DROP) * len(running_B):
-            self._rows.select(np.flatnonzero(running_B))
+            at_B = self._rows.select(np.flatnonzero(running_B))
             self._place_B, self._keys_B = self._place_B[running_B], self._keys_B[running_B]
-        self._rows.feed(self._tokens_BT[self._place_B, self._length - 1])
+            self._newest_B, self._draws_BC = self._newest_B[at_B], self._draws_BC[at_B]
+        self._rows.feed(self._newest_B)
         return self._rows
+
+    def _draws(self, rows: Rows) -> Tensor:
+        """Each row's draw for the next token."""
+        ahead = self._length % _ROOM
+        if ahead == 0:
+            last = min(self._length + _ROOM, self._sampling.max_new_tokens)
+            draws_BC = uniforms(self._keys_B[:, None], np.arange(self._length, last))
+            self._draws_BC = sent(draws_BC, rows.logits_BV.device)
+        return self._draws_BC[:, ahead]
 
     def _end(self, places: Sequence[int] | NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
         """The rollouts at these places as they are now; they run no more."""
@@ -370,13 +389,12 @@ class Rows:
         self._cache = DynamicCache(config=model.config)
         # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
         self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
-        self._mask_is_ready = appends_only(model.config) and model.config._attn_implementation == DECODING
         shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
         if shared:
             self._prefill_shared(prompts[0][:shared], len(prompts))
         self._mask_BS = torch.nn.functional.pad(mask_BP, (shared, 0), value=True)
-        self._padded = not bool(mask_BP.all())
+        self._padded = len({len(prompt) for prompt in prompts}) > 1
         position_BP = positions(mask_BP) + shared
         self._position_B = position_BP[:, -1]
         self.logits_BV = self._forward(rest_BP, position_BP)
@@ -391,30 +409,29 @@ class Rows:
     def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
         """Put what all rows begin with into the cache: computed in one row, then copied."""
         self._padded = False
-        ids_1P = torch.tensor([tokens], device=self._model.device)
+        ids_1P = sent(np.array([tokens]), self._model.device)
         self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
         self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
 
-    def select(self, rows_B: NDArray[np.int64]) -> None:
-        """Keep these rows, in this order; a row named several times is copied."""
-        at_B = torch.from_numpy(rows_B).to(self.logits_BV.device)
+    def select(self, rows_B: NDArray[np.int64]) -> Tensor:
+        """Keep these rows, in this order; a row named several times is copied. Returns them where the model is."""
+        at_B = sent(rows_B, self.logits_BV.device)
         self._cache.batch_select_indices(at_B)
         self._mask_BS = self._mask_BS[at_B]
         self._position_B = self._position_B[at_B]
         self.logits_BV = self.logits_BV[at_B]
+        return at_B
 
-    def feed(self, tokens_B: NDArray[np.int64]) -> None:
+    def feed(self, tokens_B: Tensor) -> None:
         """Append a token to each row; `logits_BV` are those of the token after it."""
         if self._padded:
             self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
         self._position_B = self._position_B + 1
-        tokens_B1 = torch.from_numpy(tokens_B[:, None]).to(self.logits_BV.device)
-        self.logits_BV = self._forward(tokens_B1, self._position_B[:, None])
+        self.logits_BV = self._forward(tokens_B[:, None], self._position_B[:, None])
 
     def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
-        mask = self._mask_BS if self._padded else None  # attention is faster without a mask
-        if mask is not None and self._mask_is_ready and ids_BS.shape[1] == 1:
-            mask = mask[:, None, None]  # what the model would make of it in every step
+        # Attention is faster without a mask.
+        mask = ready_mask(self._model, self._mask_BS, ids_BS.shape[1]) if self._padded else None
         output = self._model(
             input_ids=ids_BS,
             attention_mask=mask,

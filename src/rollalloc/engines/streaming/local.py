@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.engines.attention import DECODING, decoding_attention
-from rollalloc.engines.likelihood import appends_only, evaluating
-from rollalloc.engines.sampler import Rows, draw_keys, ends_of, next_tokens
+from rollalloc.engines.attention import decoding_attention
+from rollalloc.engines.likelihood import appends_only, evaluating, ready_mask, sent
+from rollalloc.engines.sampler import Rows, draw_keys, ends_of, next_tokens, uniforms
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.streaming.backend import Ended, Row, Span
 from rollalloc.engines.streaming.slab import Slab
@@ -131,17 +131,16 @@ class LocalBackend:
 
     def _feed(self) -> Tensor:
         """Logits of the token after the newest of each row."""
-        slab, count, device = self._slab, len(self._running), self._model.device
+        slab, count = self._slab, len(self._running)
         slab.make_room()
         newest_B = self._tokens_RT[np.arange(count), self._count_R[:count] - 1]
         self._position_R[:count] += 1
         mask = slab.mask_BC
-        if mask is not None and self._model.config._attn_implementation in (DECODING, "sdpa"):
-            mask = mask[:, None, None]  # what the model would make of it
+        newest_B1, position_B1 = sent(np.stack([newest_B, self._position_R[:count]])[..., None], self._model.device)
         output = self._model(
-            input_ids=torch.from_numpy(newest_B[:, None]).to(device),
-            attention_mask=mask,
-            position_ids=torch.from_numpy(self._position_R[:count, None]).to(device),
+            input_ids=newest_B1,
+            attention_mask=None if mask is None else ready_mask(self._model, mask, 1),
+            position_ids=position_B1,
             past_key_values=slab.cache,
             use_cache=True,
             logits_to_keep=1,
@@ -183,7 +182,8 @@ class LocalBackend:
         """Draw each row's next token; the rows that end with it."""
         count = len(self._running)
         at_B = self._count_R[:count].copy()
-        tokens_B, logprobs_B = next_tokens(logits_BV, self._key_R[:count], at_B, self._sampling)
+        draws_B = sent(uniforms(self._key_R[:count], at_B), logits_BV.device)
+        _, tokens_B, logprobs_B = next_tokens(logits_BV, draws_B, self._sampling)
         if np.isnan(logprobs_B).any():
             raise FloatingPointError(
                 "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"

@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rollalloc.engines.likelihood import sent
+
 ROOM = 32  # columns by which it grows
 
 
@@ -78,7 +80,7 @@ class Slab:
         for layer, (keys, values) in zip(self._layers, held, strict=True):
             layer.put(new, slice(first, self.filled), keys, values)
         self.start_R[new] = self.filled - length_K
-        start_K = torch.from_numpy(self.start_R[new]).to(self._device)
+        start_K = sent(self.start_R[new], self._device)
         self._mask_RC[new] = torch.arange(self._mask_RC.shape[1], device=self._device) >= start_K[:, None]
         self._show(rows)
 
@@ -91,7 +93,7 @@ class Slab:
         to, movers = np.flatnonzero(leaves_B[:stay]), stay + np.flatnonzero(~leaves_B[stay:])
         if to.size:
             first = int(self.start_R[movers].min())
-            to_at, from_at = (torch.from_numpy(at).to(self._device) for at in (to, movers))
+            to_at, from_at = sent(np.stack([to, movers]), self._device)
             for layer in self._layers:
                 layer.move(to_at, from_at, slice(first, self.filled))
             self.start_R[to] = self.start_R[movers]
