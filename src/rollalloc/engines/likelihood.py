@@ -77,12 +77,12 @@ def _completion_logits(
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
     # A completion's last token predicts nothing that is asked for, so it is not fed.
     fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
+    ragged = any(len({len(each) for each in column}) > 1 for column in (prompts, completions))
     seen_BS = nn.functional.pad(fed_BS, (shared, 0), value=True)
-    if len({len(prompt) for prompt in prompts}) > 1 or len({len(completion) for completion in completions}) > 1:
-        seen_BS = ready_mask(model, seen_BS, fed_BS.shape[1])
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
-        attention_mask=seen_BS,
+        # Where nothing is masked, the model finds that out, and attends faster.
+        attention_mask=ready_mask(model, seen_BS, fed_BS.shape[1]) if ragged else seen_BS,
         position_ids=positions(fed_BS) + shared,
         past_key_values=_read_once(model, prompts[0][:shared], len(prompts)) if shared else None,
         use_cache=shared > 0,
@@ -177,10 +177,11 @@ def exact_answers(
                 model, asked, answered, pad_id, temperature, shared_prefix(model, asked)
             )
             logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
-            p_N[rows_B] = logprobs_BT.sum(dim=1).exp().cpu().numpy()
+            p_B = logprobs_BT.sum(dim=1).exp()
             # By few rows at a time, for what it takes is as wide as the vocabulary.
             entropy_BT = torch.cat([_entropy(few_BTV) for few_BTV in logits_BTV.split(32)]) * mask_BT
-            entropy_N[rows_B] = (entropy_BT.double().sum(dim=1) / mask_BT.sum(dim=1)).cpu().numpy()
+            entropy_B = entropy_BT.double().sum(dim=1) / mask_BT.sum(dim=1)
+            p_N[rows_B], entropy_N[rows_B] = torch.stack([p_B, entropy_B]).cpu().numpy()
     return p_N, entropy_N
 
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 # Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
 _ROOM = 32  # tokens for which a cache has room each time it grows
+_AHEAD = 32  # tokens whose draws are made, and sent to the device, at a time
 
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
@@ -306,7 +307,7 @@ class _Wave:
         self._length = 0  # tokens drawn so far, the same for every row
         # Of the rows still in the batch, which are those that run and some that ended:
         self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
-        # And where the model is, so that nothing of them goes there in every step: their newest tokens, and some draws ahead.
+        # And, kept where the model is: their newest tokens, and their draws some steps ahead.
         self._newest_B = self._draws_BC = torch.empty(0)
 
     @property
@@ -351,9 +352,9 @@ class _Wave:
 
     def _draws(self, rows: Rows) -> Tensor:
         """Each row's draw for the next token."""
-        ahead = self._length % _ROOM
+        ahead = self._length % _AHEAD
         if ahead == 0:
-            last = min(self._length + _ROOM, self._sampling.max_new_tokens)
+            last = min(self._length + _AHEAD, self._sampling.max_new_tokens)
             draws_BC = uniforms(self._keys_B[:, None], np.arange(self._length, last))
             self._draws_BC = sent(draws_BC, rows.logits_BV.device)
         return self._draws_BC[:, ahead]

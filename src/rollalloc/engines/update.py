@@ -20,7 +20,7 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.engines.adapter import digest_of
 from rollalloc.engines.clipping import NormLimit
-from rollalloc.engines.likelihood import Tokens, completion_logprobs
+from rollalloc.engines.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.engines.loss import divergences, shares, token_losses
 from rollalloc.engines.policy import Policy, computing, in_bf16
 from rollalloc.engines.recomputing import recomputing
@@ -35,7 +35,7 @@ MEASURED = 16  # rows by which the way of the weights is measured
 
 @dataclass(slots=True, eq=False)
 class Example:
-    """A row with what its loss needs; each tensor has one entry a token of the completion.
+    """A row with what its loss needs; each tensor has one entry a token of the completion, where the model is.
 
     Attributes:
         row: of the batch.
@@ -132,12 +132,12 @@ class Updater:
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
         """
-        sums = tokens = 0.0
+        sums, tokens = list[Tensor](), 0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
             assert example.proximal_T is not None, "a row whose step was taken has them"
-            sums += float(divergences(example.proximal_T, after_T).sum())
+            sums.append(divergences(example.proximal_T, after_T).sum())
             tokens += len(after_T)
-        return sums / tokens
+        return sum(torch.stack(sums).tolist()) / tokens
 
     def reference_digest(self) -> str | None:
         """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
@@ -152,11 +152,14 @@ class Updater:
         precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
         truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
         """
-        examples: list[Example] = []
-        for row in batch.rows:
-            made = generations[row.rollout]
-            sampled_T = torch.from_numpy(made.logprobs)
-            examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T))
+        of_rows = [generations[row.rollout] for row in batch.rows]
+        sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
+        examples = [
+            Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T)
+            for row, made, sampled_T in zip(
+                batch.rows, of_rows, sampled.split([len(made.tokens) for made in of_rows]), strict=True
+            )
+        ]
         settings = self.settings
         rounded = in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
         stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
@@ -186,8 +189,9 @@ class Updater:
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
         self.optimizer.zero_grad(set_to_none=False)
-        figures = self._backward(examples)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value))
+        names, figures = self._backward(examples)
+        norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # all that the host waits for in a step
         if not isfinite(norm):
             raise FloatingPointError(
                 f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
@@ -198,10 +202,10 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
         self.optimizer.step()
-        return figures | {"grad_norm": norm}
+        return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
-    def _backward(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens.
+    def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
+        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens, with names.
 
         Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
         """
@@ -209,32 +213,29 @@ class Updater:
         of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
-        figures = {"loss": 0.0, "clip_fraction": 0.0} | ({} if self.reference is None else {"kl": 0.0})
+        names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
+        figures = torch.zeros(len(names), dtype=torch.float64, device=self.policy.model.device)
         tokens = int(lengths_B.sum())
         needed = [each for each in examples if each.row.advantage or self.reference is not None]
         for part in passes(needed, settings.tokens_per_forward):
             loss, sums = self._loss(part)
             loss.backward()
             self.between()
-            figures["loss"] += loss.item()
-            for name, of_tokens in sums.items():
-                figures[name] += of_tokens / tokens
-        return figures
+            figures += torch.stack([loss.detach().double(), *(of_tokens.double() / tokens for of_tokens in sums)])
+        return names, figures
 
-    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, float]]:
+    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, list[Tensor]]:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
         loss = self.settings.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
         for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
             if each.proximal_T is None:
-                each.proximal_T = now_T[: len(each.tokens)].cpu()
+                each.proximal_T = now_T[: len(each.tokens)]
         behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
         proximal_BT = _beside([each.proximal_T for each in examples if each.proximal_T is not None], logprobs_BT)
-        advantages_B, weights_B, shares_B = (
-            torch.tensor(column).to(logprobs_BT)
-            for column in zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
-        )
+        columns = zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
+        advantages_B, weights_B, shares_B = sent(np.array(list(columns), np.float32), logprobs_BT.device)
         reference_BT = None
         if self.reference is not None:
             reference_BT = _beside([each.reference_T for each in examples if each.reference_T is not None], logprobs_BT)
@@ -242,18 +243,18 @@ class Updater:
         with torch.no_grad():
             ratio_BT = (logprobs_BT - proximal_BT).exp()
             outside_BT = (ratio_BT < 1 - loss.clip.low) | (ratio_BT > 1 + loss.clip.high)
-            sums = {"clip_fraction": float((outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum())}
+            sums = [(outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum()]
             if reference_BT is not None:
-                sums["kl"] = float((divergences(logprobs_BT, reference_BT) * mask_BT).sum())
+                sums.append((divergences(logprobs_BT, reference_BT) * mask_BT).sum())
         return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
 
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
-        """Log-probabilities of each row under a model, without gradient; kept on the CPU, as the sampler's are."""
+        """Log-probabilities of each row under a model, without gradient; kept where the model is."""
         for part in passes(examples, self.settings.tokens_per_forward):
             with torch.no_grad():
-                logprobs_BT, mask_BT = self._logprobs(model, part)
+                logprobs_BT, _ = self._logprobs(model, part)
             self.between()
-            yield from ((each, l_T[m_T].cpu()) for each, l_T, m_T in zip(part, logprobs_BT, mask_BT, strict=True))
+            yield from ((each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True))
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         with computing(model.device, self.settings.precision):
@@ -319,4 +320,4 @@ def _nothing() -> None:
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
     """A row's entries a row of a matrix, 0 beyond its end."""
-    return pad_sequence(list(rows), batch_first=True).to(like_BT)
+    return pad_sequence(list(rows), batch_first=True).to(like_BT.dtype)

@@ -10,8 +10,8 @@ tensor on the device, a CPU's generator for one, and a CPU's tensor as an index 
 `torch.cuda.set_sync_debug_mode` would say so: for a number (`.item()`, `bool`, `float`), for a shape that depends on values
 (`nonzero`, a mask as an index), and for every transfer that is not `non_blocking`.
 
-Left out: streams, memory that runs out, kernels that round otherwise, and what compiles or captures. It leans on what PyTorch
-2.13 has inside, and is for tests; it needs a PyTorch that finds no GPU.
+Left out: streams, memory that runs out, kernels that round otherwise, and what compiles or captures. It leans on what
+PyTorch 2.13 has inside, is for tests, and needs a PyTorch that finds no GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,6 +123,12 @@ def stand_in() -> Iterator[Counts]:
             torch.__future__.set_swap_module_params_on_conversion(before)
 
 
+def elsewhere(pipe: Connection, serve: Callable[..., None], *arguments: Any) -> None:
+    """What another process runs, in which there is the device too: `serve(pipe, *arguments)`."""
+    with stand_in():
+        serve(pipe, *arguments)
+
+
 class OnDevice(torch.Tensor):
     """A tensor on the device.
 
@@ -192,11 +199,10 @@ class OnDevice(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            memo[id(self)] = _rebuilt(self.held.detach().clone(), self.requires_grad, hasattr(self, "_is_param"))
+            made = OnDevice(self.held.detach().clone())
+            is_parameter = hasattr(self, "_is_param")
+            memo[id(self)] = (torch.nn.Parameter(made) if is_parameter else made).requires_grad_(self.requires_grad)
         return memo[id(self)]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuilt, (self.held.detach(), self.requires_grad, hasattr(self, "_is_param"))
 
     @classmethod
     def __torch_dispatch__(
@@ -212,15 +218,6 @@ class _Autocast(torch.autocast):
             self.device = _NAME
 
 
-def _rebuilt(held: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
-    """A tensor that was pickled, also in another process, which then has the device as well."""
-    if not _kept:
-        _kept.append(lasting := stand_in())
-        lasting.__enter__()
-    made = OnDevice(held)
-    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
-
-
 # --------------------------------------------------------------------------------------------------------- an operation
 
 
@@ -231,7 +228,9 @@ def _carry_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         return func.decompose(*args, **kwargs)
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     if lost := [each for each in given if each.device.type in ("cuda", _NAME) and not isinstance(each, OnDevice)]:
-        raise NotImplementedError(f"{name}: a tensor of {tuple(lost[0].shape)} came to the device in a way not followed")
+        raise NotImplementedError(
+            f"{name}: a tensor of {tuple(lost[0].shape)} came to the device in a way not followed"
+        )
     asked = None if kwargs.get("device") is None else torch.device(kwargs["device"])
     if asked is not None and asked.type == "cuda" and asked.index:
         raise RuntimeError("CUDA error: invalid device ordinal")

@@ -199,14 +199,15 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
     with evaluating(model):
         for start in range(0, len(pairs), rows):
             prompts, completions = zip(*pairs[start : start + rows], strict=True)
-            logprobs_BT, mask_BT = completion_logprobs(
+            logprobs_BT, _ = completion_logprobs(
                 model,
                 prompts,
                 completions,
                 pad_id=trainer.processing_class.pad_token_id,
                 temperature=trainer.temperature,
             )
-            found += [logprob_T[mask_T].cpu().numpy() for logprob_T, mask_T in zip(logprobs_BT, mask_BT, strict=True)]
+            rows_BT = logprobs_BT.cpu().numpy()
+            found += [row_T[: len(tokens)].copy() for row_T, tokens in zip(rows_BT, completions, strict=True)]
     return found
 
 
