@@ -27,6 +27,9 @@ from rollalloc.engines.likelihood import padded
 from rollalloc.engines.policy import Policy
 from rollalloc.engines.sampler import Generation, Request, generate, stream
 from rollalloc.engines.sampling import Sampling
+from rollalloc.engines.streaming import backend as streamed
+from rollalloc.engines.streaming.local import LocalBackend
+from rollalloc.testing.device import Counts, stand_in
 
 PAD, EOS, VOCABULARY = 0, 1, 54
 ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 8
@@ -99,6 +102,31 @@ def flips(model: Qwen2ForCausalLM, requests: list[Request], compositions: int) -
 
         stream(model, some, replace(sampling, max_rows=size), on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
     return flipped, compared
+
+
+def waits(requests: list[Request], length: int) -> None:
+    """How often the host waits, and what is copied, a decoding step; on a stand-in for a GPU, which has no pace."""
+    some, sampling = requests[: len(requests) // 16], Sampling(length)
+    with stand_in() as counts:
+        model = small_model().to("cuda")
+        counts.reset()
+        generate(model, some, sampling, eos_ids=[EOS], pad_id=PAD, seed=0)
+        _say("in waves", counts, length)
+        backend = LocalBackend(
+            model, replace(sampling, max_rows=32), eos_ids=[EOS], pad_id=PAD, seed=0, longest_prompt=PROMPT_TOKENS
+        )
+        backend.start([streamed.Row(rollout, each.prompt, each.tokens) for each in some for rollout in each.rollouts])
+        counts.reset()
+        while backend.busy:
+            backend.step(0.0)
+        _say("streaming", counts, len(backend.paces()))
+
+
+def _say(how: str, counts: Counts, steps: int) -> None:
+    print(
+        f"  {how}: {counts.synchronisations / steps:.2f} synchronisations a decoding step, bar 1; "
+        f"{counts.to_device / steps:.2f} tensors to the device, {counts.to_host / steps:.2f} from it"
+    )
 
 
 def with_a_model(folder: str, prompts: int, rollouts: int, length: int, repeats: int) -> None:
@@ -177,6 +205,8 @@ def main() -> None:
                 f"bar {bar}; {rate:,.0f} rollouts a second"
             )
     flipped, compared = flips(model, requests, 4 * repeats)
+    print("on a device, which the CPU stands in for:")
+    waits(requests, 32)
     print(f"tokens that depend on a rollout's company: {flipped} of {compared:,}, over {4 * repeats} compositions")
 
 

@@ -89,10 +89,8 @@ def stand_in() -> Iterator[Counts]:
     """Within, there is a GPU, `cuda:0`; what is counted begins at 0.
 
     Raises:
-        RuntimeError: there is a real one.
+        RuntimeError: as `register`.
     """
-    if torch.cuda.is_available() and not _kept:
-        raise RuntimeError("there is a GPU; the stand-in is for where there is none")
     register()
     _counts.reset()
     said: dict[str, Callable[..., Any]] = {
@@ -341,10 +339,21 @@ def _no_effect(*args: Any, **kwargs: Any) -> None:
 
 
 def register() -> None:
-    """Let PyTorch know the device; it must before the process's first backward pass. A second call does nothing."""
-    if any(isinstance(each, torch.library.Library) for each in _kept):
+    """Let PyTorch know the device, before the process's first backward pass. It lasts; a second call does nothing.
+
+    Raises:
+        RuntimeError: there is a GPU, or another PyTorch, which has not what the stand-in leans on.
+    """
+    if _kept:
         return
-    _kept.append(_guard())
+    if torch.cuda.is_available():
+        raise RuntimeError("there is a GPU; the stand-in is for where there is none")
+    try:
+        _kept.append(_guard())
+    except (AttributeError, OSError, ValueError) as error:
+        raise RuntimeError(
+            f"the stand-in for a GPU leans on PyTorch 2.13 on Linux, got {torch.__version__}: {error}"
+        ) from None
     aten, every = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     for name in ("empty.memory_format", "empty_strided", "copy_"):
         for key in ("CUDA", "PrivateUse1"):

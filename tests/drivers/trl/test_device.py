@@ -9,7 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rollalloc.testing.device import register, stand_in
 
-register()
+try:
+    register()
+except RuntimeError as error:
+    pytest.skip(str(error), allow_module_level=True)
 
 
 @pytest.mark.parametrize("recipe", ["pilot_commit", "foresight_replay"])
