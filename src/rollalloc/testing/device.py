@@ -33,6 +33,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+_C: Any = torch._C
+_DATA: Any = torch.Tensor.data
 _DEVICE = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _NAME = "stand_in"  # of the device in PyTorch's own code, which knows no CUDA without its drivers
@@ -135,7 +137,7 @@ class OnDevice(torch.Tensor):
     """
 
     held: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = _C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnDevice:
@@ -155,11 +157,11 @@ class OnDevice(torch.Tensor):
         return f"{self.held!r} on {_DEVICE}"
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
         return _DEVICE
 
     @property
-    def is_cuda(self) -> bool:
+    def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return True
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -188,11 +190,11 @@ class OnDevice(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        return torch.Tensor.data.__get__(self)
+        return _DATA.__get__(self)
 
     @data.setter
     def data(self, value: OnDevice) -> None:
-        torch.Tensor.data.__set__(self, value)
+        _DATA.__set__(self, value)
         self.held = value.held
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -373,14 +375,14 @@ def _kernel(packet: Any, overload: str) -> Callable[..., Any]:
 
 def _halved(func: Any) -> Callable[..., Any]:
     """An operation as autocast does it: in its type, whatever single precision it is given."""
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    key = _C.DispatchKeySet(_C.DispatchKey.AutocastPrivateUse1)
 
     def cast(value: Any) -> Any:
         single = isinstance(value, Tensor) and value.dtype == torch.float32
         return value.to(torch.get_autocast_dtype(_NAME)) if single else value
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(key):
+        with _C._ExcludeDispatchKeyGuard(key):
             return func(*tree_map(cast, args), **tree_map(cast, kwargs))
 
     return kernel
@@ -389,7 +391,7 @@ def _halved(func: Any) -> Callable[..., Any]:
 def _guard() -> object:
     """What PyTorch asks about the streams and the number of devices of a kind; a build without CUDA has none."""
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):
+    class Hooks(_C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return False
 
@@ -399,17 +401,17 @@ def _guard() -> object:
         def is_built(self) -> bool:
             return True
 
-    class Guard(torch._C._acc.DeviceGuard):
+    class Guard(_C._acc.DeviceGuard):
         def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.PrivateUse1
+            return _C._autograd.DeviceType.PrivateUse1
 
     made = Hooks(), Guard()
-    torch._C._rename_privateuse1_backend(_NAME)
+    _C._rename_privateuse1_backend(_NAME)
     torch._register_device_module(_NAME, _Module(_NAME))
-    torch._C._acc.register_python_privateuseone_hook(made[0])
-    torch._C._acc.register_python_privateuseone_device_guard(made[1])
+    _C._acc.register_python_privateuseone_hook(made[0])
+    _C._acc.register_python_privateuseone_device_guard(made[1])
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     places = (ctypes.c_void_p * 21).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    kinds = torch._C._autograd.DeviceType
+    kinds = _C._autograd.DeviceType
     places[int(kinds.CUDA)] = places[int(kinds.PrivateUse1)]
     return made
