@@ -64,14 +64,14 @@ def test_where_there_is_no_terminal_lines_come_as_it_happens_with_the_time_left(
     shown = console(40, force_terminal=False)
     with RunProgress(shown, 100) as progress:
         progress.show(line(0, kind="eval"))
-        assert shown.file.getvalue() == "0 rollouts · 0 taught · held-out 0.250\n"
+        assert shown.file.getvalue() == "0 rollouts · 0 trained on · held-out 0.250\n"
         clock[0] += 30
         progress.show(line(20))
         clock[0] += 0.1  # too soon for another
         progress.show(line(21))
         progress.show(line(100, kind="end"))
     assert shown.file.getvalue().splitlines()[1:] == [
-        "20 rollouts · 10 taught · held-out 0.250 · reward 0.500 · 2:00 left"
+        "20 rollouts · 10 trained on · held-out 0.250 · reward 0.500 · 2:00 left"
     ]
 
 

@@ -29,7 +29,7 @@ def test_a_run_is_shown_whole(write_run):
         "target 0.8",
         "all alike",
         "impossible so far 40",
-        "evicted 120 · revived 3 · quarantined 1",
+        "evicted 120 · visits to evicted 3 · quarantined 1",
         "25 tokens, four fifths 6–40, all 2–64; 5% cut off",
         "0.40 updates, at most 2",
         "3 × timeout [red]",

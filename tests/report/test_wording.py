@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
-from rollalloc.report.wording import caveats, findings, graded, story
+from rollalloc.bench.runs import Run
+from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
+from rollalloc.report.wording import caveats, findings, graded, name_of, story
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
+from rollalloc.runs.recorded import by_label
 
 
 def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
@@ -141,11 +144,40 @@ def test_the_baseline_has_a_sentence_of_its_own():
 
 def test_a_run_by_itself(write_run):
     run = read_run(write_run(why=None, batches=10))
-    assert "".join(story(run)) == (
-        "grpo has so far paid 1,000 rollouts, and 40% of them taught something. Its held-out accuracy went from "
+    assert "".join(story([run], "grpo")) == (
+        "grpo has so far paid 1,000 rollouts; 40% of its rollouts taught something. Its held-out accuracy went from "
         f"{run.curve.accuracy[0]:.3f} to {run.curve.accuracy[-1]:.3f}."
     )
-    assert "".join(story(replace(run, metrics=[]))) == "grpo has not paid a rollout yet."
+    assert "".join(story([replace(run, metrics=[])], "grpo")) == "grpo has not paid a rollout yet."
+
+
+def test_of_several_seeds_the_mean_is_told_as_it_is_drawn(write_run):
+    runs = [read_run(write_run(seed=seed, batches=10 * seed)) for seed in (1, 3)]
+    lead, rest = story(runs, "grpo")
+    assert lead == "grpo paid 2,000 rollouts a run, mean of 2 seeds"
+    last = sum(run.curve.accuracy[-1] for run in runs) / 2
+    assert rest.endswith(f"to {last:.3f}.")
+
+
+def test_where_no_groups_are_compared_none_is_said_to_have_taught(write_run):
+    folder = write_run(batches=10)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    alone = [line | {"groups": line["rows"]} if line["kind"] == "batch" else line for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alone))
+    run, over = read_run(folder), ended(Run.described_in(folder), folder)
+    assert (run.taught, over.grouped) == ("n/a", False)
+    assert "each rollout was compared with a prediction or the batch's mean" in "".join(story([run], "grpo"))
+    assert said_of(replace(method("ours"), grouped=False)).endswith("not with a group.")
+
+
+def test_runs_of_one_recipe_under_other_settings_are_told_apart_by_their_folder(run_into, tmp_path):
+    """Runs trained one by one have no label: two of them pass for seeds only where nothing but the seed differs."""
+    runs = []
+    for name, seed, budget in (("first", 0, 6000), ("second", 1, 6000), ("longer", 0, 9000)):
+        runs.append(read_run(run_into(tmp_path / name, "", seed, max_rollouts=budget)))
+    assert {label: len(of_label) for label, of_label in by_label(runs[:2]).items()} == {"grpo": 2}
+    assert list(by_label(runs)) == ["first (grpo)", "second (grpo)", "longer (grpo)"]
+    assert name_of(runs[2]) == "longer, seed 0"
 
 
 def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):

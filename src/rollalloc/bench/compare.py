@@ -32,6 +32,7 @@ class Standing:
         accuracy: of the last evaluation; None: not known.
         share: of its budget, in [0, 1], and 1 once it has ended; None: no budget.
         ended: whether it has.
+        grouped: whether its rollouts are compared within groups.
     """
 
     rollouts: int = 0
@@ -39,6 +40,7 @@ class Standing:
     accuracy: float | None = None
     share: float | None = 0.0
     ended: bool = False
+    grouped: bool = True
 
 
 RESULTS = "results.json"
@@ -190,4 +192,5 @@ def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_
         accuracy=found.curve.accuracy[-1] if found.curve.accuracy else None,
         share=1.0 if ended else min(1.0, found.paid / run.max_rollouts) if run.max_rollouts else None,
         ended=ended,
+        grouped=found.grouped,
     )

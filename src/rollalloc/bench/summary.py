@@ -24,6 +24,7 @@ from rollalloc.named import RECIPES
 from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
 from rollalloc.runs.names import METRICS
 from rollalloc.runs.reader import lines_in
+from rollalloc.runs.recorded import compares
 
 FEWEST = 5  # values for which an interval is given
 _RESAMPLES = 10_000
@@ -83,6 +84,7 @@ class RecipeSummary:
         rollouts_paid: of all runs.
         tokens_paid: of all runs.
         folders: of the runs, in the order of the seeds.
+        grouped: whether its rollouts are compared within groups.
         at_target: as `last`, where the target was reached, over the runs that did; None where one of them does not know it.
     """
 
@@ -102,6 +104,7 @@ class RecipeSummary:
     tokens_paid: int
     folders: tuple[Path, ...]
     at_target: dict[str, Interval | None] = field(default_factory=dict[str, "Interval | None"])
+    grouped: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class Ended:
     Attributes:
         run: what it was. folder: where it stands. curve: its evaluations on the grid. found: what each of them found, by
             `LAST`. last: what the last one found. end: the last line of its metrics. target: that it is held against.
+            grouped: whether its rollouts are compared within groups.
     """
 
     run: Run
@@ -156,6 +160,7 @@ class Ended:
     last: Mapping[str, Any]
     end: Mapping[str, Any]
     target: float | None
+    grouped: bool = True
 
     @property
     def cost(self) -> Cost | None:
@@ -258,10 +263,13 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
     newest: deque[dict[str, Any]] = deque(maxlen=1)
     last: dict[str, Any] = {}
     found: list[dict[str, Any]] = []
+    known: set[bool] = set()
 
     def lines() -> Iterator[dict[str, Any]]:
         for line in lines_in(place / METRICS):
             newest.append(line)
+            if line["kind"] == "batch":
+                known.add(compares(line))
             if line["kind"] == "eval":
                 last.update(last_of(line))
                 found.extend([last_of(line)] if None not in (line["at"], line["accuracy"]) else ())
@@ -271,7 +279,7 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
     if not newest or not (diverged or newest[0]["kind"] == "end"):
         return None
     held = run.settings.target if target is None else target
-    return Ended(run, place, curve, tuple(found), last, newest[0], held)
+    return Ended(run, place, curve, tuple(found), last, newest[0], held, known != {False})
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,6 +336,7 @@ def _recipe(runs: Sequence[Ended], baseline: Sequence[Ended]) -> RecipeSummary:
         tokens_paid=sum(end["tokens_paid"] for end in ends),
         folders=tuple(run.folder for run in runs),
         at_target={name: _at_target(name, runs) for name in LAST},
+        grouped=any(run.grouped for run in runs),
     )
 
 

@@ -151,7 +151,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
         f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
         f"{summary.measure} is "
         + ("exact. " if exact else "sampled, see standard_error in results.json. ")
-        + "taught: share of all rollouts that were trained on with an advantage.",
+        + "taught: share of all rollouts that were trained on, in groups whose rewards differ; n/a without groups.",
         caption_justify="left",
     )
     headings = ("recipe", "reached", "rollouts", "ratio", *(f"of {name}" for name in others), "taught", "wasted on")
@@ -170,7 +170,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
             said(recipe.costs["rollouts"], ",.0f"),
             said(recipe.ratios["rollouts"], ".2f"),
             *(said(recipe.ratios[name], ".2f", point_only=True) for name in others),
-            *uses([recipe.accounts]),
+            *uses([recipe.accounts], grouped=recipe.grouped),
         )
     return table
 

@@ -93,8 +93,8 @@ class RunProgress:
             self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
         if line["kind"] == "batch" and line["reward_mean"] is not None:
             self._figures["reward"] = f"reward {line['reward_mean']:.3f}"
-        paid, taught = line["rollouts_paid"], line["accounts"]["trained"]
-        figures = [f"{paid:,} rollouts", f"{taught:,} taught", *self._figures.values()]
+        paid, trained = line["rollouts_paid"], line["accounts"]["trained"]
+        figures = [f"{paid:,} rollouts", f"{trained:,} trained on", *self._figures.values()]
         if self._max is not None and (left := self._left(paid / self._max)):
             figures.append(f"{left} left")
         said = " · ".join(figures)

@@ -12,6 +12,7 @@ from rich.live import Live
 
 from rollalloc.cli.progress import Lines, TimeLeft
 from rollalloc.report.fitting import Fitting
+from rollalloc.runs.recorded import share_taught
 
 if TYPE_CHECKING:
     from rollalloc.bench.compare import Standing
@@ -60,7 +61,8 @@ class Standings:
 
     def _row(self, task: str, label: str, standings: Sequence[Standing]) -> dict[str, str]:
         known = [standing.accuracy for standing in standings if standing.accuracy is not None]
-        taught, waste = uses([standing.accounts for standing in standings])
+        grouped = any(standing.grouped for standing in standings)
+        taught, waste = uses([standing.accounts for standing in standings], grouped=grouped)
         return {
             "task": task,
             "recipe": label,
@@ -106,11 +108,11 @@ def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
     return Fitting(rows, prose=_PROSE, optional=_OPTIONAL, title=title)
 
 
-def uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:
-    """The share of rollouts that taught, and the two largest causes of waste."""
+def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:
+    """The share of rollouts that taught, where they are compared within groups, and the two largest causes of waste."""
     total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
     paid = sum(total.values())
     if not paid:
         return "", ""
     waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
-    return f"{total['trained'] / paid:.0%}", ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
+    return share_taught(total, grouped), ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])

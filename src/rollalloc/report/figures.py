@@ -183,7 +183,7 @@ def _visits(runs: Sequence[RecordedRun]) -> str:
         return ""
     shares = [1 - end["prompts"].get(NEW, 0) / max(1, sum(end["prompts"].values())) for end in ends]
     revived = float(np.mean([end.get("revived") or 0 for end in ends]))
-    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} revived" if revived else "")
+    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} visits to evicted" if revived else "")
 
 
 def lengths(methods: Methods) -> Figure | None:

@@ -240,7 +240,7 @@ def _section(
     unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     said = {} if summary is None else findings(summary)
-    said = said or {label: story(of_label[0]) for label, of_label in methods.items()}
+    said = said or {label: story(of_label, label) for label, of_label in methods.items()}
     return Section(
         name=name,
         task=(summary and summary.task) or _task(runs),
@@ -272,7 +272,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "where",
             "Where every rollout went",
-            "A bar is as long as the rollouts that a method paid; green is the part that taught something.",
+            "A bar is as long as the rollouts that a method paid; green is the part that was trained on.",
             figures.where_rollouts_went,
         ),
         (
@@ -296,7 +296,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "states",
             "What the model could do, over time",
-            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: evicted; revived: visits to such a one.",
+            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: those evicted now.",
             figures.states_over_time,
         ),
         (

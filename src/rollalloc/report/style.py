@@ -58,7 +58,11 @@ class Kind:
 
 
 CAUSES: Mapping[str, Kind] = {
-    "trained": Kind("taught", "trained on, in a group whose rewards differed", GREEN),
+    "trained": Kind(
+        "trained on",
+        "in a group whose rewards differed; or one by itself, compared with a prediction or the batch's mean, not a group",
+        GREEN,
+    ),
     "zero_variance": Kind(
         "all alike", "every rollout of the group had the same reward, so there was nothing to learn", ORANGE
     ),
@@ -72,8 +76,8 @@ CAUSES: Mapping[str, Kind] = {
 }
 STATES: Mapping[str, Kind] = {
     "solved": Kind("solved", "every rollout of its last visit was right", SKY),
-    "too_easy": Kind("almost solved", "above the window in which there is something to learn", BLUE),
-    "window": Kind("in the window", "its last group had rewards that differed: there is something to learn", GREEN),
+    "too_easy": Kind("almost solved", "above the success rates at which there is something to learn", BLUE),
+    "window": Kind("trained on", "its last visit was trained on; of a group, because its rewards differed", GREEN),
     "alike": Kind("all alike", "its last group had one reward for all; not told whether solved or impossible", ORANGE),
     "too_hard": Kind("impossible so far", "no rollout of its last visit was right, or too few", RED),
     "unscored": Kind("not scored", "no rollout of its last visit got a score", MUTED),

@@ -53,21 +53,18 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     last = run.last
     if last is None:
         return
-    taught = run.accounts.get("trained", 0) / max(1, run.paid)
-    paid = f"{run.paid:,} rollouts, {last['tokens_paid']:,} tokens, {taught:.0%} taught"
+    paid = f"{run.paid:,} rollouts, {last['tokens_paid']:,} tokens" + (f", {run.taught} taught" if run.grouped else "")
     yield "paid", Text(f"{paid} · {timedelta(seconds=round(last['seconds']))}, {_last_heard(run)}")
     if accuracy := run.curve.accuracy:
         target = "" if run.target is None else f" · target {run.target:g}"
         yield "accuracy", Text.assemble((sparkline(accuracy), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
-    yield "went to", _bars(run.accounts, run.paid)
+    yield "spent on", _bars(run.accounts, run.paid)
     batch = run.batches[-1] if run.batches else {}
     if prompts := batch.get("prompts") or last.get("prompts"):
         yield "prompts", _states(prompts)
         if any(batch.get(name) for name in ("evicted", "revived", "quarantined")):
-            yield (
-                "",
-                Text(" · ".join(f"{name} {batch.get(name) or 0:,}" for name in ("evicted", "revived", "quarantined"))),
-            )
+            words = {"evicted": "evicted", "revived": "visits to evicted", "quarantined": "quarantined"}
+            yield "", Text(" · ".join(f"{said} {batch.get(name) or 0:,}" for name, said in words.items()))
     if lengths := batch.get("lengths"):
         least, p10, _, median, _, p90, most = lengths["quantiles"]
         cut = lengths["truncated"] / max(1, lengths["count"])
@@ -133,12 +130,12 @@ def _line(run: RecordedRun) -> Row:
     waste = {name: count for name, count in run.accounts.items() if name != "trained" and count}
     worst = max(waste, key=waste.__getitem__, default=None)
     return {
-        "run": one_line(run.label, 24),
+        "run": one_line(run.name, 24),
         "seed": "" if run.seed is None else str(run.seed),
         "rollouts": f"{run.paid:,}",
         "accuracy": f"{accuracy[-1]:.3f}" if accuracy else "",
         "": Text(sparkline(accuracy, 12), style="bright_blue"),
-        "taught": f"{run.accounts.get('trained', 0) / run.paid:.0%}" if run.paid else "",
+        "taught": run.taught,
         "wasted most on": Text()
         if worst is None
         else Text(f"{cause(worst).words} {waste[worst] / run.paid:.0%}", cause(worst).colour.dark),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rollalloc.bench.summary import Interval, RecipeSummary, Summary
 from rollalloc.report.text import one_line, visible
@@ -19,7 +20,7 @@ def findings(summary: Summary) -> dict[str, Sentence]:
 
 def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
     name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
-    taught = f"{_share(method)} of its rollouts taught something"
+    taught = _taught(_share(method), method.grouped)
     cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
     if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
@@ -31,7 +32,8 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
     needed = f"{name} needed {cost.point:,.0f} rollouts"
     if method is baseline or ratio is None:
         return needed, f"{_between(cost)} for {aim}; {taught}."
-    taught = f"{taught}, {first}'s {_share(baseline)}"
+    if method.grouped and baseline.grouped:
+        taught = f"{taught}, {first}'s {_share(baseline)}"
     if ratio.bound:
         return needed, f"{_between(cost)} for {aim}{_bound(ratio, first)}; {taught}."
     times = 1 / ratio.point
@@ -67,6 +69,12 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
+def _taught(share: str, grouped: bool) -> str:
+    if grouped:
+        return f"{share} of its rollouts taught something"
+    return "each rollout was compared with a prediction or the batch's mean, not with a group"
+
+
 def _share(method: RecipeSummary) -> str:
     return f"{method.accounts.get('trained', 0) / max(1, method.rollouts_paid):.0%}"
 
@@ -88,14 +96,21 @@ def held_out(run: RecordedRun) -> str:
     return f"held-out {first}{accuracy[-1]:.3f}{sure}"
 
 
-def story(run: RecordedRun) -> Sentence:
-    """A run by itself in a sentence or two."""
-    accuracy, paid, name = run.curve.accuracy, run.paid, one_line(run.label)
+def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
+    """A run by itself, or several seeds of one method as their mean, in a sentence or two."""
+    paid, name = fmean(run.paid for run in runs), one_line(label)
     if not paid:
         return f"{name} has not paid a rollout yet", "."
-    taught = f"{run.accounts.get('trained', 0) / paid:.0%} of them taught something"
-    learned = f" Its held-out accuracy went from {accuracy[0]:.3f} to {accuracy[-1]:.3f}." if accuracy else ""
-    return f"{name} {'paid' if run.why else 'has so far paid'} {paid:,} rollouts", f", and {taught}.{learned}"
+    each = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
+    trained = fmean(run.accounts.get("trained", 0) for run in runs)
+    taught = _taught(f"{trained / paid:.0%}", any(run.grouped for run in runs))
+    curves = [run.curve.accuracy for run in runs if run.curve.accuracy]
+    learned = ""
+    if curves:
+        first, last = (fmean(accuracy[at] for accuracy in curves) for at in (0, -1))
+        learned = f" Its held-out accuracy went from {first:.3f} to {last:.3f}."
+    lead = f"{name} {'paid' if all(run.why for run in runs) else 'has so far paid'} {paid:,.0f} rollouts{each}"
+    return lead, f"; {taught}.{learned}"
 
 
 def damage(runs: Sequence[RecordedRun]) -> list[str]:
@@ -140,5 +155,5 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def name_of(run: RecordedRun) -> str:
-    """A run among others, in words."""
-    return one_line(run.label) + ("" if run.seed is None else f", seed {run.seed}")
+    """A run among others, in words: its label, or else its folder, for runs trained one by one may share their recipe."""
+    return one_line(run.name) + ("" if run.seed is None else f", seed {run.seed}")

@@ -204,6 +204,9 @@ _IN_ANY_LINE: Fields = {"prompts": COUNTS, "unscored": COUNTS}
 _IN_A_BATCH: Fields = {
     **_IN_ANY_LINE,
     "batch": COUNT,
+    "rows": COUNT,
+    "groups": COUNT,
+    "replayed": COUNT,
     "evicted": COUNT,
     "revived": COUNT,
     "quarantined": COUNT,

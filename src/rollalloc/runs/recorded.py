@@ -41,6 +41,11 @@ class RecordedRun:
         return str(self.description.get("label") or self.description.get("recipe") or self.folder.name)
 
     @property
+    def name(self) -> str:
+        """What tells the run from others of its folder: the label that it was given, else its folder."""
+        return str(self.description.get("label") or self.folder.name)
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The trainer's settings."""
         return self.description.get("settings") or {}
@@ -108,6 +113,16 @@ class RecordedRun:
         return [line for line in self.metrics if line["kind"] == "batch"]
 
     @cached_property
+    def grouped(self) -> bool:
+        """Whether rollouts are compared within groups, as far as is known."""
+        return not self.batches or any(compares(line) for line in self.batches)
+
+    @property
+    def taught(self) -> str:
+        """The share of rollouts that taught, see `share_taught`."""
+        return share_taught(self.accounts, self.grouped)
+
+    @cached_property
     def curve(self) -> Curve:
         """Held-out accuracy against what was paid, that of the final weights included."""
         return whole_curve_of(self.metrics)
@@ -116,6 +131,17 @@ class RecordedRun:
     def cost(self) -> Cost | None:
         """What was paid when the target was reached, or a lower bound of it; None without a target or an evaluation."""
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
+
+
+def compares(batch: Mapping[str, Any]) -> bool:
+    """Whether a batch's line has rows that were compared within their group, not each with a prediction or the batch's mean."""
+    return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)
+
+
+def share_taught(accounts: Mapping[str, int], grouped: bool) -> str:
+    """The share of rollouts in groups that had something to compare; "n/a" where no group is compared, "" without rollouts."""
+    paid = sum(accounts.values())
+    return "" if not paid else f"{accounts.get('trained', 0) / paid:.0%}" if grouped else "n/a"
 
 
 def remaining(run: RecordedRun) -> timedelta | None:
@@ -139,8 +165,24 @@ def state(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Runs that differ in their seed only, together."""
+    """Runs that differ in their seed only, together; those that differ in more have their folder's name with the label."""
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:
         found.setdefault(run.label, []).append(run)
-    return found
+    methods: dict[str, list[RecordedRun]] = {}
+    for label, of_label in found.items():
+        if _are_seeds_of_one(of_label):
+            methods[label] = of_label
+        else:
+            methods |= {f"{run.folder.name} ({label})": [run] for run in of_label}
+    return methods
+
+
+def _are_seeds_of_one(runs: Sequence[RecordedRun]) -> bool:
+    seeds = [run.seed for run in runs]
+    setups = [
+        {name: run.description.get(name) for name in ("recipe", "parameters", "max_rollouts")}
+        | {"settings": {name: value for name, value in run.settings.items() if name != "seed"}}
+        for run in runs
+    ]
+    return len(runs) == 1 or (len(set(seeds)) == len(seeds) and all(setup == setups[0] for setup in setups))
