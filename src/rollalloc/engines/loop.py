@@ -415,7 +415,7 @@ class Loop:
         """Save what there is without what generates; the error that says so."""
         if self.allocator.tokens_paid:
             self._save()
-        self._write_last("failed", str(died))
+        self._write_failure(died)
         if self._saved_at is None:
             return BackendDied(f"{died}; nothing was generated before, so that there is no checkpoint")
         return BackendDied(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -17,6 +20,8 @@ from rollalloc.core.errors import NoScores
 from rollalloc.drivers.trl_async import trainer as driver
 from rollalloc.drivers.trl_async import worker as worker_module
 from rollalloc.drivers.trl_async.worker import AllocatedWorker
+from rollalloc.engines.streaming.backend import BackendDied
+from rollalloc.engines.streaming.settings import Streaming
 from rollalloc.rewards.frameworks import Reward
 from rollalloc.rewards.scorers import WorkerScorer
 
@@ -123,6 +128,23 @@ def test_a_reward_that_hangs_is_reported_and_holds_nobody_up(model, tmp_path):
         trainer.train()
     assert not trainer.rollout_worker.running
     held.set()
+
+
+def test_a_generator_that_is_stopped_ends_the_training(model, tmp_path, forked_generators):
+    """Its turns go on, so that no turn that hangs would say it; the prompts' features were made by the model."""
+
+    def stops(completions, **columns):
+        for process in multiprocessing.active_children():
+            if process.name == "rollalloc generator":
+                os.kill(process.pid, signal.SIGSTOP)
+        return tiny_trl.starts_right(completions, **columns)
+
+    trainer = tiny_async.trainer(
+        tmp_path, "foresight", model, reward=stops, driver={"streaming": Streaming()}, heartbeat_stale_after_s=2.0
+    )
+    with pytest.raises(BackendDied, match=r"process that generates \(\d+\) has given no sign of life"):
+        trainer.train()
+    assert multiprocessing.active_children() == []
 
 
 def test_a_reward_in_processes_that_hangs_costs_its_rollouts_alone(model, tmp_path):
