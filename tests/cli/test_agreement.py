@@ -76,6 +76,7 @@ def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
     assert f"{paid:,} rollouts" in story or not paid
     assert f"{paid:,} rollouts" in watched
     assert f">{paid:,}<" in board
+    assert "<bdi>mine</bdi>" in board
     assert state in board
     assert state in watched
     if accuracy:

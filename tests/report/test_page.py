@@ -188,6 +188,8 @@ def test_examples_are_the_newest_of_each_fate(write_run):
         ("not scored: timeout", "text 7"),
         ("stopped early", "text 8"),
     ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(rollout(at, at, 1.0)) + "\n" for at in range(3)))
+    assert {example.fate for example in examples(folder)} == {"the only one of its prompt"}
 
 
 def test_lines_that_are_no_rollouts_are_passed_over(write_run):

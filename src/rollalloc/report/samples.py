@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -70,13 +70,14 @@ def samples(folder: Path) -> Samples:
 
 
 def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
-    rewards: dict[Any, set[float]] = {}
+    rewards: dict[Any, list[float]] = {}
     for line in lines:
         if "reward" in line:
-            rewards.setdefault(line.get("group"), set()).add(line["reward"])
+            rewards.setdefault(line.get("group"), []).append(line["reward"])
+    grouped = any(len(of_group) > 1 for of_group in rewards.values())
     found: dict[str, list[Example]] = {}
     for line in reversed(lines):
-        fate = _fate(line, rewards.get(line.get("group"), set()))
+        fate = _fate(line, rewards.get(line.get("group"), []), grouped)
         if fate not in found and len(found) == _FATES:
             continue
         shown = found.setdefault(fate, [])
@@ -87,7 +88,7 @@ def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
     return [example for fate in sorted(found) for example in found[fate]]
 
 
-def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
+def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> str:
     if line.get("unscored") == STOPPED:
         return "stopped early"
     if line.get("unscored"):
@@ -96,7 +97,9 @@ def _fate(line: Mapping[str, Any], rewards: set[float]) -> str:
         return "not scored"
     if line.get("truncated"):
         return "cut off at the length limit"
-    if len(rewards) > 1:
+    if not grouped:
+        return "the only one of its prompt"
+    if len(set(rewards)) > 1:
         return "in a mixed group, the better" if line["reward"] == max(rewards) else "in a mixed group, the worse"
     return "in a group whose rewards are all alike"
 
