@@ -362,6 +362,18 @@ def test_its_death_is_said_where_nothing_runs(made):
         backend.step(0)
 
 
+def test_its_silence_is_not_waited_for_without_an_end(made):
+    backend, fake, do = made
+    [name] = started(made, Row(1, 0, (4,)))
+    backend._silence.limit_s = 0.0
+    for _ in range(3):  # tokens are signs of life
+        do(lambda: fake.say(name, [7]))
+        assert backend.step(0) == []
+    for _ in range(2):
+        with pytest.raises(BackendDied, match=r"vLLM's engine \(77\) has given no sign of life.*and 1 rollouts"):
+            backend.step(0)
+
+
 def test_logits_that_are_not_numbers_are_said(made):
     backend, fake, do = made
     [name] = started(made, Row(1, 0, (4,)))
