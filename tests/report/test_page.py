@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from rollalloc.report.board import Board
-from rollalloc.report.page import write_page
+from rollalloc.report.found import comparisons
+from rollalloc.report.page import sections, write_page
 from rollalloc.report.samples import examples, samples
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -190,6 +191,16 @@ def test_examples_are_the_newest_of_each_fate(write_run):
     ]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(rollout(at, at, 1.0)) + "\n" for at in range(3)))
     assert {example.fate for example in examples(folder)} == {"the only one of its prompt"}
+
+
+def test_a_run_under_other_settings_that_has_not_ended_is_shown_beside_one_that_has(run_into, tmp_path):
+    run_into(tmp_path / "first", "", 0, batches=5)
+    run_into(tmp_path / "second", "", 0, batches=5, why=None, max_rollouts=9000)
+    [section] = sections(comparisons(tmp_path), tmp_path)
+    assert [finding.lead.split(" paid")[0].split(" has")[0] for finding in section.findings] == [
+        "first (grpo)",
+        "second (grpo)",
+    ]
 
 
 def test_lines_that_are_no_rollouts_are_passed_over(write_run):

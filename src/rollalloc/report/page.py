@@ -240,6 +240,8 @@ def _section(
     unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     said = {} if summary is None else findings(summary)
+    if not said.keys() <= methods.keys():  # a run that has not ended is under other settings than those that have
+        said = {}
     said = said or {label: story(of_label, label) for label, of_label in methods.items()}
     return Section(
         name=name,
