@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -153,6 +154,7 @@ class Lock:
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
         self._file: FileIO | None = None
+        self._made: list[Path] = []  # what was not there before
         _LOCKS.add(self)
 
     def take(self) -> None:
@@ -168,13 +170,30 @@ class Lock:
         hidden = self.folder / HIDDEN
         if os.path.lexists(hidden) and not hidden.is_dir():
             refuse(self.folder, [HIDDEN], "move it away, or give another folder")
-        hidden.mkdir(parents=True, exist_ok=True)
-        self._file = opened(hidden / f"{self.kind}.lock", os.O_RDWR | os.O_CREAT)
-        try:
-            self._wait(self._file.fileno())
-        except BaseException:
+        path = hidden / f"{self.kind}.lock"
+        while True:
+            self._made = [each for each in (path, hidden) if not each.exists()]
+            hidden.mkdir(parents=True, exist_ok=True)
+            try:
+                self._file = opened(path, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # another one withdrew
+                continue
+            try:
+                self._wait(self._file.fileno())
+            except BaseException:
+                self.release()
+                raise
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
+                return
             self.release()
-            raise
+
+    def withdraw(self) -> None:
+        """Hold it no longer, and leave nothing behind that was not there before."""
+        if self._file is not None:
+            for path in self._made:
+                with suppress(OSError):  # another one may write there by now
+                    path.rmdir() if path.is_dir() else path.unlink()
+        self.release()
 
     def release(self) -> None:
         """Hold it no longer."""

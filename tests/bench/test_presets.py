@@ -21,7 +21,7 @@ from rollalloc.named import RECIPES, make_recipe
 def no_files(monkeypatch, tmp_path):
     """Tasks that are said to be there: nothing here trains."""
 
-    def prepared(folder, *pool):
+    def prepared(folder, *pool, progress):
         return TaskFiles(tmp_path / "model", tmp_path / "train", tmp_path / "held", "module:function", 9, True)
 
     for task in (presets.skills, presets.walks, presets.sort, presets.gym):

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from rollalloc.bench import presets
-from rollalloc.bench.runs import Run, Source
+from rollalloc.bench.runs import Run
 from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
-from rollalloc.cli.sources import USUAL, run_of
+from rollalloc.cli.sources import USUAL, budget_said, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Clip, Loss
@@ -189,10 +189,6 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN, "--aggregation", "mean"), "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
         ((*OWN, "--dual-clip", "1"), "expected dual above 1"),
         ((*OWN, "--kl", "-1"), "kl must be 0 or more"),
-        (
-            (*OWN, "--schedule", "linear"),
-            "a linear schedule without steps falls over the run's budget, and there is none",
-        ),
         ((*OWN, "--tokens-per-forward", "0"), "tokens_per_forward must be a whole number of at least 1, got 0"),
         ((*OWN, "--precision", "fp16"), "precision must be one of auto, fp32, bf16, got 'fp16'"),
         ((*OWN, "--sampling-dtype", "int8"), "sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"),
@@ -374,14 +370,74 @@ def test_compare_shows_what_each_paid(call, tmp_path):
         (("--recipes", "grpo", "--set", "grpo.groop=3"), "grpo has no parameter 'groop'"),
         (("--recipes", "grpo", "--matched", "groups=3"), "--matched expects groups=G,n=N, got 'groups=3'"),
         (("--recipes", "grpo", "--matched", "groups=3,n=5"), "n must be even and at least 4"),
+        (("--heldout", "none.jsonl"), "none.jsonl: no such file"),
+        (("--recipes", "grpo,dapo", "--set", "dapo.groups=2000"), "trains on 2000 groups a batch"),
+        (("--max-new-tokens", 64), "max_new_tokens must be less than the model's context of 64 tokens"),
+        (("--out", "theirs"), "theirs holds results.json, which as far as is known rollalloc did not write"),
     ],
 )
-def test_a_mistake_in_a_comparison_is_one_message(call, tmp_path, arguments, message):
-    code, output = call("compare", *OWN, *SHORT, *arguments, "--out", tmp_path / "out")
+def test_a_mistake_in_a_comparison_is_one_message(call, own, tmp_path, arguments, message):
+    theirs = own / "theirs" / "results.json"
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("mine")
+    code, output = call("compare", *OWN, "--heldout", "prompts.jsonl", *SHORT, "--out", tmp_path / "out", *arguments)
     assert code == 2, output
     assert message in said(output)
+    assert output.count("error:") == 1
     assert "Traceback" not in output
-    assert not (tmp_path / "out" / "results.json").exists()
+    assert not (tmp_path / "out").exists()
+    assert list(theirs.parent.iterdir()) == [theirs]
+
+
+def test_a_comparison_without_heldout_prompts_is_refused(call, tmp_path):
+    code, output = call("compare", *OWN, *SHORT, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--heldout: without prompts to evaluate on nothing tells the recipes apart" in said(output)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_folder_of_others_is_refused_before_a_task_is_made_and_nothing_is_left(call, tmp_path, command):
+    run = tmp_path / "out" if command == "train" else tmp_path / "out" / "sort" / "grpo-0"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("mine")
+    recipe = ("--recipe", "grpo") if command == "train" else ("--recipes", "grpo", "--seeds", 0)
+    where = ("--tasks", tmp_path / "tasks", "--out", tmp_path / "out")
+    code, output = call(command, "--task", "sort", *recipe, *where)
+    assert code == 2
+    assert "holds metrics.jsonl, which as far as is known rollalloc did not write" in said(output)
+    assert not (tmp_path / "tasks").exists()
+    assert list(run.iterdir()) == [run / "metrics.jsonl"]
+
+
+def test_what_fails_before_a_run_begins_leaves_nothing_in_an_empty_folder(call, tmp_path):
+    code, _ = call("train", *OWN[:-1], "none.py:score", *SHORT, "--out", tmp_path)
+    assert code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(call, own, tmp_path):
+    assert (
+        run_of(Given(model="model", prompts=[own / "prompts.jsonl"], reward="r:s"), "grpo", {}, 0).max_rollouts == 4096
+    )
+    rows = [
+        {"data_source": "m", "prompt": f"s{n % 6} s{n // 6 % 6} s{n // 36} =", "reward_model": {"ground_truth": ""}}
+        for n in range(216)
+    ]
+    write_prompts(tmp_path / "many.jsonl", rows)
+    arguments = ("train", "--model", "model", "--prompts", tmp_path / "many.jsonl", "--reward", "my_reward.py:score")
+    arguments += (*SHORT[:2], *SHORT[4:], "--reward-workers", 0, "--out", tmp_path / "run")
+    code, output = call(*arguments, "--max-rollouts", 64)
+    assert code == 0, output
+    assert "reinforce {'groups': 64, 'n': 1}, learning rate 1e-06, at most 64 rollouts" in said(output)
+    code, output = call(*arguments, "--resume")
+    assert code == 0, output
+    assert "at most 64 rollouts" in said(output)
+    write_prompts(tmp_path / "more.jsonl", [row | {"prompt": f"p{n}"} for n, row in enumerate([*rows, *rows])])
+    more = Given(model="model", prompts=[tmp_path / "more.jsonl"], reward="r:s")
+    assert budget_said(more, run_of(more, "grpo", {}, 0).max_rollouts) == (
+        "at most 6,912 rollouts, 16 a prompt and at least 4,096; --max-rollouts says otherwise"
+    )
 
 
 def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
@@ -396,18 +452,21 @@ def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
 
 
 def test_compare_with_matched_shapes_gives_every_recipe_the_same(call, tmp_path):
-    arguments = ("compare", *OWN, *SHORT, "--reward-workers", 0, "--recipes", "grpo,pods", "--seeds", 0)
+    arguments = ("compare", *OWN, *SHORT, "--heldout", "prompts.jsonl", "--reward-workers", 0)
+    arguments += ("--recipes", "grpo,pods", "--seeds", 0)
     code, output = call(*arguments, "--matched", "groups=2,n=4", "--set", "pods.m=3", "--out", tmp_path)
     assert code == 0, output
     results = json.loads((tmp_path / "results.json").read_text())
     assert [result["parameters"] for result in results] == [{"groups": 2, "n": 4}, {"groups": 2, "n": 4, "m": 3}]
 
 
-def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, tmp_path):
-    arguments = ("compare", *OWN, *SHORT, "--reward-workers", 0, "--seeds", 0, "--processes", 1, "--out", tmp_path)
-    code, output = call(*arguments, "--recipes", "grpo,dapo", "--set", "grpo.groups=2", "--set", "dapo.groups=2000")
+def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path):
+    (own / "twos.py").write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return 2.0\n")
+    arguments = ("compare", *OWN[:-1], "twos.py:score", *SHORT, "--heldout", "prompts.jsonl", "--reward-workers", 0)
+    arguments += ("--seeds", 0, "--processes", 1, "--out", tmp_path)
+    code, output = call(*arguments, "--recipes", "grpo,mopps", "--set", "grpo.groups=2", "--set", "mopps.groups=2")
     assert code != 0
-    assert "dapo with seed 0 failed: ValueError: the recipe trains on 2000 groups a batch" in said(output)
+    assert "mopps with seed 0 failed: MetricError" in said(output)
     assert "what was paid" in said(output)
     assert [result["recipe"] for result in json.loads((tmp_path / "results.json").read_text())] == ["grpo"]
     assert (tmp_path / "report.html").exists()
@@ -510,9 +569,7 @@ def test_values_are_json_where_they_can_be():
 
 @pytest.mark.parametrize("recipe", ["grpo", "pilot_commit"])
 @pytest.mark.parametrize("task", [None, "sort"])
-def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(own, monkeypatch, recipe, task):
-    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
-    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(own, recipe, task):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
     given = Given(
         **({"task": task} if task else what),
@@ -544,14 +601,10 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert run.track == ("tensorboard", "wandb")
 
 
-def test_a_falling_rate_needs_steps_or_a_budget(own, monkeypatch):
-    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
-    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+def test_a_falling_rate_falls_over_the_budget(own):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
-    for given in (what | {"max_rollouts": 99}, {"task": "sort"}):
+    for given in (what, what | {"max_rollouts": 99}, {"task": "sort"}):
         assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).settings.schedule.over_budget
-    with pytest.raises(ValueError, match=r"and there is none; give --max-rollouts .* or --schedule-steps"):
-        run_of(Given(**what, schedule="linear"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="--schedule-floor: a constant rate has none"):
         run_of(Given(**what, schedule_floor=0.2), "grpo", {}, 0)
     with pytest.raises(ValueError, match="a constant rate has no steps after which it is at its floor, got 5"):
@@ -568,9 +621,7 @@ def test_the_updates_options_default_to_those_of_the_trainer(own):
         assert getattr(run.settings, name) == getattr(plain, name)
 
 
-def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(monkeypatch, tmp_path):
-    source = Source(model="model", prompts=("prompts.parquet",), reward="my_reward.py:score")
-    monkeypatch.setattr(presets, "task_source", lambda *_: (source, 4))
+def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_path):
     plain = Settings(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
         run = run_of(Given(task=task), "foresight", {}, 0)
@@ -592,7 +643,9 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(monke
 def test_the_usual_shapes_make_recipes(recipe, own):
     given = Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
     run = run_of(given, recipe, {}, 0)
-    assert dict(run.parameters) == USUAL[recipe]
+    assert dict(run.parameters) == USUAL[recipe] | {
+        "groups": min(USUAL[recipe]["groups"], 24)
+    }  # prompts that there are
     assert run.settings.optimizer_steps_per_batch == 3
 
 

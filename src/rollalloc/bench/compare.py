@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollalloc.bench.execution import Loaded, check
 from rollalloc.bench.pool import Failed, Failure, Job, carry_out
-from rollalloc.bench.runs import Run, folder_of
+from rollalloc.bench.runs import Run, Source, folder_of
 from rollalloc.claims import Claims, Lock, refuse
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.stopping import Stopped, StopRequest
@@ -44,6 +45,7 @@ class Standing:
 
 
 RESULTS = "results.json"
+_REMEDY = "give another folder (--out), or move it away"
 Watcher = Callable[[Sequence[tuple[Run, Standing]]], None]
 
 
@@ -87,8 +89,11 @@ def compare(
     for place, run in todo.items():
         if not run.is_in(place):
             RunFolder(place).check(overwrite=overwrite)
+    checked: dict[Source, Loaded] = {}
+    for run in todo.values():
+        checked[run.source] = check(run, checked.get(run.source))
     claims, stop = Claims(folder, "comparison"), StopRequest()
-    refuse(folder, claims.foreign([RESULTS]), "give another folder (--out), or move it away")
+    refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     failures: list[Failure] = []
     if todo:
         with Lock(folder, "comparison"), stop.heard():
@@ -108,6 +113,19 @@ def compare(
     if failures:
         raise Failed(failures)
     return results
+
+
+def check_places(runs: Sequence[Run], folder: Path) -> None:
+    """Refuse a folder that holds what is not ours where runs would write; changes nothing.
+
+    Raises:
+        FileExistsError: names it.
+        InUse: something else writes there now.
+    """
+    refuse(folder, Claims(folder, "comparison").foreign([RESULTS]), _REMEDY)
+    for run in runs:
+        with RunFolder(folder_of(run, folder)) as place:
+            place.check(overwrite=True)  # runs of ours are looked at when it is known what these are trained on
 
 
 class _Listed:

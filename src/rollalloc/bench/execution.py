@@ -17,14 +17,14 @@ from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.features import Features
-from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts
+from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.engines import checkpoint
 from rollalloc.engines.adapter import peft_module
 from rollalloc.engines.evaluation import HeldOut
 from rollalloc.engines.features import features_of, weights_digest
 from rollalloc.engines.folder import RunFolder
 from rollalloc.engines.native import Listener, Trainer
-from rollalloc.engines.policy import Policy, usable_device
+from rollalloc.engines.policy import Policy, context_of, usable_device
 from rollalloc.engines.settings import Settings
 from rollalloc.engines.streaming.begin import refuse_unfit_model
 from rollalloc.engines.trackers import tracked
@@ -83,17 +83,9 @@ def execute(
         else:
             overwrite = overwrite or (resume and place.is_broken() and run.is_described_in(folder))
             place.check(overwrite=overwrite)
-        usable_device(source.device)
+        prompts, held = check(run)
         recipe = run.made_recipe()
-        if source.lora is not None:
-            peft_module()  # what is missing is said before the model is loaded
-        _check_features(source, recipe)
         with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
-            prompts = load_prompts(*source.prompts)
-            held = None if source.heldout is None else load_prompts(source.heldout)
-            Allocator(
-                recipe, len(prompts.keys), run.settings.seed
-            )  # too few prompts are said before the model is loaded
             policy = Policy.load(source.model, device=source.device)
             train = _encoded(source, policy, run.settings, prompts)
             if run.settings.engine == "async":
@@ -120,6 +112,42 @@ def execute(
             described = run.description() | {"digests": digests_of(source)}
             write_text(folder / DESCRIPTION, json.dumps(described, indent=2))
             return trainer.run()
+
+
+Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held out
+
+
+def check(run: Run, loaded: Loaded | None = None) -> Loaded:
+    """Refuse a run that cannot be, as far as that can be told without its model.
+
+    Args:
+        run: a run.
+        loaded: its prompts, where they were loaded and its reward tried before.
+
+    Returns:
+        Its prompts.
+
+    Raises:
+        ValueError: a device that cannot be used, a recipe that cannot be made or that there are too few prompts for, files
+            that nobody would read, rollouts longer than the model's context.
+        OSError: a file that is not there.
+        ImportError: what is needed is not installed, or the reward function cannot be imported.
+    """
+    source = run.source
+    usable_device(source.device)
+    recipe = run.made_recipe()
+    if source.lora is not None:
+        peft_module()
+    _check_features(source, recipe)
+    if loaded is None:
+        _loaded(source.reward)
+        context = context_of(source.model)
+        if context is not None:
+            refuse_longer(run.settings.sampling.max_new_tokens, context)
+        held = None if source.heldout is None else load_prompts(source.heldout)
+        loaded = load_prompts(*source.prompts), held
+    Allocator(recipe, len(loaded[0].keys), run.settings.seed)
+    return loaded
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from rollalloc.bench.runs import Run, Source
 from rollalloc.bench.tasks import gym, skills, sort, walks
-from rollalloc.bench.tasks.files import TaskFiles
+from rollalloc.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.engines.sampling import Sampling
 from rollalloc.engines.settings import Settings
 
@@ -76,6 +76,7 @@ PRESETS = {
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)
+_UNMADE = Source(model="", prompts=(), heldout="", reward="")
 
 
 def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
@@ -109,9 +110,9 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
     return {recipe: Tuned(one["parameters"], one["learning_rate"]) for recipe, one in found.items()}
 
 
-def task_source(name: str, folder: Path) -> tuple[Source, int]:
+def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:
     """A task's model, prompts and reward, made in the folder unless they are there, and the tokens of a rollout."""
-    made = _prepare(name, folder)
+    made = _prepare(name, folder, shown)
     source = Source(
         model=str(made.model),
         prompts=(str(made.train),),
@@ -124,13 +125,13 @@ def task_source(name: str, folder: Path) -> tuple[Source, int]:
     return source, made.max_new_tokens
 
 
-def _prepare(name: str, folder: Path) -> TaskFiles:
+def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
     if name.startswith(gym.PREFIX):
-        return gym.prepare(folder / name.replace("/", "-"), name)
+        return gym.prepare(folder / name.replace("/", "-"), name, progress=shown)
     pooled, _, pool = name.partition("/")
     if pooled in POOLED:
-        return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool)
-    return sort.prepare(folder / "sort")
+        return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool, progress=shown)
+    return sort.prepare(folder / "sort", progress=shown)
 
 
 def task_run(
@@ -148,16 +149,27 @@ def task_run(
         changes: of the trainer's settings.
 
     Raises:
+        ValueError: as `planned_run`.
+    """
+    return made(planned_run(task, pool, recipe, seed, tuned=tuned, **changes), folder)
+
+
+def planned_run(task: str, pool: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
+    """As `task_run`, but nothing is made yet: the run has no model and no prompts, which `made` gives it.
+
+    Raises:
         ValueError: an unknown task, or a recipe without tuned settings for it and none given.
+        ImportError: what the task is of is not installed.
     """
     name, preset = preset_of(task, pool)
+    if name.startswith(gym.PREFIX):
+        gym.config_of(name)
     known = tuned_of(preset.tuned_on)
     chosen = tuned or known.get(recipe)
     if chosen is None:
         raise ValueError(
             f"{recipe} has no tuned settings for {name}; give its parameters. There are {', '.join(known)}"
         )
-    source, tokens = task_source(name, folder)
     settings: dict[str, Any] = {
         **chosen.optimizer,
         "learning_rate": chosen.learning_rate,
@@ -166,10 +178,28 @@ def task_run(
         "eval_samples": preset.eval_samples,
     }
     return Run(
-        source=source,
+        source=_UNMADE,
         recipe=recipe,
         parameters=dict(chosen.parameters),
-        settings=Settings(seed=seed, sampling=Sampling(tokens), **settings | changes),
+        settings=Settings(seed=seed, sampling=Sampling(1), **settings | changes),
         max_rollouts=preset.max_rollouts,
         task=name,
     )
+
+
+def made(run: Run, folder: Path, shown: Shown = unseen) -> Run:
+    """A planned run with its task's model, prompts and reward, made in the folder unless they are there.
+
+    Args:
+        run: one of a task; any other is returned as it is.
+        folder: where tasks are kept.
+        shown: told how far it is.
+
+    Raises:
+        ValueError: a folder that is no task, or one made with other settings.
+    """
+    if run.source != _UNMADE:
+        return run
+    source, tokens = task_source(run.task, folder, shown)
+    sampling = replace(run.settings.sampling, max_new_tokens=tokens)
+    return replace(run, source=source, settings=replace(run.settings, sampling=sampling))

@@ -9,6 +9,7 @@ import sys
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from rollalloc.cli.bench import bench
 from rollalloc.cli.board import board
@@ -18,12 +19,12 @@ from rollalloc.cli.features import features
 from rollalloc.cli.model import model
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
-from rollalloc.cli.saying import say
 from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
+from rollalloc.report.text import visible
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
@@ -41,9 +42,9 @@ app.add_typer(data, name="data")
 def main() -> None:
     """Entry point of `rollalloc`."""
     console = Console(stderr=True)
-    logging.basicConfig(
-        level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)], format="%(message)s"
-    )
+    handler = RichHandler(console=console, show_path=False)
+    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # which writes its lines by itself
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.path.append(os.getcwd())  # where a user's module:function lies; a console script does not search it by itself
@@ -52,8 +53,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
-        say(console, "error: ", "bold red", end="")
-        say(console, f"{type(error).__name__}: {error}")
+        said = Text("error: ", "bold red")  # in one piece, or it would be wrapped as if nothing stood before it
+        console.print(said.append(visible(f"{type(error).__name__}: {error}"), "not bold default"))
         sys.exit(2)
 
 

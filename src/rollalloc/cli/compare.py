@@ -16,7 +16,7 @@ from rich.table import Table
 
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
 from rollalloc.cli.options import Given, folder, parameters_of, with_fields
-from rollalloc.cli.progress import leave
+from rollalloc.cli.progress import leave, staged
 from rollalloc.cli.saying import say
 from rollalloc.cli.standings import Standings, uses
 
@@ -40,7 +40,7 @@ def compare(
     ] = None,
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME.")
-    ] = "grpo,dapo,pilot_commit",
+    ] = "grpo,reinforce,foresight",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds, each run by every recipe.")] = "0,1,2",
     set_: Annotated[
         list[str] | None,
@@ -77,7 +77,10 @@ def compare(
     ] = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
-    from rollalloc.bench.compare import compare as carry_out  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.compare import check_places  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.compare import compare as carry_out
+    from rollalloc.bench.presets import made
+    from rollalloc.cli.sources import budget_said
     from rollalloc.engines.stopping import Stopped
 
     console = Console(stderr=True)
@@ -88,9 +91,20 @@ def compare(
     numbers = whole_numbers("--seeds", seeds)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     try:
-        with console.status("preparing"):
-            runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+        runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+        if not all(run.source.heldout is not None for run in runs):
+            raise ValueError(
+                "--heldout: without prompts to evaluate on nothing tells the recipes apart; give them, or train each by "
+                "itself (rollalloc train)"
+            )
         runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
+        check_places(runs, out)  # said before a task is made, which may take minutes
+        with staged() as shown:
+            runs = [made(run, given.tasks, shown) for run in runs]
+        budgets = {
+            budget_said(given if task is None else replace(given, task=run.task), run.max_rollouts) for run in runs
+        }
+        say(console, f"{len(runs)} runs, each of {' or '.join(sorted(budgets))}")
         with Standings(console) as standings:
             carry_out(runs, out, processes=processes, watcher=standings.show, overwrite=overwrite)
     except Stopped as stopped:

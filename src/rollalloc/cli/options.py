@@ -138,7 +138,9 @@ class Given:
     gradient_checkpointing: Annotated[
         bool, _option("Compute layers again in the backward pass; needs less memory.", _HOW)
     ] = False
-    max_rollouts: Annotated[int | None, _option("Rollouts to pay at most.", _HOW)] = None
+    max_rollouts: Annotated[
+        int | None, _option("Rollouts to pay at most; by default the task's, or 16 a prompt and at least 4096.", _HOW)
+    ] = None
     target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
     eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
     reward_workers: Annotated[int, _option("Processes that score; 0: in this one, if trusted.", _HOW)] = 1

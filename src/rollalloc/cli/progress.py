@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from rollalloc.report.text import visible
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
+_STAGE_S, _PATIENCE_S = 15.0, 3.0  # the same of what is made beforehand, and before the first
 
 
 class TimeLeft:
@@ -122,9 +131,17 @@ def paid_for(run: RecordedRun) -> Table:
 
 @contextmanager
 def staged() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage of some work, on stderr, which vanish when all is done: (what, how much is done, of how much)."""
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+    """A bar for each stage of some work, on stderr, which vanish when all is done: (what, how much is done, of how much).
+
+    Where there is no terminal it is a line now and then, with the time left.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lined(Lines(console))
+        return
+    columns = (TextColumn("{task.description:>10}"), BarColumn(20), TextColumn("{task.completed:,}/{task.total:,}"))
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, transient=True) as progress:
         bars: dict[str, Any] = {}
 
         def shown(what: str, done: int, of: int) -> None:
@@ -133,6 +150,18 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
             progress.update(bars[what], completed=done, total=of)
 
         yield shown
+
+
+def _lined(lines: Lines) -> Callable[[str, int, int], None]:
+    left: dict[str, TimeLeft] = {}
+    began = time.monotonic()
+
+    def shown(what: str, done: int, of: int) -> None:
+        time_left = left.setdefault(what, TimeLeft())(done / max(of, 1))
+        if time.monotonic() - began > _PATIENCE_S:  # what is quick says nothing
+            lines.say(f"{what}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S)
+
+    return shown
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:

@@ -7,6 +7,6 @@ from rich.console import Console
 from rollalloc.report.text import visible
 
 
-def say(console: Console, text: str, style: str = "", *, end: str = "\n") -> None:
+def say(console: Console, text: str, style: str = "") -> None:
     """Write a sentence, with what would act on the terminal made visible."""
-    console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False, end=end)
+    console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)

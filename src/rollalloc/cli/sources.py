@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from rollalloc.bench.methods import default
@@ -13,12 +15,13 @@ from rollalloc.bench.presets import (
     POOLED,
     PRESETS,
     Tuned,
+    planned_run,
     preset_of,
-    task_run,
     tuned_of,
 )
 from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.options import Given
+from rollalloc.data._files import read_rows
 from rollalloc.engines.lora import Lora
 from rollalloc.engines.objective import Aggregation, Clip, Loss
 from rollalloc.engines.sampling import Sampling
@@ -30,6 +33,7 @@ from rollalloc.named import RECIPES, standard
 SETTINGS = ("defaults", "tuned")
 # A model of the user's own begins with the same as the tasks. Nobody tuned it for that model.
 USUAL: Mapping[str, dict[str, Any]] = {recipe: default(recipe) for recipe in RECIPES}
+_USUAL_VISITS, _LEAST_ROLLOUTS = 16, 4096  # of a budget that nobody gave: rollouts a prompt, and all of them
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
@@ -49,7 +53,7 @@ _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do no
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    """The run of a recipe under the options given.
+    """The run of a recipe under the options given; a task is not made yet, which `rollalloc.bench.presets.made` does.
 
     Raises:
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
@@ -102,7 +106,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     rate = _or(given.learning_rate, usual.learning_rate)
     chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
     changes = _said(target=given.target, eval_every=given.eval_every)
-    run = task_run(task, given.pool, recipe, seed, given.tasks, tuned=chosen, **_update(given), **changes)
+    run = planned_run(task, given.pool, recipe, seed, tuned=chosen, **_update(given), **changes)
     return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
 
 
@@ -142,8 +146,33 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         **_update(given),
         **_said(eval_every=given.eval_every),
     )
-    parameters = {**USUAL.get(standard(recipe), {}), **parameters}
-    return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=given.max_rollouts)
+    usual = dict(USUAL.get(standard(recipe), {}))
+    if usual:  # no more prompts in a batch than there are
+        usual["groups"] = max(1, min(usual["groups"], prompts_in(source.prompts)))
+    parameters = {**usual, **parameters}
+    budget = usual_budget(source.prompts) if given.max_rollouts is None else given.max_rollouts
+    return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=budget)
+
+
+def usual_budget(files: tuple[str, ...]) -> int:
+    """Rollouts that a run on these prompts pays at most, where nobody says: the same for every recipe."""
+    return max(_USUAL_VISITS * prompts_in(files), _LEAST_ROLLOUTS)
+
+
+@lru_cache
+def prompts_in(files: tuple[str, ...]) -> int:
+    """Prompts in files, those that repeat another left out."""
+    rows = (row for file in files for _, row in read_rows(Path(file)) if isinstance(row, dict))
+    return len({repr([row.get(name) for name in ("data_source", "prompt", "reward_model")]) for row in rows})
+
+
+def budget_said(given: Given, rollouts: int | None) -> str:
+    """What a run pays at most, and where nobody said so, why that."""
+    if rollouts is None:
+        return "rollouts without a limit"
+    usual = given.max_rollouts is None and given.task is None
+    why = f", {_USUAL_VISITS} a prompt and at least {_LEAST_ROLLOUTS:,}; --max-rollouts says otherwise" if usual else ""
+    return f"at most {rollouts:,} rollouts{why}"
 
 
 def _lora(given: Given) -> Lora | None:

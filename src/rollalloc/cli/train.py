@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rollalloc.cli.options import Given, folder, parameters_of, with_fields
-from rollalloc.cli.progress import RunProgress, leave, paid_for
+from rollalloc.cli.progress import RunProgress, leave, paid_for, staged
 from rollalloc.cli.saying import say
 
 
@@ -20,7 +20,7 @@ def train(
     given: Given,
     recipe: Annotated[
         str, typer.Option(help="One that `rollalloc recipes` lists, several joined by +, or module:object.")
-    ] = "pilot_commit",
+    ] = "reinforce",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
     ] = None,
@@ -85,9 +85,12 @@ def train(
 ) -> None:
     """Train one model under one recipe."""
     from rollalloc.bench.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
-    from rollalloc.cli.sources import run_of
+    from rollalloc.bench.presets import made
+    from rollalloc.bench.runs import Run
+    from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.core.errors import NoScores
     from rollalloc.engines.checkpoint import newest
+    from rollalloc.engines.folder import RunFolder
     from rollalloc.engines.stopping import Stopped
     from rollalloc.report.wording import held_out
     from rollalloc.runs.reader import read_run
@@ -95,22 +98,30 @@ def train(
     console = Console(stderr=True)
     if resume and overwrite:
         raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
-    with console.status("preparing"):
-        run = run_of(given, recipe, parameters_of(set_), seed)
+    run = run_of(given, recipe, parameters_of(set_), seed)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts}
     run = replace(run, settings=replace(run.settings, **saving))
     if given.task:
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
-    say(console, f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}")
     at = newest(out) if resume else None
+    if at is not None and given.max_rollouts is None:  # it goes on under the budget that it began with
+        run = replace(run, max_rollouts=Run.described_in(out).max_rollouts)
+    if at is None:
+        with RunFolder(out) as place:  # said before a task is made, which may take minutes
+            place.check(overwrite=overwrite or resume)
+    with staged() as shown:
+        run = made(run, given.tasks, shown)
+    say(
+        console,
+        f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}, "
+        f"{budget_said(given, run.max_rollouts)}",
+    )
     if resume and at is None:
         say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
     elif resume:
         say(console, f"resuming; the newest checkpoint is that after batch {at}")
-    if run.max_rollouts is None and run.settings.target is None:
-        say(console, "no --max-rollouts and no --target: the run goes on until nothing is left to learn", "yellow")
     if given.engine == "async" and run.made_recipe().max_staleness == 0:
         say(
             console,

@@ -17,6 +17,7 @@ from rollalloc.data._files import is_readable, read_rows
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.hub import why_unreachable
 from rollalloc.regular import read_text
 from rollalloc.whole import write_text, written
 
@@ -164,12 +165,23 @@ def _source(part: Part, local: Path | None) -> Iterator[tuple[str, Mapping[str, 
             yield from read_rows(file)
         return
     try:
-        from datasets import load_dataset
+        from datasets import config, load_dataset
     except ImportError as error:
         raise ImportError(
             "public sets are read with datasets: pip install 'rollalloc[data]', or use --from-local"
         ) from error
-    rows: Any = load_dataset(part.hub, part.config, split=part.split)
+    unreachable = why_unreachable()
+    if unreachable is not None:
+        config.HF_HUB_OFFLINE = True
+    try:
+        rows: Any = load_dataset(part.hub, part.config, split=part.split)
+    except OSError as error:
+        if unreachable is None:
+            raise
+        raise ConnectionError(
+            f"there is no copy of {part.hub} on this machine, and the hub cannot be asked ({unreachable}); give a folder "
+            "with its files (--from-local), or try again where there is a network"
+        ) from error
     yield from ((f"{part.hub}[{number}]", row) for number, row in enumerate(rows))
 
 

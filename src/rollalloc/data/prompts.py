@@ -112,6 +112,19 @@ class _Row:
     extra_info: dict[str, Any]
 
 
+def refuse_longer(max_new_tokens: int, context: int) -> None:
+    """Refuse rollouts that no prompt fits beside.
+
+    Raises:
+        ValueError: says both.
+    """
+    if max_new_tokens >= context:
+        raise ValueError(
+            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
+            f"{max_new_tokens}"
+        )
+
+
 def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> PromptSet:
     """Loads one set of prompts from parquet and JSONL files in verl's schema, one file after the other.
 
@@ -207,11 +220,8 @@ def encode_prompts(
     prompts = _readable_without_template(prompt_set, tokenizer)
     tokens = [_tokens(key, prompt, tokenizer) for key, prompt in zip(prompt_set.keys, prompts, strict=True)]
     room = math.inf if context is None else context - max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
-            f"{max_new_tokens}"
-        )
+    if context is not None:
+        refuse_longer(max_new_tokens, context)
     too_long = [row for row, ids in enumerate(tokens) if len(ids) > room]
     if too_long:
         of = f"context {context}" + (f" - max_new_tokens {max_new_tokens}" if max_new_tokens else "")

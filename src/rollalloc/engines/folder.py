@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from rollalloc.claims import Claims, Lock, refuse
+from rollalloc.claims import HIDDEN, Claims, Lock, refuse
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Features
 from rollalloc.engines import checkpoint
@@ -71,8 +71,11 @@ class RunFolder:
         self._lock.take()
 
     def release(self) -> None:
-        """Let others write there."""
-        self._lock.release()
+        """Let others write there; where no run began, nothing is left behind."""
+        if self._begun:
+            self._lock.release()
+        else:
+            self._lock.withdraw()
         self._begun = False
 
     def held(self) -> str | None:
@@ -109,6 +112,8 @@ class RunFolder:
             PermissionError: it cannot be made there.
         """
         if self.path.exists():
+            if not (self.path / HIDDEN).exists():  # nobody of ours was here
+                refuse(self.path, self._claims.foreign(_NAMES), _REMEDY)
             self.lock()
         else:  # said now rather than when the model is loaded
             _refuse_read_only(self.path)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.engines.adapter import Adapter, plain_weights
 from rollalloc.engines.caching import why_not
 from rollalloc.engines.dtypes import Precision
 from rollalloc.engines.lora import Lora
+from rollalloc.hub import why_unreachable
 
 ADAPTER = "adapter"  # folder in that of a model that was trained with adapters
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -64,7 +65,7 @@ class Policy:
         if (Path(name) / _ADAPTER_CONFIG).is_file():
             raise ValueError(_is_adapter(name))
         # The model first: where there is none, its error is the one that says so.
-        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, use_safetensors=True)
+        model = _from_hub(name, AutoModelForCausalLM, dtype=torch.float32, use_safetensors=True)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(_is_adapter(name))
         tokenizer = AutoTokenizer.from_pretrained(str(name))
@@ -136,7 +137,16 @@ def load_tokenizer(name: str | Path) -> Any:
         FileNotFoundError: the name is a path, and there is no folder.
         OSError: no such model, or no tokenizer in it.
     """
-    return AutoTokenizer.from_pretrained(_found(name))
+    return _from_hub(_found(name), AutoTokenizer)
+
+
+def context_of(name: str | Path) -> int | None:
+    """Tokens that a model can attend to, of its configuration alone; None where that does not say."""
+    try:
+        config = _from_hub(_found(name), AutoConfig).get_text_config()
+    except (OSError, ValueError):  # which loading the model says better
+        return None
+    return getattr(config, "max_position_embeddings", None)
 
 
 def usable_device(name: str | None) -> str:
@@ -189,11 +199,32 @@ def _found(name: str | Path) -> str:
     text = str(name)
     path = Path(text).expanduser() if text.startswith("~") else Path(text)
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
+    is_path = is_path or (path.parent != Path() and path.parent.is_dir())
     if is_path and not path.is_dir():
         raise FileNotFoundError(
             ENOENT, "there is no such folder; give that of a model, or a model's name on the hub", str(path)
         )
     return str(path) if is_path else text
+
+
+def _from_hub(name: str, kind: Any, **how: Any) -> Any:
+    """What `from_pretrained` makes of a folder, or of a name on the hub.
+
+    Raises:
+        OSError: there is none; where the hub does not answer, that is said once and at once.
+    """
+    unreachable = None if Path(name).is_dir() else why_unreachable()
+    try:
+        return kind.from_pretrained(name, **how)
+    except OSError as error:
+        if unreachable is None:
+            raise
+        raise FileNotFoundError(
+            ENOENT,
+            f"there is no such folder here, nor a copy of a model of that name, and the hub cannot be asked "
+            f"({unreachable}); give the folder of a model, or try again where there is a network",
+            name,
+        ) from error
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:

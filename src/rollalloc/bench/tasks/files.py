@@ -18,6 +18,11 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.regular import opened
 
 SETTINGS = "settings.json"  # of a task's folder: how it was made
+Shown = Callable[[str, int, int], None]  # what is being made, how much of it is done, of how much
+
+
+def unseen(what: str, done: int, of: int) -> None:
+    """Shows nothing of how far it is."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,11 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
             if not os.path.lexists(target):
                 partial = _emptied(target.with_name(f".{target.name}.partial"))
                 (partial / SETTINGS).write_text(wanted)  # first: it says whose the folder is
-                make(partial)
+                try:
+                    make(partial)
+                except BaseException:  # Ctrl-C as well
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
                 partial.rename(target)
     if not (target / SETTINGS).is_file():
         raise ValueError(f"{target} is no task of rollalloc, there is no {SETTINGS} in it; choose another folder")

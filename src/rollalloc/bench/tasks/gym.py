@@ -14,14 +14,14 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollalloc.bench.tasks.files import Problem, TaskFiles, make_once, write_splits
+from rollalloc.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
 from rollalloc.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
 from rollalloc.data.prompts import load_prompts
 
@@ -36,6 +36,8 @@ _QUOTED = re.compile(r"'([^']*)'")  # in a list as Python writes it
 _NOT_ANSWERS = ("I do not know", "")
 _PROBED = 16  # questions on which the verifier is tried
 _WARM_UP_POOL = 16_384  # questions
+_STEP_TOKENS = 8192  # of a step of the warm-up at most, where questions are long
+_LEAST_BATCH = 8  # examples of a step, however long they are
 _DRAWS = 50  # for each prompt wanted, before a task is said to have too few
 _REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
@@ -214,13 +216,14 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
 
 
-def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
+def prepare(folder: Path, task: str, config: Config | None = None, *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made.
 
     Args:
         folder: holds the model and the prompts.
         task: "rg/NAME", or a rung of the ladder.
         config: instead of the task's own, for tests.
+        progress: told how far the warm-up of the model is.
 
     Raises:
         ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
@@ -241,8 +244,11 @@ def prepare(folder: Path, task: str, config: Config | None = None) -> TaskFiles:
         longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
         rng = np.random.default_rng([config.seed, 0])
 
-        shape = Shape(config.hidden, config.layers, context=sum(longest) + 1)
-        save_warm_model(to / "model", tokenizer, config.warm_up, partial(config.draw, rng, prompts, answers), shape)
+        shape, warm_up = Shape(config.hidden, config.layers, context=sum(longest) + 1), config.warm_up
+        if task not in LADDER:  # whose models stand as they are
+            warm_up = replace(warm_up, batch=max(_LEAST_BATCH, min(warm_up.batch, _STEP_TOKENS // shape.context)))
+        draw = partial(config.draw, rng, prompts, answers)
+        save_warm_model(to / "model", tokenizer, warm_up, draw, shape, shown=progress)
         (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
 
     made = make_once(folder, config, make)

@@ -14,7 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, graded_score, make_once, write_splits
+from rollalloc.bench.tasks.files import (
+    Problem,
+    Shown,
+    TaskFiles,
+    compute_score,
+    graded_score,
+    make_once,
+    unseen,
+    write_splits,
+)
 from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
 __all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "graded_score", "prepare"]
@@ -127,13 +136,14 @@ class Skills:
         )
 
 
-def prepare(folder: Path, pool: str = "late", config: Config = Config()) -> TaskFiles:
+def prepare(folder: Path, pool: str = "late", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made.
 
     Args:
         folder: holds the model that all pools share, and one folder a pool.
         pool: a key of `POOLS`. The one that is graded has a quarter of the others' held-out prompts.
         config: sizes and seeds.
+        progress: told how far the warm-up of the model is.
 
     Raises:
         ValueError: an unknown pool, or a folder that was made with another configuration.
@@ -144,7 +154,9 @@ def prepare(folder: Path, pool: str = "late", config: Config = Config()) -> Task
 
     def make_model(to: Path) -> None:
         rng = np.random.default_rng([config.seed, 0])
-        save_warm_model(to, word_tokenizer(skills.words), config.warm_up, partial(skills.noisy_examples, rng))
+        save_warm_model(
+            to, word_tokenizer(skills.words), config.warm_up, partial(skills.noisy_examples, rng), shown=progress
+        )
 
     def make_pool(to: Path) -> None:
         sizes = {"train": sized.train, "heldout": sized.heldout}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollalloc.bench.tasks.files import Problem, TaskFiles, compute_score, make_once, write_splits
+from rollalloc.bench.tasks.files import Problem, Shown, TaskFiles, compute_score, make_once, unseen, write_splits
 from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
 __all__ = ["Config", "compute_score", "prepare"]
@@ -38,12 +38,13 @@ class Config:
     seed: int = 12
 
 
-def prepare(folder: Path, config: Config = Config()) -> TaskFiles:
+def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made.
 
     Args:
         folder: holds the model and the prompts.
         config: sizes and seeds.
+        progress: told how far the warm-up of the model is.
 
     Raises:
         ValueError: a folder that was made with another configuration.
@@ -52,7 +53,9 @@ def prepare(folder: Path, config: Config = Config()) -> TaskFiles:
     def make_model(to: Path) -> None:
         rng = np.random.default_rng([config.seed, 0])
         words = spell("s", np.arange(config.symbols)).split()
-        save_warm_model(to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng))
+        save_warm_model(
+            to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng), shown=progress
+        )
 
     def make_prompts(to: Path) -> None:
         sizes = {"train": config.train, "heldout": config.heldout}

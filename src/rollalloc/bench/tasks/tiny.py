@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from rollalloc.bench.tasks.files import Shown, unseen
 from rollalloc.engines.likelihood import completion_logprobs
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="
@@ -135,6 +136,7 @@ def save_warm_model(
     shape: Shape = Shape(),
     longest: int | None = None,
     parts: int = 1,
+    shown: Shown = unseen,
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
@@ -148,11 +150,12 @@ def save_warm_model(
         shape: of the model.
         longest: tokens of an answer that are shown, its end included; None: all.
         parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
+        shown: told of each step.
     """
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
-        supervise(model, tokenizer, warm_up, draw, longest, parts)
+        supervise(model, tokenizer, warm_up, draw, longest, parts, shown)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -164,11 +167,13 @@ def supervise(
     draw: Callable[[int], Examples],
     longest: int | None = None,
     parts: int = 1,
+    shown: Shown = unseen,
 ) -> None:
     """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     model.train()
     for step in range(warm_up.steps):
+        shown("warming up the model", step, warm_up.steps)
         prompts, answers = (tokenizer(texts)["input_ids"] for texts in draw(warm_up.batch))
         answers = [[*ids, EOS_ID][:longest] for ids in answers]
         tokens = sum(map(len, answers))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.bench.tasks.files import Problem, TaskFiles, make_once, write_splits
+from rollalloc.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
 from rollalloc.bench.tasks.skills import Pool
 from rollalloc.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
 
@@ -189,13 +189,14 @@ class Walks:
         return Problem(_prompt(start, goal), answer, extra)
 
 
-def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> TaskFiles:
+def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made.
 
     Args:
         folder: holds one folder a pool, and the models: one that mixed and late share, another for long.
         pool: a key of `POOLS`.
         config: sizes and seeds.
+        progress: told how far the warm-up of the model is.
 
     Raises:
         ValueError: an unknown pool, or a folder that was made with another configuration.
@@ -211,7 +212,14 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config()) -> Tas
         tokenizer = word_tokenizer(walks.words)
         shape = Shape(context=max(Shape().context, limit + PROMPT))
         save_warm_model(
-            to, tokenizer, config.warm_up, lambda count: next(shown)(count), shape, longest=limit, parts=parts
+            to,
+            tokenizer,
+            config.warm_up,
+            lambda count: next(shown)(count),
+            shape,
+            longest=limit,
+            parts=parts,
+            shown=progress,
         )
 
     def make_pool(to: Path) -> None:
