@@ -151,9 +151,17 @@ def test_watch_waits_for_a_run_and_ctrl_c_leaves(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "later"
     looks = iter([lambda: write_run(folder, ended=False), lambda: None, lambda: signal.raise_signal(signal.SIGINT)])
     monkeypatch.setattr("rollalloc.cli.watch.time.sleep", lambda _: next(looks)())
-    watch(folder, every=0.1)
-    assert "grpo · seed 3 · not ended" in capsys.readouterr().out
+    watch(folder, every=0.1, wait=True)
+    written = capsys.readouterr().out
+    assert written.startswith(f"waiting for a run in {folder}; Ctrl-C leaves\n")  # at once, although it is piped
+    assert "grpo · seed 3 · not ended" in written
     assert next(looks, None) is None
+
+
+def test_watch_of_a_folder_that_is_not_there_says_so(rollalloc, tmp_path):
+    code, _, said = rollalloc("watch", tmp_path / "rum")
+    assert code == 2
+    assert "there is no such folder; check the name, or wait for it to be made (--wait)" in said
 
 
 def test_board_says_its_address_serves_and_ctrl_c_leaves(start, tmp_path):

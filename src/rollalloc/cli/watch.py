@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from errno import ENOENT
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,31 +15,55 @@ from rich.text import Text
 
 from rollalloc.cli.options import place, seconds
 
+if TYPE_CHECKING:
+    from rollalloc.runs.recorded import RecordedRun
+
+_LINE_EVERY_S = 60.0  # between two lines, where there is no terminal
+
 
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run or of a comparison; it may not be there yet.", parser=place)
-    ],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison.", parser=place)],
     every: Annotated[float, typer.Option(help="Seconds between two looks, 0.1 to 86400.", parser=seconds)] = 1.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a folder that is not there yet.")] = False,
 ) -> None:
-    """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C."""
+    """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C.
+
+    Where there is no terminal it is a line a minute, and all of it at the end.
+    """
+    from rollalloc.cli.progress import Lines
     from rollalloc.report.found import comparisons, is_over
     from rollalloc.report.terminal import view
     from rollalloc.report.text import visible
     from rollalloc.runs.reader import Reader
 
+    if not wait and not folder.exists():
+        raise FileNotFoundError(
+            ENOENT, "there is no such folder; check the name, or wait for it to be made (--wait)", str(folder)
+        )
     reader, console = Reader(), Console()
+    lines = None if console.is_terminal else Lines(console)
     waiting = Text(visible(f"waiting for a run in {folder}; Ctrl-C leaves"), style="dim")
-    with Live(waiting, console=console, auto_refresh=False) as live:
+    with Live(waiting if lines is None else None, console=console, auto_refresh=False) as live:
         try:
             while True:
                 try:
                     runs = [run for found in comparisons(folder, reader).values() for run in found]
                 except FileNotFoundError:
                     runs = []
-                live.update(view(runs) if runs else waiting, refresh=True)
+                if lines is not None:
+                    lines.say(_line(runs) if runs else waiting.plain, every_s=_LINE_EVERY_S)
+                if runs or lines is None:
+                    live.update(view(runs) if runs else waiting, refresh=True)
                 if runs and is_over(folder, runs):
                     return
                 time.sleep(every)
         except KeyboardInterrupt:
             return
+
+
+def _line(runs: Sequence[RecordedRun]) -> str:
+    """Where the runs are, in a line."""
+    paid, ended = sum(run.paid for run in runs), sum(run.why is not None for run in runs)
+    known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
+    accuracy = f" · accuracy {sum(known) / len(known):.3f}" if known else ""
+    return f"{ended} of {len(runs)} runs ended · {paid:,} rollouts{accuracy}"
