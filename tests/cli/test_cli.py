@@ -326,6 +326,23 @@ def test_every_option_of_a_run_is_in_the_help_of_both_commands(call):
             assert f"--{name.replace('_', '-')}" in output
 
 
+@pytest.mark.parametrize(
+    "command", ["train", "compare", "simulate", "bench", "features", "waste", "watch", "data prepare"]
+)
+def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
+    code, help_, _ = rollalloc(*command.split(), "--help", columns=80)
+    assert code == 0
+    assert "…" not in help_
+    assert max(map(len, help_.splitlines())) <= 80
+
+
+def test_an_error_is_wrapped_at_the_terminals_width(rollalloc, tmp_path):
+    code, _, written = rollalloc("report", tmp_path / "none", columns=80)
+    assert code == 2
+    assert written.startswith("error: ")
+    assert max(map(len, written.splitlines())) <= 80
+
+
 def test_recipes_are_listed_with_their_parameters(call):
     code, output = call("recipes")
     assert code == 0
@@ -548,6 +565,7 @@ def test_the_table_of_last_evaluations_shows_what_is_known_of_any():
     table = last_table(Summary("walks/late", 0.75, "grpo", recipes, ()))
     assert [column.header for column in table.columns] == ["recipe", "accuracy", "tokens"]
     assert rows_of(table) == [("grpo", "0.750", "12.2"), ("old", "", "")]
+    assert table.caption == "interquartile means over seeds."  # of no column that is not there
     assert not last_table(Summary("x", None, "old", recipes[1:], ())).columns
 
 

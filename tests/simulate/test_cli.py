@@ -29,7 +29,17 @@ def test_a_table_compares_recipes_on_each_cluster(call):
     assert "[" in out  # an interval over five seeds
     assert "the default curve" in out
     narrow = call(*SMALL, "--recipes", "grpo", columns=60)[1]
-    assert "decoding" not in narrow.splitlines()[1]
+    assert "decoding" not in narrow
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [("--batches", 10**12), ("--median", 1e300), ("--train", 1e308), ("--prompts", 10**14), ("--limit", 10**15)],
+)
+def test_what_can_only_be_a_typing_error_is_refused_by_name(call, absurd):
+    code, out, err = call(*SMALL, *absurd)
+    assert (code, out) == (2, "")
+    assert f"{absurd[0][2:]} must be at most " in err
 
 
 def test_json_says_what_was_simulated_and_every_seed(call):

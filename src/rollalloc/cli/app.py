@@ -52,7 +52,16 @@ def main() -> None:
         app()
     try:
         app()
-    except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        RuntimeError,
+        ArithmeticError,
+        ImportError,
+        AttributeError,
+        MemoryError,
+    ) as error:
         said = Text("error: ", "bold red")  # in one piece, or it would be wrapped as if nothing stood before it
         console.print(said.append(visible(f"{type(error).__name__}: {error}"), "not bold default"))
         sys.exit(2)

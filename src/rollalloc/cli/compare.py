@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from rollalloc.bench.summary import Interval, Summary
 
 _WIDE = 110  # columns of a terminal that the whole table fits
+_MEANS = {  # of what the last evaluations found, where a heading does not say it all
+    "right_pairs_differ": "differ: the chance that two right answers to a prompt do.",
+    "distinct_right": "distinct: different right answers of those attempts.",
+    "entropy": "entropy: of the next token, in nats.",
+}
 _ENDS = {"rollouts": 15, "ratio": 11}  # columns of an interval's ends, e.g. [12,130–13,684]
 
 
@@ -191,17 +196,18 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 def last_table(summary: Summary) -> Table:
     """What the last evaluations found, without columns where nothing was evaluated: what is cheaper may cost these."""
+    shown = summary.last
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         title="at the last evaluation",
         title_justify="left",
-        caption="interquartile means over seeds. differ: the chance that two right answers to a prompt do. distinct: "
-        "different right answers of those attempts. entropy: of the next token, in nats.",
+        caption=" ".join(
+            ["interquartile means over seeds.", *(means for name, means in _MEANS.items() if name in shown)]
+        ),
         caption_justify="left",
     )
-    shown = summary.last
     for heading in ("recipe", *shown.values()) if shown else ():
         table.add_column(heading, no_wrap=heading == "recipe", justify="left" if heading == "recipe" else "right")
     for recipe in summary.recipes if shown else ():

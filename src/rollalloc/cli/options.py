@@ -16,8 +16,8 @@ import typer
 _WHAT, _HOW, _STREAM, _WHERE = "What to train on", "Training", "Streaming", "Output"
 
 
-def _option(help: str, panel: str, **others: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, **others)
+def _option(help: str, panel: str, *names: str, **others: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **others)
 
 
 def place(text: str | Path) -> Path:
@@ -86,9 +86,16 @@ class Given:
         str | None, _option("package.module:function or file.py:function, called as verl's compute_score.", _WHAT)
     ] = None
     single_answer: Annotated[
-        bool, _option("Each held-out prompt has one right answer, its ground truth: evaluate without sampling.", _WHAT)
+        bool,
+        _option(
+            "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
+            _WHAT,
+            "--single-answer",
+        ),
     ] = False
-    drop_overlong: Annotated[bool, _option("Leave out prompts that do not fit the model.", _WHAT)] = False
+    drop_overlong: Annotated[
+        bool, _option("Leave out prompts that do not fit the model.", _WHAT, "--drop-overlong")
+    ] = False
     max_new_tokens: Annotated[int | None, _option("Tokens of a rollout at most; 1024 by default.", _HOW)] = None
     temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
     kv_tokens: Annotated[
@@ -136,7 +143,7 @@ class Given:
         str, _option("Of the weights that sample: float32, or a copy of the model in bfloat16 or float16.", _HOW)
     ] = "float32"
     gradient_checkpointing: Annotated[
-        bool, _option("Compute layers again in the backward pass; needs less memory.", _HOW)
+        bool, _option("Compute layers again in the backward pass; needs less memory.", _HOW, "--gradient-checkpointing")
     ] = False
     max_rollouts: Annotated[
         int | None, _option("Rollouts to pay at most; by default the task's, or 16 a prompt and at least 4096.", _HOW)
@@ -161,7 +168,8 @@ class Given:
         str, _option("async: rollouts that an update finds running: continue, restart or stop.", _STREAM)
     ] = "continue"
     keep_stopped: Annotated[
-        bool, _option("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM)
+        bool,
+        _option("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM, "--keep-stopped"),
     ] = False
     overlap: Annotated[
         bool, _option("async: generation in a process of its own; without, runs are repeatable.", _STREAM)

@@ -214,14 +214,14 @@ def _described(scenario: Scenario) -> dict[str, Any]:
 
 
 def _table(priced: Sequence[Priced], *, wide: bool) -> Table:
+    fine = "slots: share that had a rollout. decoding, training, idle: shares of GPU-seconds. " if wide else ""
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
-        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. slots: share that had a rollout. "
-        "decoding, training, idle: shares of GPU-seconds. tail: share of the time in which fewer than a tenth of the "
-        "batch's rollouts ran and none waited.",
+        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {fine}tail: share of the time in "
+        "which fewer than a tenth of the batch's rollouts ran and none waited.",
         caption_justify="left",
     )
     shown = {name: column for name, column in _COLUMNS.items() if wide or name in _MATTERS}

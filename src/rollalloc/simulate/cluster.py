@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from rollalloc.core.recipe import OfferedPromptRule, Recipe, at_least
-from rollalloc.simulate.cost import Costs, Latency, default_latency, positive
+from rollalloc.simulate.cost import Costs, Latency, at_most, default_latency, positive
 from rollalloc.simulate.workload import Fitted, Workload
 
 _MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
@@ -64,8 +64,7 @@ class Cluster:
             f"a replica of {self.gpus_per_replica}{' and a trainer' * (least > self.gpus_per_replica)}",
         )
         for name in ("gpus", "slots"):
-            if getattr(self, name) > _MOST:
-                raise ValueError(f"{name} must be at most {_MOST:,}, got {getattr(self, name):,}")
+            at_most(name, getattr(self, name), _MOST)
 
     @cached_property
     def trainers(self) -> int:
@@ -115,6 +114,8 @@ class Scenario:
         at_least("prompt_tokens", self.prompt_tokens, 0)
         at_least("batches", self.batches, 1)
         at_least("warmup", self.warmup, 0)
+        for name in ("prompt_tokens", "batches", "warmup"):
+            at_most(name, getattr(self, name), _MOST)
         _ = self.seconds_N
 
     @cached_property

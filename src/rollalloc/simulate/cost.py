@@ -21,6 +21,8 @@ _FORMS = (
     "[0.006, 0.007]}"
 )
 
+_MOST = 1_000_000_000  # seconds, tokens
+
 # The default curve is arithmetic, not a measurement: a dense model of 7.6 billion parameters in bf16 on an H100, which reads
 # its weights at 70% of 3.35 TB/s, the keys and values of 2,000 tokens of context likewise (57,344 bytes each: 28 layers, 4
 # key-value heads of 128), and multiplies at half of 989 TFLOP/s.
@@ -39,6 +41,17 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}")
+    at_most(name, value, _MOST)
+
+
+def at_most(name: str, value: float, most: float) -> None:
+    """Refuse what can only be a typing error, and would fill the memory or add up to infinity.
+
+    Raises:
+        ValueError: it is above.
+    """
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value:,}")
 
 
 @dataclass(frozen=True)

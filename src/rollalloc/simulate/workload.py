@@ -14,11 +14,12 @@ import numpy as np
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.jsonl import Unreadable, read_lines
-from rollalloc.simulate.cost import positive
+from rollalloc.simulate.cost import at_most, positive
 
 _BLOCK = 4096  # rollouts whose draws are made together
 _BLOCKS = 8  # held at a time
-_WIDEST = 10.0  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
+_WIDEST = 10  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
+_LONGEST, _PROMPTS = 100_000_000, 10_000_000  # tokens of a rollout, prompts
 _RIGHT = 0.5  # metric from which on a logged rollout counts as right
 
 
@@ -78,10 +79,10 @@ class Lengths:
         positive("between", self.between, zero=True)
         positive("within", self.within, zero=True)
         for name in ("between", "within"):
-            if getattr(self, name) > _WIDEST:
-                raise ValueError(f"{name} must be at most {_WIDEST:g}, got {getattr(self, name)}")
+            at_most(name, getattr(self, name), _WIDEST)
         share("runaway", self.runaway)
         at_least("limit", self.limit, 1)
+        at_most("limit", self.limit, _LONGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,7 @@ class Fitted:
 
     def __post_init__(self) -> None:
         at_least("prompts", self.prompts, 1)
+        at_most("prompts", self.prompts, _PROMPTS)
 
     def world(self, seed: int) -> World:
         """Prompts drawn from the distributions."""
