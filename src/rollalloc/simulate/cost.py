@@ -41,7 +41,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}")
-    at_most(name, value, _MOST)
+    at_most(name, float(value), _MOST)
 
 
 def at_most(name: str, value: float, most: float) -> None:
