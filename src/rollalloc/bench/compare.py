@@ -89,9 +89,6 @@ def compare(
     for place, run in todo.items():
         if not run.is_in(place):
             RunFolder(place).check(overwrite=overwrite)
-    checked: dict[Source, Loaded] = {}
-    for run in todo.values():
-        checked[run.source] = check(run, checked.get(run.source))
     claims, stop = Claims(folder, "comparison"), StopRequest()
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     failures: list[Failure] = []
@@ -126,6 +123,18 @@ def check_places(runs: Sequence[Run], folder: Path) -> None:
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
             place.check(overwrite=True)  # runs of ours are looked at when it is known what these are trained on
+
+
+def check_runs(runs: Sequence[Run], folder: Path) -> None:
+    """Refuse a comparison of which a run cannot be, before any is begun; what is finished in the folder is not looked at.
+
+    Raises:
+        ValueError, OSError, ImportError: as `rollalloc.bench.execution.check`.
+    """
+    checked: dict[Source, Loaded] = {}
+    for run in runs:
+        if not is_finished(run, folder_of(run, folder)):
+            checked[run.source] = check(run, checked.get(run.source))
 
 
 class _Listed:

@@ -82,7 +82,7 @@ def compare(
     ] = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
-    from rollalloc.bench.compare import check_places  # torch takes seconds to import, `--help` should not
+    from rollalloc.bench.compare import check_places, check_runs  # torch takes seconds to import, `--help` should not
     from rollalloc.bench.compare import compare as carry_out
     from rollalloc.bench.presets import made
     from rollalloc.cli.sources import budget_said
@@ -106,6 +106,7 @@ def compare(
         check_places(runs, out)  # said before a task is made, which may take minutes
         with staged() as shown:
             runs = [made(run, given.tasks, shown) for run in runs]
+        check_runs(runs, out)
         budgets = {
             budget_said(given if task is None else replace(given, task=run.task), run.max_rollouts) for run in runs
         }
