@@ -90,10 +90,11 @@ def held_out(run: RecordedRun) -> str:
     """
     if not (accuracy := run.curve.accuracy):
         return ""
+    last = f"{accuracy[-1]:.3f}"
     first = f"{accuracy[0]:.3f} → " if len(accuracy) > 1 else ""
     error = next(reversed(run.curve.standard_error), None)
     sure = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
-    return f"held-out {first}{accuracy[-1]:.3f}{sure}"
+    return f"held-out {first}{last}{sure}"
 
 
 def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
