@@ -221,10 +221,12 @@ class Updater:
             loss, sums = self._loss(part)
             loss.backward()
             self.between()
-            figures += torch.stack([loss.detach().double(), *(of_tokens.double() / tokens for of_tokens in sums)])
+            figures += torch.stack(
+                [loss.detach().double(), *(of_tokens.double() / tokens for of_tokens in sums.values())]
+            )
         return names, figures
 
-    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, list[Tensor]]:
+    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
         loss = self.settings.loss
         with self._recomputing():
@@ -243,9 +245,9 @@ class Updater:
         with torch.no_grad():
             ratio_BT = (logprobs_BT - proximal_BT).exp()
             outside_BT = (ratio_BT < 1 - loss.clip.low) | (ratio_BT > 1 + loss.clip.high)
-            sums = [(outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum()]
+            sums = {"clip_fraction": (outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum()}
             if reference_BT is not None:
-                sums.append((divergences(logprobs_BT, reference_BT) * mask_BT).sum())
+                sums["kl"] = (divergences(logprobs_BT, reference_BT) * mask_BT).sum()
         return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
 
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
