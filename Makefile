@@ -35,7 +35,7 @@ laptop: .venv/ready
 	.venv/bin/rollalloc data chat filter --out runs/chat
 	OMP_NUM_THREADS=$(JOBS) .venv/bin/rollalloc train --recipe raft --set groups=64 --set n=1 --model runs/smollm2 \
 		--prompts runs/chat/filter/train.parquet --heldout runs/chat/filter/heldout.parquet \
-		--reward rollalloc.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
+		--reward rollalloc.lab.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
 		--max-rollouts 1280 --eval-every 640 --device cpu --log-rollouts --out runs/laptop --resume
 
 test: .venv/ready

@@ -30,13 +30,13 @@ from trl_cgrpo.conformal import conformal_quantile, first_success_score, select_
 from trl_driver import config, right
 
 from rollalloc import Budget, recipes
-from rollalloc.bench.execution import one_thread
-from rollalloc.bench.presets import task_source
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.presets import task_source
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 from rollalloc.rules.judges import conformal_place, first_success
+from rollalloc.train.execution import one_thread
 
 TASK, GROUPS, CALIBRATION = "skills/late", 8, 32  # prompts to a batch, and to calibrate with
 BUDGETS = (2, 4, 8, 16, 32)

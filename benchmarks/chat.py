@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollalloc.bench.tasks.chat import CHAT_TASKS, compute_score
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
-from rollalloc.engines.features import features_of
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, compute_score
+from rollalloc.models.features import features_of
+from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc, calibration_error, log_losses
 from rollalloc.predict.ridge import design, fit, measure, sigmoid
 

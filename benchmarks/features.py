@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines.features import BATCH_TOKENS, features_of
-from rollalloc.engines.likelihood import padded
+from rollalloc.models.features import BATCH_TOKENS, features_of
+from rollalloc.models.likelihood import padded
 
 VOCABULARY, PAD, BAR = 10_000, 0, 0.8
 

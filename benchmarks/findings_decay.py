@@ -16,11 +16,11 @@ from foresight import with_answers
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.train.native import Trainer
 
 LAGS = (0, 1, 2, 4, 8)  # updates of the weights between pilots and commits
 SHOWN = 768  # prompts

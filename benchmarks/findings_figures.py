@@ -12,7 +12,7 @@ from findings_map import LATE_SHARES, SIZES, WINDOW, Floats, Map, Method, pool_o
 from findings_runs import gains, more_than
 from matplotlib.colors import TwoSlopeNorm
 
-from rollalloc.bench.summary import Ended, Interval
+from rollalloc.lab.bench.summary import Ended, Interval
 
 STEPS = np.arange(10) / 10  # shares of hopeless and of solved prompts
 INK, BLUE, RED, GREY = "#222222", "#2a6fb0", "#c0392b", "#888888"

@@ -29,12 +29,12 @@ from findings_runs import HOPELESS_BELOW, SOLVED_FROM, rated_prompts
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from rollalloc.bench.presets import task_run
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done, Event, Updated
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Request, generate
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.lab.bench.presets import task_run
+from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.policy import Policy
 from rollalloc.named import make_recipe
 
 EDGES = (0.001, HOPELESS_BELOW, 0.05, 0.15, 0.35, 0.65, 0.85, SOLVED_FROM, 0.98)  # of the bins of success rates

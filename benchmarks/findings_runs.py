@@ -14,17 +14,17 @@ import torch
 from foresight import with_answers
 from numpy.typing import NDArray
 
-from rollalloc.bench.compare import is_finished
-from rollalloc.bench.execution import execute
-from rollalloc.bench.presets import Tuned, task_run, task_source
-from rollalloc.bench.runs import Run, Source, folder_of
-from rollalloc.bench.summary import Ended, Interval, ended, interval
-from rollalloc.bench.tasks.files import make_once
 from rollalloc.data.prompts import PromptSet, load_prompts, write_prompts
-from rollalloc.engines import update
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.loss import token_losses
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.compare import is_finished
+from rollalloc.lab.bench.presets import Tuned, task_run, task_source
+from rollalloc.lab.bench.summary import Ended, Interval, ended, interval
+from rollalloc.lab.bench.tasks.files import make_once
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.train import update
+from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.execution import execute
+from rollalloc.train.loss import token_losses
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
 CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002, 7003, 7004), 1000  # of the check of the map, and of its learning rates

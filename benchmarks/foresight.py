@@ -14,17 +14,17 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from rollalloc.bench.execution import one_thread
-from rollalloc.bench.presets import task_run
-from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
-from rollalloc.engines.features import features_of
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.presets import task_run
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 from rollalloc.predict import quality
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.train.description import Run
+from rollalloc.train.execution import one_thread
+from rollalloc.train.native import Trainer
 
 MARKS = (320, 960, 1920, 3840)  # rollouts paid
 SEED, SHOWN = 1000, 1000

@@ -48,29 +48,29 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig
 
-from rollalloc.bench.contestants import BASELINE, Contestant
-from rollalloc.bench.leaderboard import run_leaderboard
-from rollalloc.bench.methods import matched
-from rollalloc.bench.plan import TABLE, Plan, TaskPlan, freeze, made_with
-from rollalloc.bench.pool import Failed
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.sweep import Rung
-from rollalloc.bench.tasks import chat
-from rollalloc.bench.tasks.files import make_once
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model
 from rollalloc.cli.bench import Shown
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
-from rollalloc.engines.behaviour import Behaviour
-from rollalloc.engines.dtypes import SamplingDtype
-from rollalloc.engines.features import weights_digest
-from rollalloc.engines.likelihood import exact_answers, padded
-from rollalloc.engines.policy import Policy, usable_device
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.stopping import Stopped, StopRequest
-from rollalloc.report.leaderboard import write_leaderboard
-from rollalloc.whole import write_text
+from rollalloc.files.atomic import write_text
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.contestants import BASELINE, Contestant
+from rollalloc.lab.bench.leaderboard import run_leaderboard
+from rollalloc.lab.bench.methods import matched
+from rollalloc.lab.bench.plan import TABLE, Plan, TaskPlan, freeze, made_with
+from rollalloc.lab.bench.pool import Failed
+from rollalloc.lab.bench.sweep import Rung
+from rollalloc.lab.bench.tasks import chat
+from rollalloc.lab.bench.tasks.files import make_once
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model
+from rollalloc.lab.report.leaderboard import write_leaderboard
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.dtypes import SamplingDtype
+from rollalloc.models.features import weights_digest
+from rollalloc.models.likelihood import exact_answers, padded
+from rollalloc.models.policy import Policy, usable_device
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.train.description import Run, Source
+from rollalloc.train.settings import Settings
 
 METHODS = (BASELINE, "dapo_carry", "pilot_commit", "pods", "reinforce", "raft", "foresight")
 SPEED = "speed.json"

@@ -17,16 +17,16 @@ import torch
 from foresight import encoded
 from numpy.typing import NDArray
 
-from rollalloc.bench.execution import one_thread
-from rollalloc.bench.presets import task_run
-from rollalloc.engines.features import features_of
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, generate
+from rollalloc.generate.sampler import Generation, Request, generate
+from rollalloc.lab.bench.presets import task_run
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import Scored, load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.beliefs import Foresight
+from rollalloc.train.execution import one_thread
+from rollalloc.train.native import Trainer
 
 MARKS = (320, 1920)  # rollouts paid
 NEGS = (0.0, 0.03, 0.1, 0.3, 1.0)

@@ -19,20 +19,20 @@ import numpy as np
 from foresight import with_answers
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.bench.execution import one_thread
-from rollalloc.bench.presets import TUNING_SEEDS, task_run
-from rollalloc.bench.runs import Run
 from rollalloc.core.recipe import Recipe
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.features import features_of
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.presets import TUNING_SEEDS, task_run
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Features, Memory, Predictor
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.cost import cost_to_target, curve_of
+from rollalloc.train.description import Run
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.execution import one_thread
+from rollalloc.train.native import Trainer
 
 TASKS = ("skills/late", "rg/gcd", "rg/spell_backward")
 MOST = 16_000  # rollouts

@@ -20,15 +20,15 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.bench.tasks import chat
-from rollalloc.bench.tasks.chat import CHAT_TASKS
 from rollalloc.data.prompts import encode_prompts, load_prompts
-from rollalloc.engines.likelihood import padded
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, generate, stream
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming import backend as streamed
-from rollalloc.engines.streaming.local import LocalBackend
+from rollalloc.generate.sampler import Generation, Request, generate, stream
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream import backend as streamed
+from rollalloc.generate.stream.local import LocalBackend
+from rollalloc.lab.bench.tasks import chat
+from rollalloc.lab.bench.tasks.chat import CHAT_TASKS
+from rollalloc.models.likelihood import padded
+from rollalloc.models.policy import Policy
 from rollalloc.testing.device import Counts, stand_in
 
 PAD, EOS, VOCABULARY = 0, 1, 54

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollalloc import recipes
-from rollalloc.bench.summary import interval
 from rollalloc.core.recipe import Recipe
+from rollalloc.lab.bench.summary import interval
+from rollalloc.lab.simulate.cluster import Cluster, Scenario
+from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
+from rollalloc.lab.simulate.simulation import simulate
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
 from rollalloc.rules.sizes import Fixed
-from rollalloc.simulate.cluster import Cluster, Scenario
-from rollalloc.simulate.cost import Costs, Latency, fitted_latency
-from rollalloc.simulate.simulation import simulate
-from rollalloc.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
 
 SEEDS = range(5)
 SAMPLED_ROWS = (1, 4, 16, 64, 128, 192, 256)
@@ -74,8 +74,8 @@ def sampler() -> None:
     import torch
     from sampler import EOS, PAD, VOCABULARY, small_model
 
-    from rollalloc.engines.sampler import Request, generate
-    from rollalloc.engines.sampling import Sampling
+    from rollalloc.generate.sampler import Request, generate
+    from rollalloc.generate.sampling import Sampling
 
     torch.set_num_threads(1)
     model = small_model()
@@ -117,7 +117,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     """
     from streaming import WARM, Task, lines
 
-    from rollalloc.bench.execution import one_thread
+    from rollalloc.train.execution import one_thread
 
     one_thread()
     task = Task(Path(tasks), "walks/mixed")

@@ -25,21 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc import recipes
-from rollalloc.bench.execution import one_thread
-from rollalloc.bench.presets import task_source
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.features import features_of
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.lab.bench.presets import task_source
+from rollalloc.lab.simulate.cost import fitted_latency
+from rollalloc.models.features import features_of
+from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.sizes import Fixed
-from rollalloc.simulate.cost import fitted_latency
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.execution import one_thread
+from rollalloc.train.native import Trainer
+from rollalloc.train.settings import Settings
 
 GROUPS, SHORTEST, LONGEST = 16, 7, 1
 ROWS = SHORTEST + LONGEST

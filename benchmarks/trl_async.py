@@ -18,8 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from rollalloc import Recipe, recipes
-from rollalloc.bench.tasks.tiny import Shape, tiny_model, word_tokenizer
-from rollalloc.drivers.trl_async import AllocatedAsyncGRPOTrainer
+from rollalloc.experimental.trl_async import AllocatedAsyncGRPOTrainer
+from rollalloc.lab.bench.tasks.tiny import Shape, tiny_model, word_tokenizer
 
 PAIRS = [(one, other) for one in range(8) for other in range(8)]
 TOKENIZER = word_tokenizer(["plus", *(f"k{number}" for number in range(8)), *(f"a{number}" for number in range(4))])

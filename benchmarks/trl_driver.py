@@ -27,16 +27,16 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc import Budget, recipes
-from rollalloc.bench.execution import execute, one_thread
-from rollalloc.bench.presets import PRESETS, task_run, task_source, tuned_of
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.presets import PRESETS, task_run, task_source, tuned_of
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.execution import execute, one_thread
 
 ROWS, GROUP, TOKENS = 256, 8, 64
 MARGIN = math.log(1.1)

@@ -10,9 +10,9 @@ from pathlib import Path
 from rollalloc import Budget, recipes
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
+from rollalloc.train.settings import Settings
 
 
 def main(prompts: str, out: str) -> None:

@@ -15,7 +15,7 @@ from trl import GRPOConfig
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import completion_logprobs
+from rollalloc.models.likelihood import completion_logprobs
 
 CHARACTERS = ["<pad>", "<eos>", *" +-=0123456789"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rollalloc.engines import sampler
+from rollalloc.generate import sampler
 
 Gradients = list[dict[str, Tensor]]
 

@@ -70,8 +70,8 @@ def forked_generators(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What they are sent once they are there is pickled all the same.
     """
-    from rollalloc.engines import spawned
-    from rollalloc.engines.streaming import process
+    from rollalloc.generate.stream import process
+    from rollalloc.processes import spawned
 
     class Forked(process.Spawned):
         def __init__(self, serve: Callable[..., None], *arguments: object, name: str) -> None:

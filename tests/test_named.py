@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 
 from rollalloc import recipes
-from rollalloc.bench.methods import matched
 from rollalloc.cli.options import parameters_of as from_command_line
+from rollalloc.lab.bench.methods import matched
 from rollalloc.named import RECIPES, group_size, make_recipe, parameters_of, standard
 
 COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}

@@ -7,14 +7,14 @@ import socket
 
 import pytest
 
-from rollalloc.bench.runs import Run
-from rollalloc.bench.tasks.files import make_once
-from rollalloc.bench.tasks.sort import Config
-from rollalloc.claims import Claims, Lock
 from rollalloc.data.prepare import prepare
-from rollalloc.engines.checkpoint import Torn, load_newest
-from rollalloc.regular import opened, read_text
+from rollalloc.files.claims import Claims, Lock
+from rollalloc.files.opening import opened, read_text
+from rollalloc.lab.bench.tasks.files import make_once
+from rollalloc.lab.bench.tasks.sort import Config
 from rollalloc.runs.reader import newest_line, read_metrics
+from rollalloc.train.checkpoint import Torn, load_newest
+from rollalloc.train.description import Run
 
 
 def bind(path):

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from rollalloc.whole import write_text, written
+from rollalloc.files.atomic import write_text, written
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

@@ -43,17 +43,17 @@ print(rollalloc.__version__, rollalloc.__file__)
 # Reads what the wheel has besides Python.
 FILES = """
 from jinja2 import PackageLoader
-from rollalloc.bench.presets import tuned_of
+from rollalloc.lab.bench.presets import tuned_of
 assert tuned_of("skills/late") and tuned_of("walks/mixed")
-assert "report.html.j2" in PackageLoader("rollalloc.report").list_templates()
+assert "report.html.j2" in PackageLoader("rollalloc.lab.report").list_templates()
 """
 # Extra → what must work where it is installed.
 TRIES = {
-    "native": ("import rollalloc.cli.app, rollalloc.engines.native, rollalloc.bench.compare", FILES),
+    "native": ("import rollalloc.cli.app, rollalloc.train.native, rollalloc.lab.bench.compare", FILES),
     "rewards": ("import rollalloc.rewards.math",),
-    "tasks": ("from rollalloc.bench.tasks.gym import *; import reasoning_gym",),
-    "lora": ("import peft, rollalloc.engines.native",),
-    "smollm2": ("import gguf, rollalloc.engines.pretrained",),
+    "tasks": ("from rollalloc.lab.bench.tasks.gym import *; import reasoning_gym",),
+    "lora": ("import peft, rollalloc.train.native",),
+    "smollm2": ("import gguf, rollalloc.models.pretrained",),
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),
     "trl": ("import rollalloc.drivers.trl",),

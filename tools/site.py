@@ -16,8 +16,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rollalloc"
 API = (
-    "recipes", "core", "rules", "predict", "testing", "data", "rewards", "engines", "drivers", "bench", "simulate", "waste",
-    "report",
+    "recipes", "core", "rules", "predict", "testing", "data", "rewards", "runs", "models", "generate", "train", "drivers",
+    "lab", "experimental", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
 PROJECT = ("CONTRIBUTING.md", "PAPERS.md", "CHANGELOG.md", "LOG.md")

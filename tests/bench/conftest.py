@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import sort
-from rollalloc.bench.tasks.files import TaskFiles
-from rollalloc.bench.tasks.tiny import WarmUp
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks import sort
+from rollalloc.lab.bench.tasks.files import TaskFiles
+from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.train.description import Run, Source
+from rollalloc.train.settings import Settings
 
 
 @pytest.fixture(autouse=True)

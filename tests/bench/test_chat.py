@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.bench.tasks import chat, stories
-from rollalloc.bench.tasks.chat import CHAT_TASKS, REWARD, ChatTask, prepare
 from rollalloc.data.prompts import load_prompts
+from rollalloc.lab.bench.tasks import chat, stories
+from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, REWARD, ChatTask, prepare
 from rollalloc.rewards.function import load_reward
 
 pytest.importorskip("reasoning_gym")

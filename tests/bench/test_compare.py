@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.compare import Standing, compare, is_finished, result_of, standing
-from rollalloc.bench.execution import execute
-from rollalloc.bench.pool import Job, _Worker
-from rollalloc.bench.runs import Source, digests_of
-from rollalloc.claims import InUse, Lock
-from rollalloc.engines.checkpoint import newest
-from rollalloc.engines.stopping import Stopped
+from rollalloc.files.claims import InUse, Lock
+from rollalloc.lab.bench.compare import Standing, compare, is_finished, result_of, standing
+from rollalloc.lab.bench.pool import Job, _Worker
+from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
+from rollalloc.train.checkpoint import newest
+from rollalloc.train.description import Source, digests_of
+from rollalloc.train.execution import execute
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -214,7 +214,7 @@ def test_results_that_no_comparison_wrote_are_not_overwritten(run_of, tmp_path):
 
 
 def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
     with Lock(tmp_path, "comparison"), pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
         compare([run_of()], tmp_path)
 

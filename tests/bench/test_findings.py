@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.bench import presets
-from rollalloc.bench.summary import Ended
-from rollalloc.bench.tasks import skills
-from rollalloc.bench.tasks.tiny import WarmUp
-from rollalloc.engines.loss import token_losses
+from rollalloc.lab.bench import presets
+from rollalloc.lab.bench.summary import Ended
+from rollalloc.lab.bench.tasks import skills
+from rollalloc.lab.bench.tasks.tiny import WarmUp
 from rollalloc.runs.cost import Curve
+from rollalloc.train.loss import token_losses
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import findings_decay

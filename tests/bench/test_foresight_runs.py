@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollalloc.bench.execution import execute
-from rollalloc.bench.runs import Run
 from rollalloc.data.feature_file import read_features, write_features
 from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
+from rollalloc.train.description import Run
+from rollalloc.train.execution import execute
 
 FORESIGHT = {"groups": 8, "replay": 4, "replay_staleness": 3}
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predict
     def another_machine(*_, **__):
         raise AssertionError("features are made again, which another machine would round otherwise")
 
-    monkeypatch.setattr("rollalloc.bench.execution.features_of", another_machine)
+    monkeypatch.setattr("rollalloc.train.execution.features_of", another_machine)
     execute(run, tmp_path / "broken", resume=True)
     assert untimed(tmp_path / "broken") == untimed(tmp_path / "unbroken")
 
@@ -99,7 +99,7 @@ def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_p
 def test_features_that_nobody_reads_or_that_are_not_there_are_refused(
     predicting, tmp_path, monkeypatch, recipe, parameters, features, error, message
 ):
-    monkeypatch.setattr("rollalloc.bench.execution.Policy.load", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("rollalloc.train.execution.Policy.load", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(error, match=message):
         execute(predicting(parameters, recipe, features), tmp_path / "run")
 

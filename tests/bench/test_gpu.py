@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollalloc.bench.plan import TABLE
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.plan import TABLE
+from rollalloc.models.policy import Policy
 
 
 @pytest.fixture(scope="module")

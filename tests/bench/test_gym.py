@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollalloc.bench.presets import PRESETS
-from rollalloc.bench.tasks import gym
-from rollalloc.bench.tasks.gym import Config, LastLeftOut, Misled, OthersKept, compute_score, prepare
-from rollalloc.bench.tasks.tiny import WarmUp, character_tokenizer
 from rollalloc.data.prompts import load_prompts
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.presets import PRESETS
+from rollalloc.lab.bench.tasks import gym
+from rollalloc.lab.bench.tasks.gym import Config, LastLeftOut, Misled, OthersKept, compute_score, prepare
+from rollalloc.lab.bench.tasks.tiny import WarmUp, character_tokenizer
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 TINY = WarmUp(steps=2, batch=4, rise=1)

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 import typer
 
-from rollalloc.bench import leaderboard, presets
-from rollalloc.bench.cells import board_of
-from rollalloc.bench.leaderboard import Progress, run_leaderboard
-from rollalloc.bench.methods import default
-from rollalloc.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
-from rollalloc.bench.pool import Failed, Failure, Job
-from rollalloc.bench.runs import Run, Source
 from rollalloc.cli.bench import bench, progress_line
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.report.leaderboard import figure, markdown, page, write_leaderboard
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench import leaderboard, presets
+from rollalloc.lab.bench.cells import board_of
+from rollalloc.lab.bench.leaderboard import Progress, run_leaderboard
+from rollalloc.lab.bench.methods import default
+from rollalloc.lab.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
+from rollalloc.lab.bench.pool import Failed, Failure, Job
+from rollalloc.lab.report.leaderboard import figure, markdown, page, write_leaderboard
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.description import Run, Source
+from rollalloc.train.settings import Settings
 
 
 @pytest.fixture

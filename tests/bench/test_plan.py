@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc.bench import plan as plans
-from rollalloc.bench.estimate import hours_of
-from rollalloc.bench.plan import PLAN, TABLE, freeze, frozen_in, make_plan, refuse_another
-from rollalloc.bench.presets import PRESETS
-from rollalloc.bench.sweep import GRID
-from rollalloc.bench.tiers import TIERS
-from rollalloc.claims import Claims
+from rollalloc.files.claims import Claims
+from rollalloc.lab.bench import plan as plans
+from rollalloc.lab.bench.estimate import hours_of
+from rollalloc.lab.bench.plan import PLAN, TABLE, freeze, frozen_in, make_plan, refuse_another
+from rollalloc.lab.bench.presets import PRESETS
+from rollalloc.lab.bench.sweep import GRID
+from rollalloc.lab.bench.tiers import TIERS
 
 MINE = """
 from rollalloc import recipes

@@ -7,13 +7,13 @@ from importlib.resources import files
 
 import pytest
 
-from rollalloc.bench import presets
-from rollalloc.bench.methods import matched
-from rollalloc.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
-from rollalloc.bench.sweep import GRID
-from rollalloc.bench.tasks import gym, skills, walks
-from rollalloc.bench.tasks.files import TaskFiles
 from rollalloc.core.recipe import Recipe
+from rollalloc.lab.bench import presets
+from rollalloc.lab.bench.methods import matched
+from rollalloc.lab.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
+from rollalloc.lab.bench.sweep import GRID
+from rollalloc.lab.bench.tasks import gym, skills, walks
+from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.named import RECIPES, make_recipe
 
 
@@ -38,7 +38,7 @@ def test_there_is_a_preset_for_every_task_and_pool():
         assert set(tuned_of(preset.tuned_on)) == set(RECIPES), name
 
 
-@pytest.mark.parametrize("file", list((files("rollalloc.bench") / "tuned").iterdir()), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", list((files("rollalloc.lab.bench") / "tuned").iterdir()), ids=lambda file: file.name)
 def test_tuned_settings_say_how_they_were_found(file):
     found = json.loads(file.read_text())
     assert file.name == f"{found['task'].replace('/', '-')}.json"

@@ -10,16 +10,16 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollalloc import recipes
-from rollalloc.bench.compare import is_finished
-from rollalloc.bench.execution import execute
-from rollalloc.bench.runs import Run, folder_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.objective import Clip, Loss
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.compare import is_finished
+from rollalloc.models.policy import Policy
 from rollalloc.named import make_recipe
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.description import Run, folder_of
+from rollalloc.train.execution import execute
+from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.schedule import Schedule
 
 # Recipes by name
 

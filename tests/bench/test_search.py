@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.pool import Job
-from rollalloc.bench.search import Search
-from rollalloc.bench.sweep import GRID, Rung, Score, Trial, better, rungs, score, search_rollouts, settings_of
-from rollalloc.bench.tiers import TIERS
+from rollalloc.lab.bench.pool import Job
+from rollalloc.lab.bench.search import Search
+from rollalloc.lab.bench.sweep import GRID, Rung, Score, Trial, better, rungs, score, search_rollouts, settings_of
+from rollalloc.lab.bench.tiers import TIERS
 from rollalloc.runs.cost import Curve
 
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from rollalloc.bench import summary
-from rollalloc.bench.compare import compare
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.summary import Interval, Summary, interquartile_mean, interval, summaries, summarise
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench import summary
+from rollalloc.lab.bench.compare import compare
+from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, interval, summaries, summarise
+from rollalloc.train.description import Run, Source
+from rollalloc.train.settings import Settings
 
 
 def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", target=0.5, ends=True, **waste):

@@ -12,12 +12,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollalloc.bench.tasks import skills, sort
-from rollalloc.bench.tasks.files import compute_score, graded_score, make_once
-from rollalloc.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks import skills, sort
+from rollalloc.lab.bench.tasks.files import compute_score, graded_score, make_once
+from rollalloc.lab.bench.tasks.tiny import (
+    EOS,
+    EOS_ID,
+    PAD_ID,
+    Shape,
+    WarmUp,
+    character_tokenizer,
+    supervise,
+    tiny_model,
+)
+from rollalloc.models.likelihood import exact_answers
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
 SKILLS = skills.Config(train=300, heldout=70, warm_up=TINY)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.bench.tasks import walks
-from rollalloc.bench.tasks.tiny import WarmUp
+from rollalloc.lab.bench.tasks import walks
+from rollalloc.lab.bench.tasks.tiny import WarmUp
 
 # 3 x 3 cells, 0 to 8 by rows; no passage between 0 and 1, nor between 4 and 7.
 MAZE = json.dumps({"side": 3, "start": 0, "goal": 2, "walls": [[0, 1], [4, 7]]})

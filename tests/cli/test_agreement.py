@@ -8,13 +8,13 @@ import json
 import pytest
 from rich.console import Console
 
-from rollalloc.bench.runs import Run
-from rollalloc.bench.summary import ended
-from rollalloc.report.board import Board
-from rollalloc.report.found import comparisons, is_over
-from rollalloc.report.page import sections
-from rollalloc.report.terminal import view
+from rollalloc.lab.bench.summary import ended
+from rollalloc.lab.report.board import Board
+from rollalloc.lab.report.page import sections
+from rollalloc.lab.report.terminal import view
+from rollalloc.runs.discovery import comparisons, is_over
 from rollalloc.runs.reader import read_run
+from rollalloc.train.description import Run
 
 REWARD = """
 import os, signal

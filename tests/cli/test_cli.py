@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc.bench import presets
-from rollalloc.bench.runs import Run
-from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.sources import USUAL, budget_said, run_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.objective import Clip, Loss
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench import presets
+from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary
+from rollalloc.models.lora import Lora
+from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.description import Run
+from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.schedule import Schedule
+from rollalloc.train.settings import Settings
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

@@ -10,8 +10,8 @@ import pytest
 
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
-from rollalloc.engines.features import features_of, weights_digest
-from rollalloc.engines.policy import Policy
+from rollalloc.models.features import features_of, weights_digest
+from rollalloc.models.policy import Policy
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--device", "cpu")
 
@@ -177,7 +177,7 @@ def test_what_is_interrupted_leaves_nothing_and_does_not_succeed(call, tmp_path,
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rollalloc.engines.features.features_of", interrupted)
+    monkeypatch.setattr("rollalloc.models.features.features_of", interrupted)
     code, output = call("features", *OWN, "--out", tmp_path / "f.safetensors")
     assert code in (1, 130), output
     assert not list(tmp_path.iterdir())

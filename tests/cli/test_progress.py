@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.progress import Lines, RunProgress, TimeLeft
-from rollalloc.cli.saying import say
 from rollalloc.cli.standings import table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")

@@ -131,8 +131,8 @@ def test_what_follows_runs_needs_no_pytorch(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"grpo-{seed}", ended=True)
     script = (
-        "import sys; from pathlib import Path; import rollalloc.report.board, rollalloc.report.terminal;"
-        "from rollalloc.report.page import write_page; write_page(Path(sys.argv[1]));"
+        "import sys; from pathlib import Path; import rollalloc.lab.report.board, rollalloc.lab.report.terminal;"
+        "from rollalloc.lab.report.page import write_page; write_page(Path(sys.argv[1]));"
         "print(*{'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc.bench import verify
-from rollalloc.bench.runs import Run
 from rollalloc.data.prompts import write_prompts
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train import verify
+from rollalloc.train.description import Run
+from rollalloc.train.settings import Settings
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """

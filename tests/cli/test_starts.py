@@ -20,9 +20,9 @@ from types import ModuleType
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.bench.methods import matched
-from rollalloc.engines.streaming import settings
-from rollalloc.engines.streaming.vllm_backend import Chunk
+from rollalloc.generate.stream import settings
+from rollalloc.generate.stream.vllm_backend import Chunk
+from rollalloc.lab.bench.methods import matched
 from rollalloc.named import RECIPES, make_recipe
 
 REWARD = """
@@ -165,7 +165,7 @@ class Served:
 def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
     engine = ModuleType("vllm_engine")
     engine.Engine, engine.refuse_unservable = Served, lambda model: None
-    monkeypatch.setitem(sys.modules, "rollalloc.engines.streaming.vllm_engine", engine)
+    monkeypatch.setitem(sys.modules, "rollalloc.generate.stream.vllm_engine", engine)
     monkeypatch.setattr(settings, "find_spec", lambda name: True)
     batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
     assert max(line["staleness_max"] for line in batches) <= staleness

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.tasks.chat import CHAT_TASKS, ChatFiles, prepare
+from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, ChatFiles, prepare
 
 ROOT = Path(__file__).parents[2]
 

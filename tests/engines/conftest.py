@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.engines.native import Trainer
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
+from rollalloc.train.native import Trainer
+from rollalloc.train.settings import Settings
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 

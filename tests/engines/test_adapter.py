@@ -17,20 +17,21 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
-from rollalloc.engines import evaluation, rollouts
-from rollalloc.engines.adapter import Adapter, digest_of, plain_weights
-from rollalloc.engines.behaviour import Behaviour
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.objective import Loss
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.recomputing import recomputing
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate import waves as rollouts
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.models.adapter import Adapter, digest_of, plain_weights
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.lora import Lora
+from rollalloc.models.policy import Policy
+from rollalloc.models.recomputing import recomputing
+from rollalloc.train import evaluation
+from rollalloc.train.description import Run, Source
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.objective import Loss
+from rollalloc.train.settings import Settings
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
 HALF = ["bfloat16", "float16"]
@@ -210,7 +211,7 @@ def test_a_folder_of_adapters_is_no_model(policy_of, tmp_path, monkeypatch, name
     if named:  # nor is the base looked for
         shutil.rmtree(tmp_path / "base")
     else:
-        monkeypatch.setattr("rollalloc.engines.policy._ADAPTER_CONFIG", "something else")
+        monkeypatch.setattr("rollalloc.models.policy._ADAPTER_CONFIG", "something else")
     with pytest.raises(ValueError, match=r"adapter holds adapters of PEFT, not a model; give the model that they are"):
         Policy.load(tmp_path / "made" / "adapter", device="cpu")
 
@@ -483,6 +484,6 @@ def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, 
 
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused(policy_of, monkeypatch, trainer_of):
     policy = policy_of()
-    monkeypatch.setattr("rollalloc.engines.recomputing.GradientCheckpointingLayer", torch.nn.Conv3d)
+    monkeypatch.setattr("rollalloc.models.recomputing.GradientCheckpointingLayer", torch.nn.Conv3d)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no layers that can be computed again; train it without"):
         trainer_of(recipes.grpo(4, 4), policy=policy, gradient_checkpointing=True)

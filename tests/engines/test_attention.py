@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rollalloc.engines.attention import attend, decoding_attention
+from rollalloc.models.attention import attend, decoding_attention
 
 SIZES = {
     "vocab_size": 8,
@@ -56,7 +56,7 @@ def test_it_is_transformers_own(queries, masked, scaling):
 
 def test_it_is_used_within_and_not_after(monkeypatch):
     called = []
-    monkeypatch.setattr("rollalloc.engines.attention.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
+    monkeypatch.setattr("rollalloc.models.attention.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     ids, mask = torch.tensor([[0, 3], [4, 5]]), torch.tensor([[0, 1], [1, 1]])
     with torch.no_grad():

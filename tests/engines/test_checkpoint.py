@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from rollalloc import recipes
-from rollalloc.bench.tasks.tiny import EOS_ID
-from rollalloc.engines import checkpoint
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.objective import Clip, Loss
-from rollalloc.engines.schedule import Schedule
-from rollalloc.engines.stopping import ASKING, Stopped
+from rollalloc.lab.bench.tasks.tiny import EOS_ID
+from rollalloc.processes.stopping import ASKING, Stopped
+from rollalloc.train import checkpoint
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.schedule import Schedule
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -527,7 +527,7 @@ def test_what_was_ignored_stays_ignored(run_of, tmp_path):
 def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
     """A clock that goes two minutes a batch; the other run has no checkpoint before its end."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.engines.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rollalloc.train.loop.time.monotonic", lambda: now[0])
     saved = []
 
     def listen(line):
@@ -630,8 +630,8 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from conftest import *
 from rollalloc import recipes
-from rollalloc.engines import checkpoint
-from rollalloc.engines.evaluation import HeldOut
+from rollalloc.train import checkpoint
+from rollalloc.train.evaluation import HeldOut
 torch.set_num_threads(1)
 
 def trainer(folder):

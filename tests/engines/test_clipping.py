@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollalloc.engines.clipping import NormLimit
+from rollalloc.train.clipping import NormLimit
 
 
 def test_the_limit_follows_the_norms_by_hand():

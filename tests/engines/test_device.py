@@ -14,20 +14,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rollalloc import recipes
 from rollalloc.core.events import Batch, Row
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.features import features_of
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.objective import Loss
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampler import Generation, Request, generate
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings, Streaming
-from rollalloc.engines.spawned import Spawned
-from rollalloc.engines.streaming import backend, process
-from rollalloc.engines.streaming.local import LocalBackend
-from rollalloc.engines.update import Updater
+from rollalloc.generate.sampler import Generation, Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream import backend, process
+from rollalloc.generate.stream.local import LocalBackend
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.lora import Lora
+from rollalloc.models.policy import Policy
+from rollalloc.processes.spawned import Spawned
 from rollalloc.testing.device import elsewhere, register, stand_in
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.objective import Loss
+from rollalloc.train.settings import Settings, Streaming
+from rollalloc.train.update import Updater
 
 try:
     register()

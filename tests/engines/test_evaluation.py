@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.engines import evaluation
-from rollalloc.engines.evaluation import EXACT_K, HeldOut, evaluate
-from rollalloc.engines.sampler import Generation
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.train import evaluation
+from rollalloc.train.evaluation import EXACT_K, HeldOut, evaluate
 
 
 def made(rollout, tokens, logprob):

@@ -19,10 +19,10 @@ import torch
 
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
-from rollalloc.engines import checkpoint
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.stopping import Stopped
+from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
+from rollalloc.train import checkpoint
+from rollalloc.train.evaluation import HeldOut
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rollalloc.data.features import Cost, log_length, projection, standardised, token_bag
-from rollalloc.engines.features import _Reduction, features_of, weights_digest
+from rollalloc.models.features import _Reduction, features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0
 _FAMILIES = {
@@ -129,7 +129,7 @@ def test_without_a_model_there_are_no_hidden_states_and_a_warning(caplog):
 @pytest.mark.parametrize("family", _FAMILIES)
 @pytest.mark.parametrize("width", [256, 5])
 def test_the_batch_and_its_padding_do_not_enter(family, width, monkeypatch):
-    monkeypatch.setattr("rollalloc.engines.features._SAMPLE", 8)  # so that most prompts are forwarded after the sample
+    monkeypatch.setattr("rollalloc.models.features._SAMPLE", 8)  # so that most prompts are forwarded after the sample
     model, tokens = make_model(family), make_tokens(40)
     alone = hidden_of(model, tokens, width=width, batch_tokens=1)
     for batch_tokens in (20, 100_000):

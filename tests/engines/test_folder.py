@@ -13,8 +13,8 @@ import threading
 import pytest
 
 from rollalloc import recipes
-from rollalloc.claims import InUse, Lock
-from rollalloc.engines.folder import RunFolder
+from rollalloc.files.claims import InUse, Lock
+from rollalloc.train.folder import RunFolder
 
 GRPO = recipes.grpo(4, 4)
 
@@ -146,7 +146,7 @@ def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finishe
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rollalloc.engines.checkpoint.remove_all", killed)
+        patched.setattr("rollalloc.train.checkpoint.remove_all", killed)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
     assert not (finished / "metrics.jsonl").exists()
@@ -179,7 +179,7 @@ def test_a_model_without_its_metrics_is_still_a_run(trainer_of, finished):
 HOLDER = """
 import sys, time, os
 from pathlib import Path
-from rollalloc.claims import Lock
+from rollalloc.files.claims import Lock
 with Lock(Path(sys.argv[1]), "run"):
     if sys.argv[2] == "fork" and os.fork() == 0:
         os.close(1)
@@ -192,7 +192,7 @@ with Lock(Path(sys.argv[1]), "run"):
 
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_a_second_trainer_is_refused_and_a_stale_lock_is_none(trainer_of, tmp_path, monkeypatch, how):
-    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path, how], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
@@ -207,7 +207,7 @@ def test_a_second_trainer_is_refused_and_a_stale_lock_is_none(trainer_of, tmp_pa
 
 
 def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.claims._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
     refused = []
 
     def second():
@@ -244,13 +244,13 @@ def test_a_file_system_without_locks_is_said_and_used(trainer_of, tmp_path, monk
     def none(*_):
         raise OSError(38, os.strerror(38))
 
-    monkeypatch.setattr("rollalloc.claims.fcntl.flock", none)
+    monkeypatch.setattr("rollalloc.files.claims.fcntl.flock", none)
     trainer_of(GRPO, 32, folder=tmp_path).run()
     assert "has no locks" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.engines.folder.os.access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr("rollalloc.train.folder.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(PermissionError, match="cannot be made: nothing can be written there"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines import likelihood
-from rollalloc.engines.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models import likelihood
+from rollalloc.models.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
 
 PAD, EOS, VOCABULARY = 0, 1, 12
 PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.engines.loss import divergences, shares, token_losses
-from rollalloc.engines.objective import Clip, Loss
+from rollalloc.train.loss import divergences, shares, token_losses
+from rollalloc.train.objective import Clip, Loss
 
 CLIP = Clip(low=0.2, high=0.28, stale=2.0)
 

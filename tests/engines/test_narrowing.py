@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from rollalloc.engines import grid
-from rollalloc.engines.evaluation import Breadth, Evaluation
-from rollalloc.engines.narrowing import narrowed
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.state import Counters
+from rollalloc.generate.sampling import Sampling
+from rollalloc.train import grid
+from rollalloc.train.evaluation import Breadth, Evaluation
+from rollalloc.train.narrowing import narrowed
+from rollalloc.train.settings import Settings
+from rollalloc.train.state import Counters
 
 
 def found(accuracy, pass_at_k, differ=None, error=0.0):

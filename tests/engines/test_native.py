@@ -14,15 +14,15 @@ import torch
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import MetricError, recipes
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.core.errors import NoScores
-from rollalloc.engines.evaluation import Evaluation, HeldOut
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
+from rollalloc.train.evaluation import Evaluation, HeldOut
+from rollalloc.train.schedule import Schedule
+from rollalloc.train.settings import Settings
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -432,7 +432,7 @@ def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.engines.loop.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rollalloc.train.loop.time.perf_counter", lambda: now[0])
     lines = []
     heldout = HeldOut(prompts_of(4))
     trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)

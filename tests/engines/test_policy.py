@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rollalloc.engines.policy import Policy
+from rollalloc.models.policy import Policy
 
 
 @pytest.fixture

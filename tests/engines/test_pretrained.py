@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
-from rollalloc.engines import pretrained
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.pretrained import MODELS, Published, make_model
+from rollalloc.models import pretrained
+from rollalloc.models.policy import Policy
+from rollalloc.models.pretrained import MODELS, Published, make_model
 
 gguf = pytest.importorskip("gguf", reason="the extra smollm2 is not installed")
 

@@ -23,11 +23,12 @@ from transformers import (
     RwkvConfig,
 )
 
-from rollalloc.engines import likelihood, sampler
-from rollalloc.engines.caching import why_not
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate import sampler
+from rollalloc.generate.sampler import Request, draw, draw_keys, generate, restrict, stream, uniforms
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models import likelihood
+from rollalloc.models.caching import why_not
+from rollalloc.models.likelihood import completion_logprobs
 
 PAD, EOS, OTHER_EOS, VOCABULARY = 0, 1, 2, 24
 REQUESTS = [

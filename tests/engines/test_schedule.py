@@ -9,7 +9,7 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from rollalloc.core.recipe import Budget
-from rollalloc.engines.schedule import Schedule, check_budget, share_spent
+from rollalloc.train.schedule import Schedule, check_budget, share_spent
 
 HALF = math.sqrt(0.5)
 

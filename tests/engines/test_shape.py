@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.engines import checkpoint
-from rollalloc.engines.shape import TRAINER, check_shape
-from rollalloc.engines.weights import load_weights
+from rollalloc.files.json_shape import TRAINER, check_shape
+from rollalloc.models.weights import load_weights
+from rollalloc.train import checkpoint
 
 STATE = {
     "identity": {"prompts": "a", "model": {}},

@@ -9,7 +9,7 @@ import pytest
 
 DEAF = """
 import os, signal, sys, time
-from rollalloc.engines.spawned import Spawned
+from rollalloc.processes.spawned import Spawned
 
 def serve(pipe, name):
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from rollalloc.engines.stopping import unheard
+from rollalloc.processes.stopping import unheard
 
 CHILD = "import sys; print('up', flush=True); sys.exit(int(sys.stdin.readline()))"
 SPAWNING = """
 import multiprocessing, os, signal, sys
-from rollalloc.engines.stopping import unheard
+from rollalloc.processes.stopping import unheard
 
 def child():
     sys.exit(7)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.trackers import scalars, tracked
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.trackers import scalars, tracked
 
 BATCH = {
     "kind": "batch",

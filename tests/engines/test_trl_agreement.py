@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from arithmetic import assert_same_gradients
-from rollalloc.bench.tasks.tiny import PAD_ID
 from rollalloc.core.events import Batch, Row
-from rollalloc.engines.likelihood import padded
-from rollalloc.engines.objective import Clip, Loss
-from rollalloc.engines.sampler import Generation
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.update import Updater
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import PAD_ID
+from rollalloc.models.likelihood import padded
+from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.settings import Settings
+from rollalloc.train.update import Updater
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

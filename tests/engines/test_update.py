@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.engines.objective import Loss
-from rollalloc.engines.sampler import Generation
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.update import Example, Updater, passes
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampling import Sampling
+from rollalloc.train.objective import Loss
+from rollalloc.train.settings import Settings
+from rollalloc.train.update import Example, Updater, passes
 
 SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, learning_rate=1e-4)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollalloc.bench.execution import execute
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import skills
-from rollalloc.bench.tasks.files import TaskFiles
-from rollalloc.bench.tasks.tiny import WarmUp
-from rollalloc.engines.native import Settings
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks import skills
+from rollalloc.lab.bench.tasks.files import TaskFiles
+from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.train.description import Run, Source
+from rollalloc.train.execution import execute
+from rollalloc.train.native import Settings
 
 pytestmark = pytest.mark.learning
 

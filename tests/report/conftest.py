@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollalloc.bench.runs import Run, Source
-from rollalloc.engines.native import Settings
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampling import Sampling
+from rollalloc.train.description import Run, Source
+from rollalloc.train.native import Settings
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
 PROMPTS = 400

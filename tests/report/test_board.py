@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.report.board import Board, serve
+from rollalloc.lab.report.board import Board, serve
 from rollalloc.runs.recorded import RecordedRun
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_be_drawn_costs_no_other_its_place(write_run, tmp_path
 
 
 def test_large_metrics_are_read_page_by_page(write_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.report.board._BYTES", 20_000)
+    monkeypatch.setattr("rollalloc.lab.report.board._BYTES", 20_000)
     monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 0)
     write_run("large", batches=60)
     board = Board(tmp_path)

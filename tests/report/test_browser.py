@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.report.board import serve
-from rollalloc.report.page import write_page
+from rollalloc.lab.report.board import serve
+from rollalloc.lab.report.page import write_page
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = (

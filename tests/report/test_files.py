@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
-from rollalloc.report.board import Board
-from rollalloc.report.found import comparisons, run_folders
-from rollalloc.report.page import write_page
-from rollalloc.report.samples import samples
+from rollalloc.lab.report.board import Board
+from rollalloc.lab.report.page import write_page
+from rollalloc.lab.report.samples import samples
+from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.files import open_regular
 from rollalloc.runs.reader import read_run
 

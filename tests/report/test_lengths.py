@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from rollalloc.report.lengths import first_and_newest
-from rollalloc.report.page import write_page
+from rollalloc.lab.report.lengths import first_and_newest
+from rollalloc.lab.report.page import write_page
 
 
 def said(key, group, tokens, **more):
@@ -52,7 +52,7 @@ def test_a_run_that_kept_none_has_none(tmp_path):
 @pytest.mark.parametrize("each", [1, 3])
 def test_of_a_large_file_both_ends_are_read_and_no_group_in_part(tmp_path, monkeypatch, each):
     """A group's rollouts come one longer than the other; "b" and "c" are drawn at one end only."""
-    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 2000)
+    monkeypatch.setattr("rollalloc.lab.report.samples._PART_BYTES", 2000)
     lines = [
         said("d" if group in (0, 90) else "abc"[0 if group % 2 else 1 + (group > 50)], group, 10 * group + at)
         for group in range(101)
@@ -62,14 +62,14 @@ def test_of_a_large_file_both_ends_are_read_and_no_group_in_part(tmp_path, monke
     assert first == 10 + (each - 1) / 2
     assert newest == 990 + (each - 1) / 2
     for size in range(300, 3000, 50):  # wherever it is cut, whole groups only
-        monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", size)
+        monkeypatch.setattr("rollalloc.lab.report.samples._PART_BYTES", size)
         found_N2 = first_and_newest(tmp_path)
         assert ((found_N2 - (each - 1) / 2) % 10 == 0).all(), size
 
 
 def test_a_file_that_is_replaced_between_its_two_ends_is_no_error(tmp_path, monkeypatch):
     files = iter([[said("a", 0, 3), said("a", 1, 3)], [said("b", 0, 3), said("b", 1, 3)]])
-    monkeypatch.setattr("rollalloc.report.lengths.rollouts_of", lambda *_, **__: next(files))
+    monkeypatch.setattr("rollalloc.lab.report.lengths.rollouts_of", lambda *_, **__: next(files))
     assert first_and_newest(tmp_path).shape == (0, 2)
 
 

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rollalloc.report.board import Board
-from rollalloc.report.found import comparisons
-from rollalloc.report.page import sections, write_page
-from rollalloc.report.samples import examples, samples
+from rollalloc.lab.report.board import Board
+from rollalloc.lab.report.page import sections, write_page
+from rollalloc.lab.report.samples import examples, samples
+from rollalloc.runs.discovery import comparisons
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FIGURES = ("where", "accuracy", "accuracy-tokens", "causes", "states", "lengths", "staleness")
@@ -139,7 +139,7 @@ def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
 
 
 def test_more_methods_than_an_image_holds_are_said(run_into, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.report.page._MOST_DRAWN", 3)
+    monkeypatch.setattr("rollalloc.lab.report.page._MOST_DRAWN", 3)
     for number in range(5):
         run_into(tmp_path / f"{number}-0", f"method {number}", 0, batches=2, evaluated=False)
     text = write_page(tmp_path).read_text()
@@ -228,7 +228,7 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
 
 def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
     folder = write_run()
-    monkeypatch.setattr("rollalloc.report.samples._PART_BYTES", 250)
+    monkeypatch.setattr("rollalloc.lab.report.samples._PART_BYTES", 250)
     lines = [json.dumps(rollout(number, number, 0.0)) + "\n" for number in range(50)]
     (folder / "rollouts.jsonl").write_text("".join(lines))
     assert [example.text for example in examples(folder)] == ["text 49", "text 48"]

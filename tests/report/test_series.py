@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollalloc.report import series
+from rollalloc.lab.report import series
 from rollalloc.runs.recorded import RecordedRun
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.report.found import is_over
-from rollalloc.report.terminal import sparkline, view
+from rollalloc.lab.report.terminal import sparkline, view
+from rollalloc.runs.discovery import is_over
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import remaining
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.report.text import one_line, shortened, visible
+from rollalloc.files.text import one_line, shortened, visible
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.bench.runs import Run
-from rollalloc.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
-from rollalloc.report.wording import caveats, findings, graded, name_of, story
+from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
+from rollalloc.lab.report.wording import caveats, findings, graded, name_of, story
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import by_label
+from rollalloc.train.description import Run
 
 
 def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):

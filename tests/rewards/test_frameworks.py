@@ -94,7 +94,7 @@ def test_trl_s_trainer_trains_with_it(module, tmp_path):
     datasets = pytest.importorskip("datasets")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+    from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 
     tokenizer = word_tokenizer(["fine", "none", "go"])
     config = LlamaConfig(

@@ -27,10 +27,10 @@ import pytest
 import stand_ins
 import typer
 
-from rollalloc.bench.runs import Source
 from rollalloc.cli import app as command_line
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.named import RECIPES
+from rollalloc.train.description import Source
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -46,7 +46,7 @@ NOT_RUN = {
 # Carried out for real: they take seconds at most and write into the temporary folder only. Others are parsed.
 CHEAP = {"features", "recipes", "waste", "data convert"}
 # Carried out as far as they check what they were given; then they would train.
-CHECKED = {"train": "rollalloc.bench.execution.execute", "compare": "rollalloc.bench.compare.compare"}
+CHECKED = {"train": "rollalloc.train.execution.execute", "compare": "rollalloc.lab.bench.compare.compare"}
 OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
 SLOW = {"docs/trl.md"}  # it trains two models
 ELLIPSES = ("…", "...")
@@ -228,7 +228,9 @@ def check_rollalloc(words: list[str]) -> None:
             model=OWN["--model"], prompts=("train.parquet",), heldout="test.parquet", reward=OWN["--reward"]
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("rollalloc.bench.presets.task_source", lambda *_: (source, 8))  # it takes minutes to make
+            patched.setattr(
+                "rollalloc.lab.bench.presets.task_source", lambda *_: (source, 8)
+            )  # it takes minutes to make
             patched.setattr(CHECKED[name[0]], _reach)
             with pytest.raises(_Reached):
                 command.invoke(parsed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollalloc.simulate.cost import Costs
-from rollalloc.simulate.workload import Outcome
+from rollalloc.lab.simulate.cost import Costs
+from rollalloc.lab.simulate.workload import Outcome
 
 FREE = Costs(prefill=0.0, abort=0.0, weight_sync=0.0, logprob=0.0, train=0.0, train_row=0.0, update=0.0)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from test_workload import line
 
-from rollalloc.simulate import simulation
+from rollalloc.lab.simulate import simulation
 
 SMALL = ("--matched", "groups=4,n=4", "--batches", 2, "--warmup", 1, "--gpus", "2,4", "--prompts", 64)
 

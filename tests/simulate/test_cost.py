@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from rollalloc.simulate.cluster import Cluster, Scenario
-from rollalloc.simulate.cost import Costs, Latency, default_latency, fitted_latency, read_latency
+from rollalloc.lab.simulate.cluster import Cluster, Scenario
+from rollalloc.lab.simulate.cost import Costs, Latency, default_latency, fitted_latency, read_latency
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():

@@ -12,11 +12,11 @@ from simulated import FREE, Given
 from rollalloc import Budget, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Cancelled, Done
+from rollalloc.lab.simulate.cluster import Cluster, Scenario
+from rollalloc.lab.simulate.cost import Costs, Latency
+from rollalloc.lab.simulate.simulation import Simulation, simulate
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Success
 from rollalloc.rules.prompts import AsOffered
-from rollalloc.simulate.cluster import Cluster, Scenario
-from rollalloc.simulate.cost import Costs, Latency
-from rollalloc.simulate.simulation import Simulation, simulate
-from rollalloc.simulate.workload import Fitted, Lengths, Success
 
 
 class Watched(Allocator):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from simulated import FREE, Given
 
 from rollalloc import recipes
+from rollalloc.lab.simulate.cluster import Cluster, Scenario
+from rollalloc.lab.simulate.cost import Latency
+from rollalloc.lab.simulate.fleet import Fleet
+from rollalloc.lab.simulate.simulation import simulate
 from rollalloc.rules.sizes import Fixed
-from rollalloc.simulate.cluster import Cluster, Scenario
-from rollalloc.simulate.cost import Latency
-from rollalloc.simulate.fleet import Fleet
-from rollalloc.simulate.simulation import simulate
 
 STEPS = Latency((1, 2, 3), (1.0, 2.0, 4.0))  # seconds per token alone, of two, of three
 

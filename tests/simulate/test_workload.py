@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollalloc.simulate.workload import Fitted, Lengths, Logged, Outcome, Success, read_rollouts
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Success, read_rollouts
 
 CERTAIN = Success(hopeless=0.0, solved=0.0)
 

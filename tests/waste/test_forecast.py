@@ -9,9 +9,9 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Order
-from rollalloc.waste.finding import find, forecast_sentence
-from rollalloc.waste.forecast import Plan, Refused, _Books, _by_prompt, _Deck, forecast, plan_for, simulate
-from rollalloc.waste.groups import Gathering, Group, Groups, Log
+from rollalloc.lab.waste.finding import find, forecast_sentence
+from rollalloc.lab.waste.forecast import Plan, Refused, _Books, _by_prompt, _Deck, forecast, plan_for, simulate
+from rollalloc.lab.waste.groups import Gathering, Group, Groups, Log
 
 RATES = np.array([0.0, 1.0, 0.1, 0.5, 0.8])
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollalloc.data import jsonl
-from rollalloc.waste import forecast as module
-from rollalloc.waste.finding import find
-from rollalloc.waste.forecast import forecast, plan_for
-from rollalloc.waste.groups import Group, Log
-from rollalloc.waste.readers import FORMATS, Options, read_log
+from rollalloc.lab.waste import forecast as module
+from rollalloc.lab.waste.finding import find
+from rollalloc.lab.waste.forecast import forecast, plan_for
+from rollalloc.lab.waste.groups import Group, Log
+from rollalloc.lab.waste.readers import FORMATS, Options, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
 ODD = [

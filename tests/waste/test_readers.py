@@ -16,8 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rollalloc.waste.readers import FORMATS, Options, read_log
-from rollalloc.waste.shares import shares_of
+from rollalloc.lab.waste.readers import FORMATS, Options, read_log
+from rollalloc.lab.waste.shares import shares_of
 
 SAMPLES = Path(__file__).parent / "samples"
 

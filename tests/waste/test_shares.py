@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.waste import shares
-from rollalloc.waste.groups import Group, Groups, outcomes
-from rollalloc.waste.shares import CAUSES, LEAST_PROMPTS, drift, shares_of
+from rollalloc.lab.waste import shares
+from rollalloc.lab.waste.groups import Group, Groups, outcomes
+from rollalloc.lab.waste.shares import CAUSES, LEAST_PROMPTS, drift, shares_of
 
 NAN = float("nan")
 

@@ -24,7 +24,7 @@ from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
-from rollalloc.report.text import visible
+from rollalloc.files.text import visible
 
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",

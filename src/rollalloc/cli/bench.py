@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import folder, place
 from rollalloc.cli.progress import Lines, TimeLeft, leave
-from rollalloc.cli.saying import say
 
 if TYPE_CHECKING:
-    from rollalloc.bench.leaderboard import Progress
-    from rollalloc.bench.plan import Plan
+    from rollalloc.lab.bench.leaderboard import Progress
+    from rollalloc.lab.bench.plan import Plan
 
 _LINE_EVERY_S = 60.0  # between two lines on how it goes, where there is no terminal
 _EXIT_UNFINISHED = 1
@@ -52,8 +52,8 @@ def bench(
     ] = None,
 ) -> None:
     """Run every method on every task, by its defaults, matched and tuned, and write page and table of what each paid."""
-    from rollalloc.bench.contestants import TRACKS  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.plan import make_plan, refuse_another
+    from rollalloc.lab.bench.contestants import TRACKS  # torch takes seconds to import, `--help` should not
+    from rollalloc.lab.bench.plan import make_plan, refuse_another
 
     console = Console(stderr=True)
     if table is not None:
@@ -70,9 +70,9 @@ def bench(
 
 
 def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:
-    from rollalloc.bench.leaderboard import run_leaderboard
-    from rollalloc.bench.pool import Failed
-    from rollalloc.engines.stopping import Stopped
+    from rollalloc.lab.bench.leaderboard import run_leaderboard
+    from rollalloc.lab.bench.pool import Failed
+    from rollalloc.processes.stopping import Stopped
 
     try:
         with Shown(console) as shown:
@@ -91,8 +91,8 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 def _written(console: Console, out: Path) -> int:
     """Write the page and the table; returns how many final runs are missing."""
-    from rollalloc.bench.plan import PAGE, TABLE
-    from rollalloc.report.leaderboard import write_leaderboard
+    from rollalloc.lab.bench.plan import PAGE, TABLE
+    from rollalloc.lab.report.leaderboard import write_leaderboard
 
     board = write_leaderboard(out)
     missing = f", {board.missing} final runs are missing" if board.missing else ""
@@ -102,9 +102,9 @@ def _written(console: Console, out: Path) -> int:
 
 def described(plan: Plan, cores: int) -> str:
     """What a plan would run, and how long that takes."""
-    from rollalloc.bench.estimate import RATES, hours_of
-    from rollalloc.bench.sweep import search_rollouts
-    from rollalloc.bench.tiers import TIERS
+    from rollalloc.lab.bench.estimate import RATES, hours_of
+    from rollalloc.lab.bench.sweep import search_rollouts
+    from rollalloc.lab.bench.tiers import TIERS
 
     tuned = "tuned" in plan.tracks
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks × {' and '.join(plan.tracks)}"

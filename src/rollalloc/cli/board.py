@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import place
-from rollalloc.cli.saying import say
 
 
 def board(
@@ -17,7 +17,7 @@ def board(
     port: Annotated[int, typer.Option(help="Of the page; 0: a free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
-    from rollalloc.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
+    from rollalloc.lab.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
 
     console = Console(stderr=True)
     with serve(folder, port) as server:

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rollalloc.cli.console import say
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
 from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import leave, staged
-from rollalloc.cli.saying import say
 from rollalloc.cli.standings import Standings, uses
 
 if TYPE_CHECKING:
-    from rollalloc.bench.runs import Run
-    from rollalloc.bench.summary import Interval, Summary
+    from rollalloc.lab.bench.summary import Interval, Summary
+    from rollalloc.train.description import Run
 
 _WIDE = 110  # columns of a terminal that the whole table fits
 _MEANS = {  # of what the last evaluations found, where a heading does not say it all
@@ -82,11 +82,14 @@ def compare(
     ] = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
-    from rollalloc.bench.compare import check_places, check_runs  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.compare import compare as carry_out
-    from rollalloc.bench.presets import made
     from rollalloc.cli.sources import budget_said
-    from rollalloc.engines.stopping import Stopped
+    from rollalloc.lab.bench.compare import (  # torch takes seconds to import, `--help` should not
+        check_places,
+        check_runs,
+    )
+    from rollalloc.lab.bench.compare import compare as carry_out
+    from rollalloc.lab.bench.presets import made
+    from rollalloc.processes.stopping import Stopped
 
     console = Console(stderr=True)
     named = named_recipes(recipes.split(","))
@@ -124,9 +127,9 @@ def compare(
 
 
 def _show(console: Console, out: Path) -> None:
-    from rollalloc.bench.compare import RESULTS
-    from rollalloc.bench.summary import summaries
-    from rollalloc.report.page import write_page
+    from rollalloc.lab.bench.compare import RESULTS
+    from rollalloc.lab.bench.summary import summaries
+    from rollalloc.lab.report.page import write_page
 
     if (out / RESULTS).exists():
         for summary in summaries(out):

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import folder, place
-from rollalloc.cli.saying import say
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
@@ -61,8 +61,8 @@ def chat(
     ),
 ) -> None:
     """Write tasks for a small chat model, made here: of reasoning-gym, and word problems by templates."""
-    from rollalloc.bench.tasks.chat import CHAT_TASKS, REWARD
-    from rollalloc.bench.tasks.chat import prepare as make
+    from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, REWARD
+    from rollalloc.lab.bench.tasks.chat import prepare as make
 
     names = list(CHAT_TASKS) if tasks == ["all"] else list(dict.fromkeys(tasks))
     if unknown := [name for name in names if name not in CHAT_TASKS]:

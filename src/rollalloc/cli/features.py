@@ -41,8 +41,8 @@ def features(
     from rollalloc.data.feature_file import Origin, refuse_place, write_features
     from rollalloc.data.features import check_width
     from rollalloc.data.prompts import encode_prompts, load_prompts
-    from rollalloc.engines.features import BATCH_TOKENS, features_of, weights_digest
-    from rollalloc.engines.policy import Policy, load_tokenizer, usable_device
+    from rollalloc.models.features import BATCH_TOKENS, features_of, weights_digest
+    from rollalloc.models.policy import Policy, load_tokenizer, usable_device
 
     console = Console(stderr=True)
     name = model_name(model)

@@ -66,7 +66,7 @@ def matched_shapes(text: str | None, named: Mapping[str, str]) -> dict[str, dict
     Raises:
         ValueError: not of that form, or a recipe without a matched shape.
     """
-    from rollalloc.bench.methods import matched
+    from rollalloc.lab.bench.methods import matched
 
     if text is None:
         return {label: {} for label in named}

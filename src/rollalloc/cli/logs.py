@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rollalloc.waste.groups import Log
+    from rollalloc.lab.waste.groups import Log
 
 LogPath = Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")]
 
@@ -43,7 +43,7 @@ class Reading:
             FileNotFoundError: nothing there.
             ValueError: options that mean nothing, or files that have no usable rollout.
         """
-        from rollalloc.waste.readers import Options, read_log
+        from rollalloc.lab.waste.readers import Options, read_log
 
         options = Options(self.reward, numbers(self.weights), self.group_size)
         return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
@@ -54,8 +54,8 @@ class Reading:
         Raises:
             ValueError: names the option.
         """
-        from rollalloc.waste.finding import check_asked
-        from rollalloc.waste.readers import Options, check_format
+        from rollalloc.lab.waste.finding import check_asked
+        from rollalloc.lab.waste.readers import Options, check_format
 
         check_format(self.format)
         Options(self.reward, numbers(self.weights), self.group_size)

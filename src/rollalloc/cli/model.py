@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import folder, place
-from rollalloc.cli.saying import say
 
 
 def model(
@@ -29,7 +29,7 @@ def model(
     ] = False,
 ) -> None:
     """Make a folder with a small pretrained model: safetensors, tokenizer, chat template."""
-    from rollalloc.engines.pretrained import MODELS, make_model  # torch takes seconds to import, `--help` should not
+    from rollalloc.models.pretrained import MODELS, make_model  # torch takes seconds to import, `--help` should not
 
     if name not in MODELS:
         raise ValueError(

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rollalloc.report.text import visible
+from rollalloc.files.text import visible
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun

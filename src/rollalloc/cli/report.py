@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import place
-from rollalloc.cli.saying import say
 
 _EXIT_ON_DAMAGE = 1
 
@@ -36,8 +36,8 @@ def report(
     Only pages and figures of earlier reports are overwritten. Where something of a run could not be read the page says so,
     and the exit code is 1.
     """
-    from rollalloc.report.found import comparisons  # matplotlib takes a second to import, `--help` should not
-    from rollalloc.report.page import sections, write_sections
+    from rollalloc.lab.report.page import sections, write_sections
+    from rollalloc.runs.discovery import comparisons  # matplotlib takes a second to import, `--help` should not
 
     console = Console(stderr=True)
     with console.status("drawing"):

@@ -15,19 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollalloc.cli.compare import said
+from rollalloc.cli.console import say
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
 from rollalloc.cli.options import option, parameters_of, with_options
 from rollalloc.cli.progress import staged
-from rollalloc.cli.saying import say
 from rollalloc.core.allocator import Allocator
-from rollalloc.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
-from rollalloc.simulate.cost import Costs
-from rollalloc.simulate.workload import Lengths, Success
+from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
+from rollalloc.lab.simulate.cost import Costs
+from rollalloc.lab.simulate.workload import Lengths, Success
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
-    from rollalloc.simulate.result import Priced
-    from rollalloc.simulate.workload import Workload
+    from rollalloc.lab.simulate.result import Priced
+    from rollalloc.lab.simulate.workload import Workload
 
 # The values of a simulation that are options under their own names, and what each kind of them is about.
 _PANELS: Mapping[type, str] = {
@@ -134,7 +134,7 @@ def _different(option: str, text: str, least: int) -> list[int]:
 
 
 def _workload(given: Given, log: Path | None, fit: bool, prompts: int | None) -> Workload:
-    from rollalloc.simulate.workload import Fitted, read_rollouts
+    from rollalloc.lab.simulate.workload import Fitted, read_rollouts
 
     lengths, success = Lengths(**given[Lengths]), Success(**given[Success])
     if log is None:
@@ -152,7 +152,7 @@ def _workload(given: Given, log: Path | None, fit: bool, prompts: int | None) ->
 
 
 def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload: Workload) -> list[Scenario]:
-    from rollalloc.simulate.cost import read_latency
+    from rollalloc.lab.simulate.cost import read_latency
 
     cluster = dict(given[Cluster])
     if cluster["schedule"] not in SCHEDULES:
@@ -182,8 +182,8 @@ def _recipes(
 def _priced(
     recipes: Mapping[str, Recipe], scenarios: Sequence[Scenario], seeds: Sequence[int], staleness: int | None
 ) -> list[Priced]:
-    from rollalloc.simulate.result import Priced
-    from rollalloc.simulate.simulation import simulate as carry_out
+    from rollalloc.lab.simulate.result import Priced
+    from rollalloc.lab.simulate.simulation import simulate as carry_out
 
     priced: list[Priced] = []
     todo, done = len(scenarios) * len(recipes) * len(seeds), 0

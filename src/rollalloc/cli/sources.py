@@ -8,8 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rollalloc.bench.methods import default
-from rollalloc.bench.presets import (
+from rollalloc.cli.options import Given
+from rollalloc.data._files import read_rows
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.settings import Generator, Straddlers, Streaming, refuse_missing
+from rollalloc.lab.bench.methods import default
+from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
     DEFAULT_RATE,
     POOLED,
@@ -19,16 +23,12 @@ from rollalloc.bench.presets import (
     preset_of,
     tuned_of,
 )
-from rollalloc.bench.runs import Run, Source
-from rollalloc.cli.options import Given
-from rollalloc.data._files import read_rows
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.objective import Aggregation, Clip, Loss
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule, Shape, check_budget
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.streaming.settings import Generator, Straddlers, Streaming, refuse_missing
+from rollalloc.models.lora import Lora
 from rollalloc.named import RECIPES, standard
+from rollalloc.train.description import Run, Source
+from rollalloc.train.objective import Aggregation, Clip, Loss
+from rollalloc.train.schedule import Schedule, Shape, check_budget
+from rollalloc.train.settings import Settings
 
 SETTINGS = ("defaults", "tuned")
 # A model of the user's own begins with the same as the tasks. Nobody tuned it for that model.
@@ -53,7 +53,7 @@ _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do no
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    """The run of a recipe under the options given; a task is not made yet, which `rollalloc.bench.presets.made` does.
+    """The run of a recipe under the options given; a task is not made yet, which `rollalloc.lab.bench.presets.made` does.
 
     Raises:
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe

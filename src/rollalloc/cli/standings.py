@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.live import Live
 
 from rollalloc.cli.progress import Lines, TimeLeft
-from rollalloc.report.fitting import Fitting
+from rollalloc.lab.report.fitting import Fitting
 from rollalloc.runs.recorded import share_taught
 
 if TYPE_CHECKING:
-    from rollalloc.bench.compare import Standing
-    from rollalloc.bench.runs import Run
+    from rollalloc.lab.bench.compare import Standing
+    from rollalloc.train.description import Run
 
 _NOW_AND_THEN_S = 60.0  # between two lines on runs that have not ended, where there is no terminal
 _PROSE = ("task", "recipe", "wasted on")

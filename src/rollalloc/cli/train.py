@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import Given, folder, parameters_of, with_fields
 from rollalloc.cli.progress import RunProgress, leave, paid_for, staged
-from rollalloc.cli.saying import say
 
 
 @with_fields(Given)
@@ -84,16 +84,16 @@ def train(
     ] = False,
 ) -> None:
     """Train one model under one recipe."""
-    from rollalloc.bench.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.presets import made
-    from rollalloc.bench.runs import Run
     from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.core.errors import NoScores
-    from rollalloc.engines.checkpoint import newest
-    from rollalloc.engines.folder import RunFolder
-    from rollalloc.engines.stopping import Stopped
-    from rollalloc.report.wording import held_out
+    from rollalloc.lab.bench.presets import made
+    from rollalloc.lab.report.wording import held_out
+    from rollalloc.processes.stopping import Stopped
     from rollalloc.runs.reader import read_run
+    from rollalloc.train.checkpoint import newest
+    from rollalloc.train.description import Run
+    from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
+    from rollalloc.train.folder import RunFolder
 
     console = Console(stderr=True)
     if resume and overwrite:

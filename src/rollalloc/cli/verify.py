@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollalloc.cli.console import say
 from rollalloc.cli.options import place
-from rollalloc.cli.saying import say
 
 
 def verify_resume(
@@ -18,8 +18,8 @@ def verify_resume(
     batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.")] = 6,
 ) -> None:
     """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""
-    from rollalloc.bench.runs import Run  # torch takes seconds to import, `--help` should not
-    from rollalloc.bench.verify import first_difference
+    from rollalloc.train.description import Run  # torch takes seconds to import, `--help` should not
+    from rollalloc.train.verify import first_difference
 
     console = Console(stderr=True)
     described = Run.described_in(run)

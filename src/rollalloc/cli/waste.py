@@ -18,9 +18,9 @@ from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
-    from rollalloc.waste.finding import Finding
-    from rollalloc.waste.forecast import Forecast
-    from rollalloc.waste.shares import Share
+    from rollalloc.lab.waste.finding import Finding
+    from rollalloc.lab.waste.forecast import Forecast
+    from rollalloc.lab.waste.shares import Share
 
 _CAUSES = {
     "taught": "rewards differ",
@@ -59,7 +59,7 @@ def waste(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say which rollouts taught nothing, and why, and forecast what DAPO and Pilot-Commit, or others, would have paid."""
-    from rollalloc.waste.finding import find, forecast_sentence, sentence
+    from rollalloc.lab.waste.finding import find, forecast_sentence, sentence
 
     console = Console()
     asked = {"from_step": from_step, "n": n, "n_pilot": n_pilot, "resamples": resamples, "seed": seed}
@@ -110,8 +110,8 @@ def _own(names: list[str] | None, parameters: Mapping[str, Any], n_pilot: int | 
         ValueError: an option that means nothing with them, or without; or a recipe that cannot be made.
     """
     from rollalloc.cli.sources import USUAL
+    from rollalloc.lab.waste.forecast import BASELINE
     from rollalloc.named import make_recipe, parameters_of, refuse_unknown
-    from rollalloc.waste.forecast import BASELINE
 
     if not names:
         if parameters:
@@ -130,7 +130,7 @@ def _own(names: list[str] | None, parameters: Mapping[str, Any], n_pilot: int | 
 
 
 def _show_forecast(console: Console, forecast: Forecast) -> None:
-    from rollalloc.waste.finding import times
+    from rollalloc.lab.waste.finding import times
 
     plan = forecast.plan
     pilots = "" if plan.n_pilot is None else f", {plan.n_pilot} of them pilots"

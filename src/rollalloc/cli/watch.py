@@ -31,9 +31,9 @@ def watch(
     Where there is no terminal it is a line a minute, and all of it at the end.
     """
     from rollalloc.cli.progress import Lines
-    from rollalloc.report.found import comparisons, is_over
-    from rollalloc.report.terminal import view
-    from rollalloc.report.text import visible
+    from rollalloc.files.text import visible
+    from rollalloc.lab.report.terminal import view
+    from rollalloc.runs.discovery import comparisons, is_over
     from rollalloc.runs.reader import Reader
 
     if not wait and not folder.exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.data.jsonl import Unreadable, read_lines
-from rollalloc.whole import written
+from rollalloc.files.atomic import written
 
 _ROWS = 1024  # of a parquet file, held at a time
 

@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
 from rollalloc.data.features import Cost, Features
-from rollalloc.whole import written
+from rollalloc.files.atomic import written
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Origin:
 
     Attributes:
         model: its name or folder, as it was given.
-        weights: digest of its weights (`rollalloc.engines.features.weights_digest`); None: only its tokenizer was used.
+        weights: digest of its weights (`rollalloc.models.features.weights_digest`); None: only its tokenizer was used.
         seed: of projection and hash.
     """
 

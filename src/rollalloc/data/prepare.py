@@ -14,12 +14,12 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data._files import is_readable, read_rows
+from rollalloc.data.hub import why_unreachable
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
-from rollalloc.hub import why_unreachable
-from rollalloc.regular import read_text
-from rollalloc.whole import write_text, written
+from rollalloc.files.atomic import write_text, written
+from rollalloc.files.opening import read_text
 
 MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written

@@ -247,7 +247,7 @@ _IN_A_ROLLOUT: Fields = {
 
 
 class MetricsLine(NamedTuple):
-    """A line of the metrics. What an evaluation does not say of its curve is None; without a grid it stands at what was paid.
+    """A line of the metrics. What an evaluation does not say of its curve is None; without a grid it is at what was paid.
 
     Attributes:
         known: the fields that are known here, each fit to be used; those that are wrong are left out.

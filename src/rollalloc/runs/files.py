@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from rollalloc.regular import opened
+from rollalloc.files.opening import opened
 
 _CHUNK = 1 << 20  # bytes read at a time
 LONGEST = 1 << 20  # bytes of a line; a longer one is damage

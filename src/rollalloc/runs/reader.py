@@ -1,7 +1,7 @@
 """The one reader of a run's `run.json` and `metrics.jsonl`: whole, at its newest line, or followed while it is written.
 
-Followed, each look reads what was added, and no more is kept than the views can show. Every line is checked, whoever reads it:
-what the terminal, the page, the board and a comparison say of a run is the same.
+Followed, each look reads what was added, and no more is kept than the views can show. Every line is checked, whoever
+reads it: what the terminal, the page, the board and a comparison say of a run is the same.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
+from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
-from rollalloc.runs.names import DESCRIPTION, METRICS
 from rollalloc.runs.recorded import Line, RecordedRun
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
@@ -95,7 +95,7 @@ def read_metrics(path: Path) -> list[Line]:
 
 
 def newest_line(folder: Path, kind: str = "") -> Line | None:
-    """The newest line of a run's metrics, of that kind or any; None where the end of the file has none. Reads no more than that.
+    """The newest line of a run's metrics, of that kind or any; None where the end of the file has none.
 
     Raises:
         OSError: the metrics are no regular file, or cannot be read.

@@ -88,7 +88,7 @@ class RecordedRun:
 
     @property
     def reached(self) -> bool:
-        """Whether the target was reached, as costs have it; of a long run, not all of whose evaluations are kept, as it said."""
+        """Whether the target was reached, as costs have it; as it said, where not all evaluations are kept."""
         said = self.ended and (self.why or "").startswith("target")
         return said or (self.cost is not None and not self.cost.censored)
 
@@ -134,12 +134,12 @@ class RecordedRun:
 
 
 def compares(batch: Mapping[str, Any]) -> bool:
-    """Whether a batch's line has rows that were compared within their group, not each with a prediction or the batch's mean."""
+    """Whether a batch's line has rows that were compared within their group, not each with a prediction or a mean."""
     return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)
 
 
 def share_taught(accounts: Mapping[str, int], grouped: bool) -> str:
-    """The share of rollouts in groups that had something to compare; "n/a" where no group is compared, "" without rollouts."""
+    """The share of rollouts in groups that had something to compare; "n/a" where none is compared, "" without rollouts."""
     paid = sum(accounts.values())
     return "" if not paid else f"{accounts.get('trained', 0) / paid:.0%}" if grouped else "n/a"
 

@@ -10,9 +10,9 @@ import pytest
 from rollalloc import Budget, recipes
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.drivers.tinker import Remote, Rewarded, Service, TinkerTrainer
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
+from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.train.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_tinker

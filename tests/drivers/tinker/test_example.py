@@ -10,8 +10,8 @@ import pytest
 from fake_tinker import Client, Cloud
 
 from rollalloc import Budget
-from rollalloc.bench.tasks.tiny import word_tokenizer
 from rollalloc.drivers.tinker import Service
+from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 from rollalloc.rewards.scorers import InlineScorer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tinker_pilot_commit.py"

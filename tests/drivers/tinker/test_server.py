@@ -17,10 +17,10 @@ import pytest
 from conftest import prompts_of, within
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.stopping import Stopped
+from rollalloc.generate.sampling import Sampling
+from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.train.settings import Settings
 
 MODEL = os.environ.get("ROLLALLOC_TINKER_MODEL")
 

@@ -19,11 +19,11 @@ from rollalloc import recipes
 from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
-from rollalloc.engines.objective import Clip, Loss
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.schedule import Schedule
-from rollalloc.engines.stopping import Stopped
-from rollalloc.report.found import comparisons
+from rollalloc.generate.sampling import Sampling
+from rollalloc.processes.stopping import Stopped
+from rollalloc.runs.discovery import comparisons
+from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.schedule import Schedule
 
 RECIPES = {
     "grpo": recipes.grpo(groups=4, n=4),

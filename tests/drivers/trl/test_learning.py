@@ -10,16 +10,16 @@ import tiny_trl
 from datasets import Dataset
 
 from rollalloc import recipes
-from rollalloc.bench.execution import execute
-from rollalloc.bench.runs import Run, Source
-from rollalloc.bench.tasks import skills
-from rollalloc.bench.tasks.tiny import WarmUp
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.likelihood import exact_answers
-from rollalloc.engines.native import Settings
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks import skills
+from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.train.description import Run, Source
+from rollalloc.train.execution import execute
+from rollalloc.train.native import Settings
 
 pytestmark = pytest.mark.learning
 BATCHES = 40

@@ -12,10 +12,10 @@ import torch
 from datasets import Dataset
 
 from rollalloc import recipes
-from rollalloc.bench.tasks.chat import compute_score
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.engines.policy import Policy
+from rollalloc.lab.bench.tasks.chat import compute_score
+from rollalloc.models.policy import Policy
 
 pytestmark = pytest.mark.slow
 STEPS, TOKENS = 2, 16

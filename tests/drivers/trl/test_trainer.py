@@ -22,11 +22,11 @@ from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, tensors
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.tensors import training_inputs
-from rollalloc.engines.native import Settings, Trainer
-from rollalloc.engines.policy import Policy
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules import advantages
+from rollalloc.train.native import Settings, Trainer
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:

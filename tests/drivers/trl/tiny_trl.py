@@ -23,8 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 import arithmetic
 from rollalloc import Recipe, recipes
-from rollalloc.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 RECIPES = {

@@ -17,11 +17,11 @@ import tiny_trl
 from transformers import TrainerCallback
 
 from rollalloc.core.errors import NoScores
-from rollalloc.drivers.trl_async import trainer as driver
-from rollalloc.drivers.trl_async import worker as worker_module
-from rollalloc.drivers.trl_async.worker import AllocatedWorker
-from rollalloc.engines.streaming.backend import BackendDied
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.experimental.trl_async import trainer as driver
+from rollalloc.experimental.trl_async import worker as worker_module
+from rollalloc.experimental.trl_async.worker import AllocatedWorker
+from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.rewards.frameworks import Reward
 from rollalloc.rewards.scorers import WorkerScorer
 

@@ -15,12 +15,12 @@ from trl.experimental.async_grpo.packing import TreeRow
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.trl.allocation import Rollout
 from rollalloc.drivers.trl.rewards import of_functions
-from rollalloc.drivers.trl_async.attention import _seen, attend, attend_without_flash
-from rollalloc.drivers.trl_async.judge import Judge
-from rollalloc.drivers.trl_async.samples import FILLER, samples_of
-from rollalloc.drivers.trl_async.versions import what_is_missing
-from rollalloc.drivers.trl_async.weights import WeightMailbox, take_over
-from rollalloc.engines.sampler import Generation
+from rollalloc.experimental.trl_async.attention import _seen, attend, attend_without_flash
+from rollalloc.experimental.trl_async.judge import Judge
+from rollalloc.experimental.trl_async.samples import FILLER, samples_of
+from rollalloc.experimental.trl_async.versions import what_is_missing
+from rollalloc.experimental.trl_async.weights import WeightMailbox, take_over
+from rollalloc.generate.sampler import Generation
 
 REWARDS = of_functions(tiny_trl.starts_right, None, None)
 
@@ -164,9 +164,9 @@ def test_an_older_trl_is_refused_with_the_version_that_is_needed(monkeypatch):
 
     import rollalloc.drivers
 
-    for name in [name for name in sys.modules if name.startswith("rollalloc.drivers.trl_async")]:
+    for name in [name for name in sys.modules if name.startswith("rollalloc.experimental.trl_async")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(rollalloc.drivers, "trl_async", raising=False)
     monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo", SimpleNamespace(__path__=[]))
     with pytest.raises(ImportError, match=r"RolloutWorkerProtocol.*1\.16"):
-        __import__("rollalloc.drivers.trl_async")
+        __import__("rollalloc.experimental.trl_async")

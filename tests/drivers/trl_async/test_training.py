@@ -11,7 +11,7 @@ import torch
 
 from rollalloc import Budget
 from rollalloc.drivers.trl.checks import rows_per_group
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.generate.stream.settings import Streaming
 
 
 @pytest.mark.parametrize("name", sorted(tiny_async.RECIPES))

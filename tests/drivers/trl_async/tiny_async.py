@@ -14,8 +14,8 @@ import torch
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from rollalloc import Recipe, recipes
-from rollalloc.drivers.trl_async import AllocatedAsyncGRPOTrainer
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.experimental.trl_async import AllocatedAsyncGRPOTrainer
+from rollalloc.generate.stream.settings import Streaming
 
 LOCAL = Streaming(overlap=False)  # in this process: it begins at once, and without staleness depends on no clock
 RECIPES: dict[str, Recipe] = {

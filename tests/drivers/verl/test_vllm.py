@@ -13,12 +13,12 @@ pytest.importorskip("vllm")
 import psutil
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.engines.likelihood import completion_logprobs, exact_answers
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.backend import BackendDied, Row
-from rollalloc.engines.streaming.vllm_backend import VllmBackend
-from rollalloc.engines.streaming.vllm_engine import Engine, refuse_unservable
-from rollalloc.engines.weights import load_weights, weights_of
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.vllm_backend import VllmBackend
+from rollalloc.generate.stream.vllm_engine import Engine, refuse_unservable
+from rollalloc.models.likelihood import completion_logprobs, exact_answers
+from rollalloc.models.weights import load_weights, weights_of
 
 pytestmark = pytest.mark.verl
 LENGTH, SLOTS, EOS, STOP = 40, 24, 1, 7

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc.engines.likelihood import completion_logprobs
-from rollalloc.engines.sampler import Request, generate
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.backend import BackendDied, Row
-from rollalloc.engines.streaming.local import LocalBackend, slots_of
-from rollalloc.engines.streaming.process import ProcessBackend, _as_it_travels, _Heard
-from rollalloc.engines.weights import weights_of
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.local import LocalBackend, slots_of
+from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels, _Heard
+from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.weights import weights_of
 
 LENGTH = 20
 

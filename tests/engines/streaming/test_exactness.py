@@ -9,9 +9,9 @@ import pytest
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.models.lora import Lora
 
 IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}
 

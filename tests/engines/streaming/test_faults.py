@@ -9,15 +9,15 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
-from rollalloc.engines.checkpoint import newest
-from rollalloc.engines.evaluation import HeldOut
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.backend import BackendDied
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.rewards.function import Unscored
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.testing.audit import Auditor
 from rollalloc.testing.promises import watched
+from rollalloc.train.checkpoint import newest
+from rollalloc.train.evaluation import HeldOut
 
 ROLLOUTS = 600  # in CI; 10,000 in all where `slow` is asked for
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rollalloc.engines.behaviour import Behaviour
-from rollalloc.engines.features import features_of
-from rollalloc.engines.lora import Lora
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.backend import BackendDied, Row
-from rollalloc.engines.streaming.begin import begin
-from rollalloc.engines.streaming.blueprint import Blueprint
-from rollalloc.engines.streaming.process import ProcessBackend
-from rollalloc.engines.streaming.settings import Streaming
-from rollalloc.engines.streaming.silence import Silence
-from rollalloc.engines.weights import weights_of
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.begin import begin
+from rollalloc.generate.stream.blueprint import Blueprint
+from rollalloc.generate.stream.process import ProcessBackend
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.stream.silence import Silence
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.features import features_of
+from rollalloc.models.lora import Lora
+from rollalloc.models.weights import weights_of
 
 SIZES = {"vocab_size": 17, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
 SIZES |= {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32}
@@ -286,7 +286,7 @@ def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, wa
 
 
 def test_a_process_at_work_says_so(process_of, monkeypatch):
-    monkeypatch.setattr("rollalloc.engines.streaming.process._SPEAKS_S", 0.0)
+    monkeypatch.setattr("rollalloc.generate.stream.process._SPEAKS_S", 0.0)
     backend = process_of(eos_ids=())
     backend.start(rows(2))
     drained(backend, 2)

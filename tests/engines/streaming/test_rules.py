@@ -9,13 +9,13 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Order
-from rollalloc.engines.sampler import Generation
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming import partial
-from rollalloc.engines.streaming.backend import Ended
-from rollalloc.engines.streaming.partial import Partials
-from rollalloc.engines.streaming.settings import Streaming
-from rollalloc.engines.streaming.streamer import joined
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream import partial
+from rollalloc.generate.stream.backend import Ended
+from rollalloc.generate.stream.partial import Partials
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.stream.streamer import joined
 from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import InlineScorer
 

@@ -9,9 +9,9 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Actions
-from rollalloc.engines.native import Stopped
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming.settings import Streaming
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.train.native import Stopped
 
 STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}
 AHEAD = replace(recipes.grpo(4, 4), max_staleness=1)

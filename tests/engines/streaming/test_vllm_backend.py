@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rollalloc.engines.behaviour import Behaviour
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.streaming import begin, settings
-from rollalloc.engines.streaming.backend import BackendDied, Row
-from rollalloc.engines.streaming.settings import Streaming
-from rollalloc.engines.streaming.vllm_backend import Chunk, VllmBackend
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream import begin, settings
+from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.stream.vllm_backend import Chunk, VllmBackend
+from rollalloc.models.behaviour import Behaviour
 
 LENGTH = 6
 

@@ -16,10 +16,10 @@ from rollalloc.core.table import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
-from rollalloc.engines.sampling import Sampling
-from rollalloc.engines.state import digest, sha
+from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.train.state import digest, sha
 
 Blocks = Mapping[str, NDArray[np.float32]]
 

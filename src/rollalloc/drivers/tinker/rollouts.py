@@ -18,8 +18,8 @@ from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
 from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.engines.outcomes import Outcomes, RolloutLog, tell
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, tell
+from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from rollalloc.drivers.tinker.rollouts import RemoteRoller
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import SHAPE, unpack
 from rollalloc.drivers.tinker.update import RemoteUpdater
-from rollalloc.engines.checkpoint import Checkpoint
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.shape import TRAINER, check_shape
-from rollalloc.engines.state import RunState
+from rollalloc.files.json_shape import TRAINER, check_shape
+from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.settings import Settings
+from rollalloc.train.state import RunState
 
 _USAGE = dict.fromkeys(asdict(Usage()), int)
 _SHAPE = {

@@ -19,15 +19,15 @@ from rollalloc.drivers.tinker.rollouts import Remotely, RemoteRoller, all_of
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
-from rollalloc.engines.evaluation import Evaluation, judged
-from rollalloc.engines.folder import RunFolder
-from rollalloc.engines.grid import Grid, Interrupted, patient
-from rollalloc.engines.loop import Listener, Loop
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.stopping import StopRequest
-from rollalloc.runs.names import DESCRIPTION, ROLLOUTS
+from rollalloc.files.atomic import write_text
+from rollalloc.files.names import DESCRIPTION, ROLLOUTS
+from rollalloc.processes.stopping import StopRequest
 from rollalloc.runs.reader import newest_line
-from rollalloc.whole import write_text
+from rollalloc.train.evaluation import Evaluation, judged
+from rollalloc.train.folder import RunFolder
+from rollalloc.train.grid import Grid, Interrupted, patient
+from rollalloc.train.loop import Listener, Loop
+from rollalloc.train.settings import Settings
 
 log = logging.getLogger(__name__)
 

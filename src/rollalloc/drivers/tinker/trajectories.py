@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollalloc.engines.sampler import Generation
-from rollalloc.engines.shape import check_shape
+from rollalloc.files.json_shape import check_shape
+from rollalloc.generate.sampler import Generation
 
 SHAPE = [(int, bool, [int])]  # of what `pack` describes
 _COLUMNS = {"tokens": torch.int64, "logprobs": torch.float32, "sampled": torch.bool}

@@ -13,9 +13,9 @@ import torch
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
-from rollalloc.engines.loss import shares
-from rollalloc.engines.settings import Settings
-from rollalloc.engines.update import mini_batches
+from rollalloc.train.loss import shares
+from rollalloc.train.settings import Settings
+from rollalloc.train.update import mini_batches
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class RemoteUpdater:
     The service's losses are sums over tokens, of −ρ·A where the loss is "importance_sampling" and ρ the ratio to the
     log-probability with which a token was sampled. What a row is to weigh is folded into its advantage:
 
-        A_t = advantage · weight · share,    share as in `rollalloc.engines.loss.shares`
+        A_t = advantage · weight · share,    share as in `rollalloc.train.loss.shares`
 
     so that the gradient is that of a mean, whatever the sizes of groups. A row of advantage 0 has no gradient: it counts
     in the means, is not sent, and not billed.

@@ -28,7 +28,7 @@ from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
 from rollalloc.drivers.trl.turns import Played
-from rollalloc.engines.sampler import Generation, Request
+from rollalloc.generate.sampler import Generation, Request
 from rollalloc.rules.advantages import GRPO, settled
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.steps import OptimizerSteps
-from rollalloc.engines import checkpoint
-from rollalloc.engines.packed import pack_generations, unpack_generations
+from rollalloc.generate.packed import pack_generations, unpack_generations
+from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
 

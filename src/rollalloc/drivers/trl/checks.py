@@ -13,9 +13,9 @@ from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl.rewards import RewardFunctions, how_to_name_a_metric
-from rollalloc.engines.objective import Clip
 from rollalloc.rules import advantages, rows
 from rollalloc.rules.prompts import InOrder, Shuffled
+from rollalloc.train.objective import Clip
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.keys import check_key, keyed
-from rollalloc.engines.features import features_of
+from rollalloc.models.features import features_of
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from rollalloc.core.events import Batch
 from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
-from rollalloc.engines.evaluation import several
+from rollalloc.train.evaluation import several
 
 Figures = dict[str, float]
 

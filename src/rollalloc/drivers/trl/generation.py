@@ -17,11 +17,11 @@ from trl.models.utils import unwrap_model_for_generation
 
 from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.turns import Turns
-from rollalloc.engines import sampler
-from rollalloc.engines.caching import why_not
-from rollalloc.engines.likelihood import completion_logprobs, evaluating, padded
-from rollalloc.engines.sampler import Generation, OnFinished, Request
-from rollalloc.engines.sampling import Sampling
+from rollalloc.generate import sampler
+from rollalloc.generate.sampler import Generation, OnFinished, Request
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models.caching import why_not
+from rollalloc.models.likelihood import completion_logprobs, evaluating, padded
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Generator:
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
-        """Hand over each rollout when it ends and stop those named in return, as `rollalloc.engines.sampler.stream`."""
+        """Hand over each rollout when it ends and stop those named in return, as `rollalloc.generate.sampler.stream`."""
         sampler.stream(requests=requests, on_finished=on_finished, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:

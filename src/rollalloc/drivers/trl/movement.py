@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Batch
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.engines.update import MEASURED
+from rollalloc.train.update import MEASURED
 
 
 class Movement:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rollalloc.engines.likelihood import evaluating
+from rollalloc.models.likelihood import evaluating
 
 log = logging.getLogger(__name__)
 

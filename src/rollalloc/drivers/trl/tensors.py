@@ -17,8 +17,8 @@ from rollalloc.drivers.trl.allocation import Rollout, idle_rollout
 from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
-from rollalloc.engines.likelihood import padded
-from rollalloc.engines.objective import Clip
+from rollalloc.models.likelihood import padded
+from rollalloc.train.objective import Clip
 
 # Losses that average over the rows they are given, and losses that divide by the number of tokens they are told.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rollalloc.drivers.trl.chats import Tokens, decode
-from rollalloc.engines.sampler import Generation
+from rollalloc.generate.sampler import Generation
 
 _NO_PROMPT = [{"role": "user", "content": ""}]  # where an environment says what the prompt is
 

@@ -32,7 +32,7 @@ from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
-from rollalloc.whole import write_text
+from rollalloc.files.atomic import write_text
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,246 @@
+"""Which names in a folder are ours, so that nothing else is ever overwritten or removed; and who writes there now.
+
+`FOLDER/.rollalloc/` holds, for each kind of writer, a manifest of the names that it made there and a lock. A name is claimed
+before it is made, and only where nothing has it yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from rollalloc.files.atomic import write_text
+from rollalloc.files.opening import opened, read_text
+
+log = logging.getLogger(__name__)
+
+HIDDEN = ".rollalloc"
+_SCHEMA = 1
+_SHOWN = 5  # names in an error
+_PATIENCE_S = 2.0  # one that was killed a moment ago may still be ending
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
+
+
+class InUse(RuntimeError):
+    """Another process writes into the folder."""
+
+
+class Claims:
+    """The names in a folder that one kind of writer made.
+
+    Args:
+        folder: need not exist.
+        kind: e.g. "run".
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+
+    @property
+    def _manifest(self) -> Path:
+        return self.folder / HIDDEN / f"{self.kind}-manifest.json"
+
+    def names(self) -> frozenset[str]:
+        """Paths in the folder that are ours; none where there is no manifest.
+
+        Raises:
+            ValueError: the manifest is damaged.
+            OSError: it cannot be read.
+        """
+        if not os.path.lexists(self._manifest):
+            return frozenset()
+        try:
+            saved: Any = json.loads(read_text(self._manifest))
+            names = saved["claims"] if saved["schema"] == _SCHEMA else None
+            if not isinstance(names, list) or not all(map(_is_inside, names)):
+                raise ValueError(f"expected schema {_SCHEMA} and paths in the folder")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self._manifest} is not a manifest of rollalloc ({error}); what is in the folder cannot be told from "
+                "files of your own: give another folder"
+            ) from None
+        return frozenset(names)
+
+    def foreign(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that something has which is not ours."""
+        ours = self.names()
+        return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
+
+    def add(self, names: Iterable[str], remedy: str = "give another folder, or move it away") -> None:
+        """Claim names, so that they may be written from now on.
+
+        Raises:
+            FileExistsError: something has one of them already.
+        """
+        names = list(names)
+        refuse(self.folder, self.foreign(names), remedy)
+        self.keep(self.names().union(names))
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Let these be ours, whatever has them, and no others."""
+        text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
+        if self._manifest.exists() and read_text(self._manifest) == text:
+            return
+        write_text(self._manifest, text)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that are ours, and folders of ours that nothing is left in."""
+        ours = self.names()
+        for name in sorted(names, reverse=True):  # what is in a folder before the folder
+            path = self.folder / name
+            if name not in ours:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                remove_empty(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
+    """Refuse to write where something stands that is not ours.
+
+    Args:
+        folder: that it stands in.
+        foreign: the names; none is no reason.
+        remedy: what to do.
+
+    Raises:
+        FileExistsError: names them.
+    """
+    names = sorted(foreign)
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        raise FileExistsError(
+            f"{folder} holds {shown}, which as far as is known rollalloc did not write, and which would be overwritten or "
+            f"removed; {remedy}"
+        )
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder unless something is in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        if not folder.exists() or any(folder.iterdir()):
+            return
+        raise
+
+
+def _is_inside(name: Any) -> bool:
+    if not isinstance(name, str) or not name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+class Lock:
+    """Of a folder, for one process at a time. The operating system keeps it for the process: one that was killed has none.
+
+    Args:
+        folder: made when the lock is taken.
+        kind: of writer.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        self._file: FileIO | None = None
+        self._made: list[Path] = []  # what was not there before
+        _LOCKS.add(self)
+
+    def take(self) -> None:
+        """Hold it from now on.
+
+        Raises:
+            InUse: another one does; names it.
+            FileExistsError: something else has the name of the hidden folder.
+            OSError: the folder cannot be written to.
+        """
+        if self._file is not None:
+            return
+        hidden = self.folder / HIDDEN
+        if os.path.lexists(hidden) and not hidden.is_dir():
+            refuse(self.folder, [HIDDEN], "move it away, or give another folder")
+        path = hidden / f"{self.kind}.lock"
+        while True:
+            self._made = [each for each in (path, hidden) if not each.exists()]
+            hidden.mkdir(parents=True, exist_ok=True)
+            try:
+                self._file = opened(path, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # another one withdrew
+                continue
+            try:
+                self._wait(self._file.fileno())
+            except BaseException:
+                self.release()
+                raise
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
+                return
+            self.release()
+
+    def withdraw(self) -> None:
+        """Hold it no longer, and leave nothing behind that was not there before."""
+        if self._file is not None:
+            for path in self._made:
+                with suppress(OSError):  # another one may write there by now
+                    path.rmdir() if path.is_dir() else path.unlink()
+        self.release()
+
+    def release(self) -> None:
+        """Hold it no longer."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.release()
+
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def _wait(self, descriptor: int) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not self._is_free(descriptor):
+            if time.monotonic() > until:
+                holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+                raise InUse(f"{self.folder} is in use by {holder}; wait until it has ended, or give another folder")
+            time.sleep(0.1)
+
+    def _is_free(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            log.warning("%s has no locks (%s): see that no other process writes there", self.folder, error)
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)  # only to be read
+        return True
+
+
+_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A process that forks off, out of a reward function say, must not hold a lock when its parent is gone."""
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

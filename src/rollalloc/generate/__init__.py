@@ -1,0 +1,1 @@
+"""The sampler, and rollouts in waves; `stream` lets them join and leave."""

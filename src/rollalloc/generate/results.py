@@ -1,0 +1,171 @@
+"""What came of rollouts: scored, told to the allocator, written down, and held until they are released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, tell
+from rollalloc.generate.packed import pack_generations, unpack_generations
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
+from rollalloc.rewards.scorers import Scorer
+
+
+class Rollouts:
+    """What an allocator orders, however it is generated: the part that is the same for every engine.
+
+    Args:
+        behaviour: gives the policy that generates.
+        prompts: what the orders' prompts are.
+        scorer: rewards.
+        sampling: how.
+        seed: of the run.
+        log: file that gets a line of JSON a rollout; None: none.
+
+    Attributes:
+        generations: by rollout, those that have a score and are not released.
+        outcomes: what came of all rollouts.
+    """
+
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        prompts: EncodedPrompts,
+        scorer: Scorer,
+        sampling: Sampling,
+        seed: int,
+        log: Path | None = None,
+    ) -> None:
+        self.behaviour, self.policy = behaviour, behaviour.trained
+        self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
+        self._log = RolloutLog(log)
+        self.generations: dict[int, Generation] = {}
+        self.outcomes = Outcomes()
+
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
+        raise NotImplementedError
+
+    def go_on(self, allocator: Allocator) -> None:
+        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+
+    def updated(self, version: int) -> None:
+        """The weights changed, as the allocator was told."""
+
+    def drain(self, allocator: Allocator) -> None:
+        """Nothing: what is in flight when a run is saved is begun again."""
+
+    def close(self) -> None:
+        """The run pauses or ends; what is being generated is lost, and ordered again should it go on."""
+
+    def submit(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> Future[list[Outcome]]:
+        """Begin to score generations, each given beside the index of its prompt."""
+        given = prompts.prompt_set
+        return self.scorer.submit(
+            [
+                Sample(
+                    data_source=given.sources[prompt],
+                    completion=self.policy.text(generation.tokens),
+                    ground_truth=given.ground_truths[prompt],
+                    extra_info=given.extra_infos[prompt],
+                    tokens=len(generation.tokens),
+                    name=f"{given.keys[prompt]}#{generation.rollout}",
+                )
+                for prompt, generation in made
+            ]
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, trained on or not."""
+        return self.outcomes.figures()
+
+    # --------------------------------------------------------------------------------------------- saving and loading
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything, as plain data and tensors."""
+        described, tensors = pack_generations(list(self.generations.values()))
+        return {"generations": described, **self.outcomes.state()}, tensors
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: keys missing or unknown.
+        """
+        self.outcomes.load_state({name: value for name, value in state.items() if name != "generations"})
+        held = unpack_generations(state["generations"], tensors)
+        self.generations = {made.rollout: made for made in held}
+
+    # --------------------------------------------------------------------------------------------------------- scoring
+
+    def release(self, actions: Actions) -> None:
+        for rollout in actions.release:
+            self.generations.pop(rollout, None)  # a rollout without a score has none
+
+    def score(self, ended: Sequence[Generation], order_of: Mapping[int, Order]) -> Future[list[Outcome]]:
+        """Begin to score what was generated; what was stopped has no score."""
+        if any(made.cancelled for made in ended):  # those are handed over in a call of their own
+            stopped: Future[list[Outcome]] = Future()
+            stopped.set_result([Unscored("stopped")] * len(ended))
+            return stopped
+        return self.submit(self.prompts, [(order_of[made.rollout].prompt, made) for made in ended])
+
+    def tell(
+        self,
+        ended: Sequence[Generation],
+        outcomes: Sequence[Outcome],
+        order_of: Mapping[int, Order],
+        allocator: Allocator,
+    ) -> None:
+        """Say what happened to each, and keep what has a score."""
+        now = ((allocator.version, 0),)
+        self._write(ended, outcomes, order_of, now)
+        events: list[Event] = []
+        for made, outcome in zip(ended, outcomes, strict=True):
+            tokens = len(made.tokens)
+            if made.cancelled:
+                events.append(Cancelled(made.rollout, tokens))
+                continue
+            self.outcomes.add(outcome, truncated=made.truncated, tokens=tokens)
+            if isinstance(outcome, Scored):
+                self.generations[made.rollout] = made
+                first, last = (made.spans or now)[0][0], (made.spans or now)[-1][0]
+                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, first, last, made.truncated)
+                events.append(done)
+            else:
+                events.append(Failed(made.rollout, outcome.reason, tokens))
+        tell(allocator, events)
+
+    def _write(
+        self,
+        ended: Sequence[Generation],
+        outcomes: Sequence[Outcome],
+        order_of: Mapping[int, Order],
+        now: tuple[tuple[int, int], ...],
+    ) -> None:
+        if not self._log.wanted:
+            return
+        for made, outcome in zip(ended, outcomes, strict=True):
+            order, versions = order_of[made.rollout], made.spans or now
+            self._log.add(
+                made.rollout,
+                order,
+                self.prompts.prompt_set.keys[order.prompt],
+                versions[0][0],
+                outcome,
+                tokens=len(made.tokens),
+                truncated=made.truncated,
+                text=self.policy.text(made.tokens),
+                versions=versions,
+            )
+        self._log.flush()

@@ -1,0 +1,494 @@
+"""A batched sampler for Hugging Face causal language models with attention.
+
+A prompt is prefilled once for all its rollouts, and what all prompts of a wave begin with once for all of them, finished
+rollouts leave the batch, and each token's random draw is a
+function of (seed, prompt, rollout, position) alone, so that what a rollout draws does not depend on its company.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models.attention import decoding_attention
+from rollalloc.models.likelihood import evaluating, padded, positions, ready_mask, sent, shared_prefix
+
+log = logging.getLogger(__name__)
+
+# Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
+FINISHED_SHARE_TO_DROP = 0.1
+_ROOM = 32  # tokens for which a cache has room each time it grows
+_AHEAD = 32  # tokens whose draws are made, and sent to the device, at a time
+
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Sample these rollouts of one prompt.
+
+    Attributes:
+        prompt: index of the prompt; with the rollout's id it keys the random draws.
+        tokens: the prompt's token ids, at least one.
+        rollouts: ids of the rollouts.
+    """
+
+    prompt: int
+    tokens: tuple[int, ...]
+    rollouts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """One sampled rollout.
+
+    Attributes:
+        rollout: its id.
+        tokens: generated token ids, EOS included where it was sampled.
+        logprobs: float32 log-probability of each token under the distribution it was drawn from, that is after
+            temperature, top-k and top-p.
+        truncated: True where the length limit came before an EOS or another token that ends a rollout.
+        cancelled: True where it was stopped before either; the tokens are those so far, none where it had not begun.
+        spans: versions of the weights under which its tokens were sampled, in order, and how many under each; empty where
+            all were sampled under the newest. A checkpoint does not keep them: they are told when it ends.
+    """
+
+    rollout: int
+    tokens: tuple[int, ...]
+    logprobs: NDArray[np.float32]
+    truncated: bool
+    cancelled: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+OnFinished = Callable[[list[Generation]], Iterable[int]]
+
+
+def generate(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    eos_ids: Sequence[int],
+    pad_id: int,
+    seed: int,
+) -> list[Generation]:
+    """Sample every requested rollout to its end: `stream` without stops.
+
+    Returns:
+        One generation a rollout, in the order requested.
+    """
+    done: dict[int, Generation] = {}
+
+    def keep(finished: list[Generation]) -> tuple[int, ...]:
+        done.update((each.rollout, each) for each in finished)
+        return ()
+
+    stream(model, requests, sampling, keep, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
+    return [done[rollout] for request in requests for rollout in request.rollouts]
+
+
+def stream(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    on_finished: OnFinished,
+    *,
+    eos_ids: Sequence[int],
+    pad_id: int,
+    seed: int,
+) -> None:
+    """Sample every requested rollout, hand over each when it ends, and stop those named in return.
+
+    The model runs in eval mode without gradients; afterwards its mode is what it was. Where CUDA's memory does not suffice,
+    a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
+
+    The same requests in the same waves give the same tokens, bit by bit. In other company a rollout's draws are the same,
+    but a matrix product of another shape may round otherwise, and where two tokens are all but equally near to the draw the
+    other one may come; `benchmarks/sampler.py` reports how often.
+
+    Args:
+        on_finished: called after each decoding step in which rollouts ended, with those; returns the rollouts to stop.
+            They are handed over in a call of their own, `cancelled`, and may name others. Called in inference mode.
+        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do, each in the vocabulary.
+        pad_id: any id in the vocabulary; what stands there is masked.
+        seed: of the run.
+
+    Raises:
+        ValueError: a rollout requested twice, or to be stopped and not requested; an empty prompt, or an EOS outside the
+            vocabulary; `kv_tokens` too few for one rollout.
+        FloatingPointError: the model's logits are not numbers.
+        torch.cuda.OutOfMemoryError: the memory does not suffice for one rollout.
+    """
+    # Prompts of like length share a wave, so that little of its prefill is padding.
+    by_length = sorted(requests, key=lambda request: len(request.tokens))
+    request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])
+    rollout_R = [rollout for request in by_length for rollout in request.rollouts]
+    if len(set(rollout_R)) < len(rollout_R):
+        [(twice, times)] = Counter(rollout_R).most_common(1)
+        raise ValueError(
+            f"each rollout may be requested once, got {twice} {times} times; it would draw the same tokens"
+        )
+    keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
+    ends_V = ends_of(model, eos_ids, sampling)
+    index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
+    open_R = np.ones(len(rollout_R), bool)  # not handed over yet
+    tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
+    width = sampling.max_rows
+    with evaluating(model), decoding_attention(model):
+        while open_R.any():
+            now_B = np.flatnonzero(open_R)[:width]
+            now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling.kv_tokens)]
+            present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
+            prompts = [by_length[index].tokens for index in present]
+            wave = _Wave(
+                model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V
+            )
+            while wave.running:
+                try:
+                    ended = wave.step()
+                except torch.cuda.OutOfMemoryError:
+                    if len(now_B) == 1:
+                        raise
+                    width = (len(now_B) + 1) // 2
+                    log.warning("CUDA's memory does not suffice for %d rows; going on with %d", len(now_B), width)
+                    break
+                while ended:
+                    open_R[[index_of[each.rollout] for each in ended]] = False
+                    named = dict.fromkeys(on_finished(ended))
+                    if unknown := named.keys() - index_of.keys():
+                        raise ValueError(
+                            f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
+                        )
+                    ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
+
+
+def _rows_that_fit(tokens_B: NDArray[np.int64], kv_tokens: int | None) -> int:
+    """How many of these rows, in ascending order of length, a cache of so many tokens holds."""
+    if kv_tokens is None:
+        return len(tokens_B)
+    if tokens_B[0] > kv_tokens:
+        raise ValueError(
+            f"kv_tokens must hold at least one rollout, prompt and max_new_tokens, that is {tokens_B[0]} tokens, got "
+            f"{kv_tokens}"
+        )
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row is as long as the longest, which is the last
+    return int(np.searchsorted(held_B, kv_tokens, side="right"))
+
+
+def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray[np.uint64]:
+    """The key of each rollout's random draws, hashed from (seed, prompt, rollout)."""
+    key_B = np.array([seed % 2**64], dtype=np.uint64)
+    for ids_B in (prompts_B, rollouts_B):
+        key_B = _mix(key_B ^ np.asarray(ids_B, dtype=np.int64).astype(np.uint64))
+    return key_B
+
+
+def uniforms(keys_B: NDArray[np.uint64], position: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Draws uniform on [0, 1), multiples of 2⁻⁵³; each the `position`-th value of SplitMix64 started at its key.
+
+    Keys and positions are broadcast.
+    """
+    counter = np.atleast_1d(np.asarray(position, np.int64)).astype(np.uint64) * np.uint64(_GOLDEN_GAMMA)
+    return (_mix(keys_B + counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One step of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the input reaches every bit of the output."""
+    z_B = x_B + np.uint64(_GOLDEN_GAMMA)
+    z_B = (z_B ^ (z_B >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z_B = (z_B ^ (z_B >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z_B ^ (z_B >> np.uint64(31))
+
+
+def next_tokens(
+    logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
+) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
+    """Each row's next token, where the logits are and on the host, and its log-probability, in float64.
+
+    On a device, all that comes to the host is one tensor: a decoding step's only synchronisation.
+
+    Args:
+        logits_BV: of the model, in float32.
+        uniforms_B: the rows' draws, where the logits are.
+        sampling: temperature, top-k and top-p.
+    """
+    if sampling.temperature != 1:
+        logits_BV = logits_BV / sampling.temperature
+    logits_BV = restrict(logits_BV, top_k=sampling.top_k, top_p=sampling.top_p)
+    token_B, logprob_B = draw(logits_BV, uniforms_B)
+    if logits_BV.device.type == "cpu":
+        return token_B, token_B.numpy(), logprob_B.numpy()
+    tokens_B, logprobs_B = torch.stack([token_B.double(), logprob_B]).cpu().numpy()  # float64 holds any id exactly
+    return token_B, tokens_B.astype(np.int64), logprobs_B
+
+
+def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample one token a row by inverting the distribution function.
+
+        token = min{v : Σ_{w≤v} exp(logits[w]) > u · Σ_w exp(logits[w])}
+
+    The inequality is strict, so a token of probability 0 (logit −∞) is never drawn; summing in float64 keeps u · total
+    below the total for every u < 1.
+
+    Args:
+        logits_BV: unnormalised log-probabilities in float32.
+        uniforms_B: in [0, 1), float64.
+
+    Returns:
+        tokens_B, and their log-probabilities logprobs_B in float64; NaN in rows whose logits are not numbers.
+    """
+    shifted_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
+    cumulative_BV = shifted_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+    total_B1 = cumulative_BV[:, -1:]
+    token_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * total_B1, right=True)
+    token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # rows of NaN point past the end
+    return token_B1[:, 0], (shifted_BV.gather(-1, token_B1) - total_B1.log())[:, 0]
+
+
+def restrict(logits_BV: Tensor, *, top_k: int, top_p: float) -> Tensor:
+    """Logits with −∞ at every token that `Sampling.top_k`, then `Sampling.top_p`, leave out."""
+    if 0 < top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    if top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
+        probability_BV = sorted_BV.softmax(dim=-1)
+        # A token stays while those before it fall short of top_p, so the first always does.
+        left_out_BV = probability_BV.cumsum(dim=-1) - probability_BV >= top_p
+        logits_BV = logits_BV.masked_fill(left_out_BV.scatter(-1, order_BV, left_out_BV), -torch.inf)
+    return logits_BV
+
+
+class _Wave:
+    """Rollouts that are sampled together; their rows become fewer as they end.
+
+    Args:
+        prompts: P different prompts, as token ids.
+        prompt_B: index of each rollout's prompt.
+        pad_id: as in `stream`.
+        rollouts: B ids.
+        keys_B: of their draws.
+        sampling: how.
+        ends_V: True at each token that ends a rollout.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        prompt_B: NDArray[np.int64],
+        pad_id: int,
+        rollouts: Sequence[int],
+        keys_B: NDArray[np.uint64],
+        sampling: Sampling,
+        ends_V: NDArray[np.bool_],
+    ) -> None:
+        # The prefill is the first step's: a step is where memory may run out.
+        self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
+        self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
+        self._rows: Rows | None = None
+        self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
+        self._running_B = np.ones(len(rollouts), bool)
+        self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
+        self._logprobs_BT = np.zeros(self._tokens_BT.shape, np.float32)
+        self._length = 0  # tokens drawn so far, the same for every row
+        # Of the rows still in the batch, which are those that run and some that ended:
+        self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
+        # And, kept where the model is: their newest tokens, and their draws some steps ahead.
+        self._newest_B = self._draws_BC = torch.empty(0)
+
+    @property
+    def running(self) -> bool:
+        """Whether any rollout is without an end."""
+        return bool(self._running_B.any())
+
+    def step(self) -> list[Generation]:
+        """Draw each row's next token; the rollouts that ended with it."""
+        rows, at = self._advance(), self._length
+        self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
+        self._tokens_BT[self._place_B, at] = tokens_B
+        self._logprobs_BT[self._place_B, at] = logprobs_B
+        self._length += 1
+        running_B = self._running_B[self._place_B]
+        if self._length < self._sampling.max_new_tokens:
+            running_B &= self._ends_V[tokens_B]
+        return self._end(self._place_B[running_B])
+
+    def cancel(self, rollouts: Sequence[int]) -> list[Generation]:
+        """Stop rollouts without an end, also such as have not begun."""
+        begun = [self._place_of[rollout] for rollout in rollouts if rollout in self._place_of]
+        nothing = np.zeros(0, np.float32)
+        return self._end(begun, cancelled=True) + [
+            Generation(rollout, (), nothing, truncated=False, cancelled=True)
+            for rollout in rollouts
+            if rollout not in self._place_of
+        ]
+
+    def _advance(self) -> Rows:
+        """Rows whose logits are those of the next token."""
+        if self._rows is None:
+            self._rows = self._begin()
+            return self._rows
+        running_B = self._running_B[self._place_B]
+        if np.count_nonzero(running_B) < (1 - FINISHED_SHARE_TO_DROP) * len(running_B):
+            at_B = self._rows.select(np.flatnonzero(running_B))
+            self._place_B, self._keys_B = self._place_B[running_B], self._keys_B[running_B]
+            self._newest_B, self._draws_BC = self._newest_B[at_B], self._draws_BC[at_B]
+        self._rows.feed(self._newest_B)
+        return self._rows
+
+    def _draws(self, rows: Rows) -> Tensor:
+        """Each row's draw for the next token."""
+        ahead = self._length % _AHEAD
+        if ahead == 0:
+            last = min(self._length + _AHEAD, self._sampling.max_new_tokens)
+            draws_BC = uniforms(self._keys_B[:, None], np.arange(self._length, last))
+            self._draws_BC = sent(draws_BC, rows.logits_BV.device)
+        return self._draws_BC[:, ahead]
+
+    def _end(self, places: Sequence[int] | NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
+        """The rollouts at these places as they are now; they run no more."""
+        self._running_B[places] = False
+        tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
+        if np.isnan(logprobs_BT).any():
+            raise FloatingPointError(
+                "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
+            )
+        return [
+            Generation(
+                self._rollouts[place],
+                tuple(tokens_T.tolist()),
+                logprobs_T.copy(),
+                truncated=not (cancelled or self._ends_V[tokens_T[-1]]),
+                cancelled=cancelled,
+            )
+            for place, tokens_T, logprobs_T in zip(places, tokens_BT, logprobs_BT, strict=True)
+        ]
+
+
+class Rows:
+    """What the model needs beside the next tokens, a row a rollout: the cache, the mask, the positions."""
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int
+    ) -> None:
+        """Prefill each prompt once, then copy it for its rollouts; `logits_BV` are those of their first new token."""
+        self._model = model
+        self._cache = DynamicCache(config=model.config)
+        # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
+        self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
+        shared = shared_prefix(model, prompts)
+        rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
+        if shared:
+            self._prefill_shared(prompts[0][:shared], len(prompts))
+        self._mask_BS = torch.nn.functional.pad(mask_BP, (shared, 0), value=True)
+        self._padded = len({len(prompt) for prompt in prompts}) > 1
+        position_BP = positions(mask_BP) + shared
+        self._position_B = position_BP[:, -1]
+        self.logits_BV = self._forward(rest_BP, position_BP)
+        self.select(prompt_B)
+
+    @property
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, shape (B, heads, columns, width), the last token in the last column."""
+        layers: list[Any] = self._cache.layers
+        return [(layer.keys, layer.values) for layer in layers]
+
+    def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
+        """Put what all rows begin with into the cache: computed in one row, then copied."""
+        self._padded = False
+        ids_1P = sent(np.array([tokens]), self._model.device)
+        self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
+        self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
+
+    def select(self, rows_B: NDArray[np.int64]) -> Tensor:
+        """Keep these rows, in this order; a row named several times is copied. Returns them where the model is."""
+        at_B = sent(rows_B, self.logits_BV.device)
+        self._cache.batch_select_indices(at_B)
+        self._mask_BS = self._mask_BS[at_B]
+        self._position_B = self._position_B[at_B]
+        self.logits_BV = self.logits_BV[at_B]
+        return at_B
+
+    def feed(self, tokens_B: Tensor) -> None:
+        """Append a token to each row; `logits_BV` are those of the token after it."""
+        if self._padded:
+            self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
+        self._position_B = self._position_B + 1
+        self.logits_BV = self._forward(tokens_B[:, None], self._position_B[:, None])
+
+    def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
+        # Attention is faster without a mask.
+        mask = ready_mask(self._model, self._mask_BS, ids_BS.shape[1]) if self._padded else None
+        output = self._model(
+            input_ids=ids_BS,
+            attention_mask=mask,
+            position_ids=position_ids_BS,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
+
+
+class _RoomyLayer(DynamicLayer):
+    """A layer's keys and values with room for more tokens, so that appending one copies only that one."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        before = self.get_seq_length()
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self._roomy = [key_states[:, :, :0], value_states[:, :, :0]]
+        after = before + key_states.shape[-2]
+        if after > self._roomy[0].shape[-2]:
+            self._roomy = [_with_room(held, before, after + _ROOM) for held in self._roomy]
+        for held, new in zip(self._roomy, (key_states, value_states), strict=True):
+            held[:, :, before:after] = new
+        return self._show(after)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        length = self.get_seq_length()
+        self._roomy = [held.index_select(0, indices) for held in self._roomy]
+        self._show(length)
+
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = (held[:, :, :length] for held in self._roomy)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
+    """The first `length` tokens in a tensor that has room for `room` of them."""
+    roomy_BHSD = held_BHSD.new_empty((*held_BHSD.shape[:2], room, held_BHSD.shape[-1]))
+    roomy_BHSD[:, :, :length] = held_BHSD[:, :, :length]
+    return roomy_BHSD
+
+
+def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
+    """True at each token that ends a rollout, shape (V,).
+
+    Raises:
+        ValueError: one is outside the vocabulary.
+    """
+    ids, size = (*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size
+    for token in ids:
+        if not 0 <= token < size:
+            raise ValueError(f"an EOS id must lie in the model's vocabulary [0, {size}), got {token}")
+    found_V = np.zeros(size, bool)
+    found_V[list(ids)] = True
+    return found_V

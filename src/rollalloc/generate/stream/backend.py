@@ -1,0 +1,126 @@
+"""What generates: one small interface, so that our own sampler and a serving engine are the same to the asynchronous engine.
+
+The engine calls from one thread, and never waits inside any of these but `step`:
+
+    backend.start([Row(7, prompt=3, tokens=(5, 9, 2))])
+    for ended in backend.step(wait_s=0.1): ...       # now and then, until 7 is among them
+    backend.load(weights, version=1)                 # 7, if it runs, goes on: its tokens from here on are of version 1
+    backend.abort([7])                               # `step` still gives 7, once: aborted, or as it ended before that
+    backend.close()
+
+A rollout that was started is given back by `step` exactly once, whatever happens to it: that is the whole of the contract.
+One that the back-end itself loses is given back as "failed"; where everything is lost, `step` raises `BackendDied`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+End = Literal["stop", "length", "aborted", "failed"]
+Span = tuple[int, int]  # a version of the weights, and how many tokens in a row were sampled under it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A rollout to sample.
+
+    Attributes:
+        rollout: its id; no other row that runs has it.
+        prompt: index of its prompt; where draws are keyed, they are by this and the rollout's id.
+        tokens: the prompt's token ids, at least one.
+        begun: token ids of the completion that are there already, fewer than `max_new_tokens`; sampling goes on after them.
+    """
+
+    rollout: int
+    prompt: int
+    tokens: tuple[int, ...]
+    begun: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """A rollout that samples no more.
+
+    Attributes:
+        rollout: its id.
+        tokens: token ids sampled here, those of `Row.begun` not among them; the one that ends it is the last.
+        logprobs: float32 log-probability of each under the distribution that it was drawn from, temperature applied.
+        spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
+        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`, `Row.begun` included;
+            "aborted": as asked; "failed": it has no use.
+        reason: why it failed, in words; "" otherwise.
+    """
+
+    rollout: int
+    tokens: tuple[int, ...]
+    logprobs: NDArray[np.float32]
+    spans: tuple[Span, ...]
+    end: End
+    reason: str = ""
+
+
+class BackendDied(RuntimeError):
+    """What generates is gone, and cannot be had again; no rollout that was started comes back."""
+
+
+class Backend(Protocol):
+    """Samples rollouts, many at a time, each on its own clock. Made with the model, and with how to sample and end."""
+
+    def capacity(self) -> int:
+        """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
+        ...
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
+
+        Raises:
+            ValueError: a row that runs already, is empty, or can never fit.
+        """
+        ...
+
+    def abort(self, rollouts: Sequence[int]) -> None:
+        """Stop these, soon; those that ended meanwhile, or were never started, are passed over."""
+        ...
+
+    def step(self, wait_s: float) -> list[Ended]:
+        """What ended since the last call; in this process, one decoding step, elsewhere what has come in.
+
+        Args:
+            wait_s: seconds to wait at most where nothing has ended and something runs, 0 or more.
+
+        Raises:
+            BackendDied: see there.
+            FloatingPointError: the model's logits are not numbers.
+        """
+        ...
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample under these weights from now on, or from the next safe point on; what runs goes on.
+
+        When this returns the caller may change the tensors; each token says by `Ended.spans` under which version it was
+        sampled. Keys and values that are cached of earlier weights may be kept: log-probabilities are those of the
+        distribution that was drawn from, which is all that the importance weights need.
+
+        Args:
+            weights: by name, as `rollalloc.models.weights.weights_of` gives them.
+            version: above all before it.
+        """
+        ...
+
+    def paces(self) -> Sequence[tuple[int, float]]:
+        """(rows, seconds) of decoding steps since the last call, for a cost model; empty where they are not known."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What it counts of itself, for the metrics, as plain data: how often it had to begin anew, say."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; what runs is lost. A second call does nothing."""
+        ...

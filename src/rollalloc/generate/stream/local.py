@@ -1,0 +1,293 @@
+"""Our sampler as a back-end: one decoding step a call, in the process that calls."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollalloc.generate.sampler import Rows, draw_keys, ends_of, next_tokens, uniforms
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import Ended, Row, Span
+from rollalloc.generate.stream.slab import Slab
+from rollalloc.models.attention import decoding_attention
+from rollalloc.models.likelihood import appends_only, evaluating, ready_mask, sent
+from rollalloc.models.weights import load_weights, weights_of
+
+_NO_LOGPROBS = np.zeros(0, np.float32)
+
+
+class LocalBackend:
+    """Samples with a model of this process; rows join and leave at every step.
+
+    What a rollout draws is a function of (seed, prompt, rollout, position) alone, as in `rollalloc.generate.sampler`.
+
+    Args:
+        model: samples; one whose cache is plain keys and values.
+        sampling: how; `max_rows` and `kv_tokens` bound the rows that run, the latter as if each were as long as it may be.
+        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do.
+        pad_id: any id in the vocabulary.
+        seed: of the draws.
+        longest_prompt: tokens of the longest prompt that will come.
+        version: of the weights that the model has.
+
+    Raises:
+        ValueError: a model with another cache, `kv_tokens` too few for one rollout, an EOS outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        seed: int,
+        longest_prompt: int,
+        version: int = 0,
+    ) -> None:
+        refuse_unstreamable(model)
+        self._model, self._sampling, self._pad_id, self._seed = model, sampling, pad_id, seed
+        self._ends_V = ends_of(model, eos_ids, sampling)
+        self._longest = longest_prompt
+        self.slots = slots_of(sampling, longest_prompt)
+        self._version = version
+        self._waiting: deque[Row] = deque()
+        self._over: list[Ended] = []  # aborted, not given back yet
+        self._paces: list[tuple[int, float]] = []
+        self._slab = Slab(model)
+        self._running: list[Row] = []  # in the order of the slab's rows, as all that follows
+        self._key_R = np.zeros(0, np.uint64)
+        self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far, those it began with included
+        self._position_R = np.zeros(0, np.int64)  # of the newest token
+        width = sampling.max_new_tokens
+        self._tokens_RT = np.zeros((0, width), np.int64)
+        self._logprobs_RT = np.zeros((0, width), np.float32)
+        self._versions_RT = np.zeros((0, width), np.int64)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting or self._over)
+
+    # ------------------------------------------------------------------------------------------------- the interface
+
+    def capacity(self) -> int:
+        return max(0, self.slots - len(self._running) - len(self._waiting))
+
+    def start(self, rows: Sequence[Row]) -> None:
+        there = [row.rollout for row in (*self._running, *self._waiting)]
+        refuse_unfit(rows, there, self._longest, self._sampling.max_new_tokens)
+        self._waiting.extend(rows)
+
+    def abort(self, rollouts: Sequence[int]) -> None:
+        named = set(rollouts)
+        self._over += [_not_begun(row) for row in self._waiting if row.rollout in named]
+        self._waiting = deque(row for row in self._waiting if row.rollout not in named)
+        self._over += self._leave(
+            np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), aborted=True
+        )
+
+    def step(self, wait_s: float) -> list[Ended]:
+        over, self._over = self._over, []
+        if not (self._running or self._waiting):
+            return over
+        began = time.perf_counter()
+        with evaluating(self._model), decoding_attention(self._model):
+            logits = [self._feed()] if self._running else []
+            if self._waiting and len(self._running) < self.slots:
+                logits.append(self._join())
+            ended = self._draw(torch.cat(logits))
+        self._paces.append((len(self._running), time.perf_counter() - began))
+        return over + self._leave(ended)
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        here = weights_of(self._model)
+        if any(here[name] is not tensor for name, tensor in weights.items()):  # else they are the model's own
+            load_weights(self._model, weights)
+        self._version = version
+
+    def paces(self) -> Sequence[tuple[int, float]]:
+        paces, self._paces = self._paces, []
+        return paces
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._running.clear()
+        self._slab = Slab(self._model)
+
+    # ---------------------------------------------------------------------------------------------------------- a step
+
+    def _feed(self) -> Tensor:
+        """Logits of the token after the newest of each row."""
+        slab, count = self._slab, len(self._running)
+        slab.make_room()
+        newest_B = self._tokens_RT[np.arange(count), self._count_R[:count] - 1]
+        self._position_R[:count] += 1
+        mask = slab.mask_BC
+        newest_B1, position_B1 = sent(np.stack([newest_B, self._position_R[:count]])[..., None], self._model.device)
+        output = self._model(
+            input_ids=newest_B1,
+            attention_mask=None if mask is None else ready_mask(self._model, mask, 1),
+            position_ids=position_B1,
+            past_key_values=slab.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        slab.wrote()
+        return output.logits[:, -1].float()
+
+    def _join(self) -> Tensor:
+        """Prefill what waits, as far as there are slots; the logits of its first tokens."""
+        joining = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.slots - len(self._running)))]
+        read = [(*row.tokens, *row.begun) for row in joining]
+        place_of = {tokens: place for place, tokens in enumerate(dict.fromkeys(read))}
+        prompts = list(place_of)
+        rows = Rows(self._model, prompts, np.array([place_of[tokens] for tokens in read]), self._pad_id)
+        length_K = np.array([len(tokens) for tokens in read])
+        if rows.held[0][0].shape[-2] != length_K.max():
+            raise ValueError(
+                f"{type(self._model).__name__} keeps other tokens in its cache than it is given; use the synchronous engine "
+                "(--engine sync)"
+            )
+        self._slab.join(rows.held, length_K)
+        self._write_down(joining, length_K)
+        return rows.logits_BV
+
+    def _write_down(self, joining: Sequence[Row], length_K: NDArray[np.int64]) -> None:
+        first, count = len(self._running), len(self._running) + len(joining)
+        self._running += joining
+        if count > len(self._count_R):
+            for name in ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT"):
+                held = getattr(self, name)
+                more = np.zeros((2 * count - len(held), *held.shape[1:]), held.dtype)
+                setattr(self, name, np.concatenate([held, more]))
+        new = slice(first, count)
+        self._key_R[new] = draw_keys(self._seed, [row.prompt for row in joining], [row.rollout for row in joining])
+        self._count_R[new] = [len(row.begun) for row in joining]
+        self._position_R[new] = length_K - 1
+
+    def _draw(self, logits_BV: Tensor) -> NDArray[np.int64]:
+        """Draw each row's next token; the rows that end with it."""
+        count = len(self._running)
+        at_B = self._count_R[:count].copy()
+        draws_B = sent(uniforms(self._key_R[:count], at_B), logits_BV.device)
+        _, tokens_B, logprobs_B = next_tokens(logits_BV, draws_B, self._sampling)
+        if np.isnan(logprobs_B).any():
+            raise FloatingPointError(
+                "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
+            )
+        rows_B = np.arange(count)
+        self._tokens_RT[rows_B, at_B] = tokens_B
+        self._logprobs_RT[rows_B, at_B] = logprobs_B
+        self._versions_RT[rows_B, at_B] = self._version
+        self._count_R[:count] += 1
+        return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
+
+    def _leave(self, rows_K: NDArray[np.int64], aborted: bool = False) -> list[Ended]:
+        """Let rows go as they are now."""
+        if not rows_K.size:
+            return []
+        ended = [self._ended(at, aborted) for at in rows_K.tolist()]
+        to, movers = self._slab.leave(rows_K)
+        for held in (
+            self._key_R,
+            self._count_R,
+            self._position_R,
+            self._tokens_RT,
+            self._logprobs_RT,
+            self._versions_RT,
+        ):
+            held[to] = held[movers]
+        for place, mover in zip(to.tolist(), movers.tolist(), strict=True):
+            self._running[place] = self._running[mover]
+        del self._running[self._slab.live :]
+        return ended
+
+    def _ended(self, at: int, aborted: bool) -> Ended:
+        row = self._running[at]
+        new = slice(len(row.begun), int(self._count_R[at]))
+        tokens = tuple(self._tokens_RT[at, new].tolist())
+        stopped = "stop" if tokens and self._ends_V[tokens[-1]] else "length"
+        return Ended(
+            row.rollout,
+            tokens,
+            self._logprobs_RT[at, new].copy(),
+            spans_of(self._versions_RT[at, new].tolist()),
+            "aborted" if aborted else stopped,
+        )
+
+
+def refuse_unfit(rows: Sequence[Row], running: Iterable[int], longest_prompt: int, max_new_tokens: int) -> None:
+    """Refuse rows that cannot run, before any of them is taken.
+
+    Args:
+        rows: to be started.
+        running: rollouts that are there already.
+        longest_prompt: tokens that a prompt may have.
+        max_new_tokens: tokens that a completion may have.
+
+    Raises:
+        ValueError: names the first of them, and why.
+    """
+    there = set(running)
+    for row in rows:
+        if row.rollout in there:
+            raise ValueError(f"rollout {row.rollout} runs already")
+        if not row.tokens or len(row.tokens) > longest_prompt:
+            raise ValueError(
+                f"rollout {row.rollout}: expected a prompt of 1 to {longest_prompt} tokens, got {len(row.tokens)}"
+            )
+        if len(row.begun) >= max_new_tokens:
+            raise ValueError(f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have")
+        there.add(row.rollout)
+
+
+def refuse_unstreamable(model: PreTrainedModel) -> None:
+    """Refuse a model whose rollouts cannot join and leave while others run.
+
+    Raises:
+        ValueError: says why, and what to do.
+    """
+    if not appends_only(model.config):
+        raise ValueError(
+            f"rollouts stream only from a model whose cache is plain keys and values, and {type(model).__name__} has "
+            "sliding windows or states: use the synchronous engine (--engine sync)"
+        )
+
+
+def slots_of(sampling: Sampling, longest_prompt: int) -> int:
+    """Rows that run at a time at most.
+
+    Raises:
+        ValueError: `kv_tokens` too few for one rollout.
+    """
+    tokens = longest_prompt + sampling.max_new_tokens
+    if sampling.kv_tokens is None:
+        return sampling.max_rows
+    if sampling.kv_tokens < tokens:
+        raise ValueError(
+            f"kv_tokens must hold at least one rollout, prompt and max_new_tokens, that is {tokens} tokens, got "
+            f"{sampling.kv_tokens}"
+        )
+    return min(sampling.max_rows, sampling.kv_tokens // tokens)
+
+
+def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
+    """Each token's version as runs of the same one."""
+    return tuple((version, len(list(run))) for version, run in groupby(versions))
+
+
+def _not_begun(row: Row) -> Ended:
+    return Ended(row.rollout, (), _NO_LOGPROBS, (), "aborted")

@@ -1,0 +1,314 @@
+"""A back-end in a process of its own, so that what is generated and what is trained do not wait for each other.
+
+A tiny model's time is Python's, which threads would share; so it is a process, with a model of its own. Weights reach it
+through shared memory, everything else through a pipe, and it ends when the pipe does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.backend import BackendDied, Ended, Row
+from rollalloc.generate.stream.blueprint import Blueprint
+from rollalloc.generate.stream.local import LocalBackend, refuse_unfit, slots_of
+from rollalloc.generate.stream.shared import SharedWeights
+from rollalloc.generate.stream.silence import LOOK_S, Silence
+from rollalloc.models.weights import weights_of
+from rollalloc.processes.spawned import Spawned
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0  # between a process's last word and its exit code
+_SPEAKS_S = 0.5  # how often a process at work says so
+_GONE = None  # what is heard when the pipe ends
+
+
+class ProcessBackend:
+    """`LocalBackend` in a process of its own.
+
+    A process that dies is replaced, and what ran there begins again under the newest weights, to the same tokens where these
+    are the same; one that dies again before any rollout has ended is not. One that gives no sign of life is killed.
+
+    Args:
+        model: is built there once more, with the same weights, on the same device.
+        sampling: how.
+        eos_ids: tokens that end a rollout.
+        pad_id: any id in the vocabulary.
+        seed: of the draws.
+        longest_prompt: tokens of the longest prompt that will come.
+        version: of the weights that the model has.
+        threads: of PyTorch's in that process; None: half of this one's.
+        limit_s: seconds without a sign of life after which it is given up; of the last step, and longer at the beginning.
+
+    Raises:
+        ValueError: as `Blueprint.of`; as `LocalBackend`, but when the first rollouts are asked for where only the model
+            says it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        seed: int,
+        longest_prompt: int,
+        version: int = 0,
+        threads: int | None = None,
+        limit_s: float = 600.0,
+    ) -> None:
+        self.slots = slots_of(sampling, longest_prompt)
+        self._longest, self._most = longest_prompt, sampling.max_new_tokens
+        weights = weights_of(model)
+        self._blueprint, self._device = Blueprint.of(model), model.device
+        self._weights = SharedWeights(weights)
+        self._fixed = SharedWeights(
+            {name: each for name, each in self._blueprint.first(model).items() if name not in weights}
+        )
+        self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
+        self._options = {
+            "sampling": sampling,
+            "eos_ids": tuple(eos_ids),
+            "pad_id": pad_id,
+            "seed": seed,
+            "longest_prompt": longest_prompt,
+        }
+        self._version = version
+        self._rows: dict[int, Row] = {}  # started and not given back
+        self._aborted: set[int] = set()  # of these
+        self._paces: list[tuple[int, float]] = []
+        self._restarts = 0
+        self._ended_since = True  # whether a rollout ended since the process was last replaced
+        self._silence = Silence(lambda: f"the process that generates ({self._spawned.process.pid})", limit_s)
+        self._begin()
+
+    # ------------------------------------------------------------------------------------------------- the interface
+
+    def capacity(self) -> int:
+        return max(0, self.slots - len(self._rows))
+
+    def start(self, rows: Sequence[Row]) -> None:
+        refuse_unfit(rows, self._rows, self._longest, self._most)
+        self._rows |= {row.rollout: row for row in rows}
+        self._send("start", list(rows))
+
+    def abort(self, rollouts: Sequence[int]) -> None:
+        running = [rollout for rollout in rollouts if rollout in self._rows]
+        self._aborted.update(running)
+        self._send("abort", running)
+
+    def step(self, wait_s: float) -> list[Ended]:
+        ended: list[Ended] = []
+        until = monotonic() + wait_s
+        while self._rows and not ended:
+            try:
+                said = self._heard.inbox.get(timeout=min(LOOK_S, max(0.0, until - monotonic())))
+                while True:  # and what else is there
+                    ended += self._take(said)
+                    said = self._heard.inbox.get_nowait()
+            except Empty:
+                self._look(f"{len(self._rows)} rollouts")
+                if monotonic() >= until:
+                    break
+        return ended
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        while not self._heard.wait_until_copied(LOOK_S):  # what it was given last
+            self._look(f"the weights of version {version}")
+        self._weights.put(weights)
+        self._version = version
+        self._heard.copied = False
+        self._send("load", version)
+
+    def paces(self) -> Sequence[tuple[int, float]]:
+        paces, self._paces = self._paces, []
+        return paces
+
+    def figures(self) -> dict[str, Any]:
+        return {"restarts": self._restarts}
+
+    def close(self) -> None:
+        self._spawned.end()  # it has nothing to save
+        self._heard.end(self._spawned.connection)
+        self._rows.clear()
+
+    def _look(self, what: str) -> None:
+        """It says nothing: for how long?"""
+        try:
+            self._silence.look(self._heard.signs, what)
+        except BackendDied:
+            self._spawned.end()
+            raise
+
+    # ----------------------------------------------------------------------------------------------------- the process
+
+    def _begin(self) -> None:
+        shared = (self._weights, self._fixed)
+        self._spawned = Spawned(
+            _serve, *shared, self._version, self._options, self._threads, name="rollalloc generator"
+        )
+        self._heard = _Heard(self._spawned.connection)
+        self._silence.begin()
+        with suppress(OSError):  # it is gone, as `step` will hear
+            self._spawned.connection.send((self._blueprint, self._device))
+
+    def _send(self, what: str, with_it: Any) -> None:
+        with suppress(OSError):  # it is gone, as `step` will hear
+            self._spawned.connection.send((what, with_it))
+
+    def _take(self, said: Any) -> list[Ended]:
+        if said is _GONE:
+            return self._replace()
+        what, with_it = said
+        if what == "at work":
+            return []
+        if what == "failed":
+            raise with_it
+        ended, paces = with_it
+        self._paces += paces
+        for each in ended:
+            del self._rows[each.rollout]
+            self._aborted.discard(each.rollout)
+        self._ended_since = self._ended_since or bool(ended)
+        return ended
+
+    def _replace(self) -> list[Ended]:
+        """The process is gone: begin with another one, and with what ran in it."""
+        code = self._spawned.end(_GRACE_S)
+        self._heard.end(self._spawned.connection)
+        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
+        if not self._ended_since:
+            raise BackendDied(
+                f"the process that generates ended {how}, and so did the one before it, without a single rollout between; "
+                "it may lack memory (--max-rows, --kv-tokens), or the program that began this run has no `if __name__ == "
+                '"__main__":`, which a process that is spawned needs'
+            )
+        log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
+        self._restarts += 1
+        self._ended_since = False
+        self._begin()
+        lost = [Ended(rollout, (), np.zeros(0, np.float32), (), "aborted") for rollout in sorted(self._aborted)]
+        for rollout in self._aborted:
+            del self._rows[rollout]
+        self._aborted.clear()
+        self._send("start", list(self._rows.values()))
+        return lost
+
+
+class _Heard:
+    """What comes out of a pipe, taken in at once, so that its writer never waits; at last, whatever happens, `_GONE`.
+
+    Attributes:
+        inbox: what was said.
+        signs: how often anything was said.
+        copied: whether the weights that were given last are copied; only the one who gives them says that they are not.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.signs = 0
+        self.copied = False
+        self._gone = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(pipe,), name="rollalloc generator's pipe", daemon=True)
+        self._thread.start()
+
+    def wait_until_copied(self, wait_s: float) -> bool:
+        """Whether they are, or never will be; so many seconds are waited for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.copied or self._gone, wait_s)
+
+    def end(self, pipe: Connection) -> None:
+        """Close the pipe of a process that is gone."""
+        self._thread.join(_GRACE_S)  # before that: it might read from whoever has the pipe's number next
+        pipe.close()
+
+    def _read(self, pipe: Connection) -> None:
+        try:
+            while True:
+                said = pipe.recv()
+                self.signs += 1
+                if said[0] == "copied":
+                    with self._changed:
+                        self.copied = True
+                        self._changed.notify_all()
+                else:
+                    self.inbox.put(said)
+        except (EOFError, OSError):
+            pass
+        except Exception:  # what cannot be read is as good as nothing
+            log.exception("the process that generates said what cannot be read")
+        finally:
+            with self._changed:
+                self._gone = True
+                self._changed.notify_all()
+            self.inbox.put(_GONE)
+
+
+def _serve(
+    pipe: Connection,
+    weights: SharedWeights,
+    fixed: SharedWeights,
+    version: int,
+    options: dict[str, Any],
+    threads: int,
+) -> None:
+    """The process: do what is said, decode while anything runs, and say what ended, or now and then that it is at work."""
+    torch.set_num_threads(threads)
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides; a pipe that ends says so
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        blueprint, device = pipe.recv()
+        model = blueprint.built(fixed.views() | weights.views(), device)
+        backend = LocalBackend(model, version=version, **options)
+
+        def load(version: int) -> None:
+            backend.load(weights.views(), version)
+            pipe.send(("copied", version))
+
+        do = {"start": backend.start, "abort": backend.abort, "load": load}
+        load(version)
+        busy, spoke = False, monotonic()
+        while True:
+            while pipe.poll(0 if busy else None):
+                busy = True
+                what, with_it = pipe.recv()
+                do[what](with_it)
+            ended = backend.step(0)
+            busy = backend.busy
+            if ended:
+                pipe.send(("ended", (ended, backend.paces())))
+            elif busy and monotonic() - spoke >= _SPEAKS_S:
+                pipe.send(("at work", None))
+            else:
+                continue
+            spoke = monotonic()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody is there any more
+    except Exception as error:
+        pipe.send(("failed", _as_it_travels(error)))
+
+
+def _as_it_travels(error: Exception) -> Exception:
+    """An error that can be sent; one that is not the same elsewhere is said in words."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"the process that generates failed: {type(error).__name__}: {error}")

@@ -1,0 +1,62 @@
+"""A process that is waited for and gives no sign of life: said after some seconds, and at last given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from rollalloc.generate.stream.backend import BackendDied
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # at most between two looks at what is waited for
+_SAID_S = 10.0  # of silence, before it is said for the first time; then after twice as long, and so on
+_BEGINS_S = 120.0  # at least, before one that has never given a sign is given up: it imports, and builds its model
+
+
+class Silence:
+    """How long a process that is waited for has given no sign of life.
+
+    Only time in which this process looks is counted: one that slept for an hour, as in a terminal that was suspended, has
+    not waited for an hour. A sign of life is a token as much as a rollout, so that a long rollout is no silence.
+
+    Args:
+        who: is waited for, with its process id.
+        limit_s: seconds of silence after which it is given up, above 0.
+        clock: seconds, never set back.
+    """
+
+    def __init__(self, who: Callable[[], str], limit_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._who, self.limit_s, self._clock = who, limit_s, clock
+        self.begin()
+
+    def begin(self) -> None:
+        """It is another process now."""
+        self._signs, self._silent_s, self._say_s, self._looked = 0, 0.0, 0.0, self._clock()
+
+    def look(self, signs: int, what: str) -> None:
+        """Look at it; at least once in `LOOK_S` while it is waited for.
+
+        Args:
+            signs: of life that it has given in all.
+            what: is waited for.
+
+        Raises:
+            BackendDied: it was silent for too long.
+        """
+        now = self._clock()
+        since, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        if signs != self._signs:
+            if self._say_s:
+                log.warning("%s is at work again", self._who())
+            self._signs, self._silent_s, self._say_s = signs, 0.0, 0.0
+            return
+        self._silent_s += since
+        limit_s = self.limit_s if signs else max(self.limit_s, _BEGINS_S)
+        silence = f"{self._who()} has given no sign of life for {self._silent_s:.0f} s, and {what} wait for it"
+        if self._silent_s >= limit_s:
+            raise BackendDied(f"{silence}: it was given up (--generator-limit, generator_limit_s)")
+        if self._silent_s >= (self._say_s or (_SAID_S if signs else _BEGINS_S / 2)):
+            log.warning("%s; it is given up after %.0f s", silence, limit_s)
+            self._say_s = 2 * self._silent_s

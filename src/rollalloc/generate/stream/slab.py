@@ -1,0 +1,184 @@
+"""Keys and values of rows that come and go, in tensors that stay.
+
+Rows are the first `live` of each tensor. All of them write their next token into the same column, so that a step copies
+nothing; a row's own first token lies in the column that is its `start`, and what is left of it is masked. The last rows take
+the places of those that leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from rollalloc.models.likelihood import sent
+
+ROOM = 32  # columns by which it grows
+
+
+class Slab:
+    """A cache for a model, with rows that join and leave.
+
+    Args:
+        model: whose cache does nothing but append (`rollalloc.models.likelihood.appends_only`).
+
+    Attributes:
+        cache: for the model's forward pass.
+        live: rows there.
+        filled: columns with tokens; the next one comes after them.
+        start_R: column of each live row's first token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.cache = DynamicCache(config=model.config)
+        self._layers = [_SlabLayer() for _ in self.cache.layers]
+        self.cache.layers = list[Any](self._layers)
+        self._device = model.device
+        self.live = self.filled = 0
+        self.start_R = np.zeros(0, np.int64)
+        self._mask_RC = torch.zeros((0, 0), dtype=torch.bool, device=self._device)
+
+    @property
+    def mask_BC(self) -> Tensor | None:
+        """Which columns each live row attends to, the next one included; None: to all."""
+        return self._mask_RC[: self.live, : self.filled + 1] if self.start_R[: self.live].any() else None
+
+    def make_room(self) -> None:
+        """See to it that there is a next column, and few that nobody attends to; call it before each forward pass."""
+        spare = int(self.start_R[: self.live].min(initial=self.filled))
+        if 4 * spare > self.filled:  # what is copied is at most four times what was written since
+            self._shift(-spare)
+        if self.filled == self._mask_RC.shape[1]:
+            self._grow(len(self.start_R), self.filled + ROOM)
+
+    def wrote(self) -> None:
+        """A forward pass wrote the next column of every live row."""
+        self.filled += 1
+
+    def join(self, held: Sequence[tuple[Tensor, Tensor]], length_K: NDArray[np.int64]) -> None:
+        """Take in rows behind those that are there.
+
+        Args:
+            held: keys and values of each layer, shape (K, heads, columns, width), the last token in the last column.
+            length_K: tokens of each row, at most the columns.
+        """
+        rows, columns = self.live + len(length_K), held[0][0].shape[-2]
+        if not self.live:
+            self.filled = columns
+        for layer, like in zip(self._layers, held, strict=True):
+            layer.begin(like)
+        self._grow(rows, max(self.filled, columns) + 1)
+        if columns > self.filled:
+            self._shift(columns - self.filled)
+        new, first = slice(self.live, rows), self.filled - columns
+        for layer, (keys, values) in zip(self._layers, held, strict=True):
+            layer.put(new, slice(first, self.filled), keys, values)
+        self.start_R[new] = self.filled - length_K
+        start_K = sent(self.start_R[new], self._device)
+        self._mask_RC[new] = torch.arange(self._mask_RC.shape[1], device=self._device) >= start_K[:, None]
+        self._show(rows)
+
+    @torch.inference_mode()
+    def leave(self, rows_K: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Let rows go; returns the places that became free among those that stay, and the rows that now stand there."""
+        stay = self.live - len(rows_K)
+        leaves_B = np.zeros(self.live, bool)
+        leaves_B[rows_K] = True
+        to, movers = np.flatnonzero(leaves_B[:stay]), stay + np.flatnonzero(~leaves_B[stay:])
+        if to.size:
+            first = int(self.start_R[movers].min())
+            to_at, from_at = sent(np.stack([to, movers]), self._device)
+            for layer in self._layers:
+                layer.move(to_at, from_at, slice(first, self.filled))
+            self.start_R[to] = self.start_R[movers]
+            self._mask_RC[to_at] = self._mask_RC[from_at]
+        self._show(stay)
+        return to, movers
+
+    def _grow(self, rows: int, columns: int) -> None:
+        """Make the tensors at least so large; what is there stays where it is."""
+        had_rows, had_columns = self._mask_RC.shape
+        if rows <= had_rows and columns <= had_columns:
+            return
+        rows = had_rows if rows <= had_rows else max(rows, 2 * had_rows)
+        columns = max(columns, had_columns)
+        for layer in self._layers:
+            layer.grow(rows, columns)
+        mask_RC = torch.ones((rows, columns), dtype=torch.bool, device=self._device)
+        mask_RC[:had_rows, :had_columns] = self._mask_RC
+        self._mask_RC = mask_RC
+        self.start_R = np.concatenate([self.start_R, np.zeros(rows - had_rows, np.int64)])
+
+    def _shift(self, by: int) -> None:
+        """Move what is there to the right, or, where `by` is negative, to the left."""
+        for layer in self._layers:
+            layer.shift(by, self.live, self.filled)
+        self.filled += by
+        self.start_R[: self.live] += by
+        self._mask_RC[: self.live] = self._mask_RC[: self.live].roll(by, dims=1)
+        self._mask_RC[: self.live, self.filled :] = True
+        if by > 0:
+            self._mask_RC[: self.live, :by] = False
+        self._show(self.live)
+
+    def _show(self, live: int) -> None:
+        self.live = live
+        for layer in self._layers:
+            layer.show(live, self.filled)
+
+
+class _SlabLayer(DynamicLayer):
+    """One layer's keys and values; what transformers sees of it are the live rows and the filled columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Tensor] = []  # keys and values, shape (rows, heads, columns, width)
+        self._live = self._filled = 0
+
+    def get_seq_length(self, *args: object) -> int:
+        return self._filled
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append a token to each live row."""
+        self.put(slice(self._live), slice(self._filled, self._filled + 1), key_states, value_states)
+        return self.show(self._live, self._filled + 1)
+
+    def begin(self, like: tuple[Tensor, Tensor]) -> None:
+        """Have no rows yet, of this shape otherwise; one that has begun stays as it is."""
+        if not self._held:
+            self._held = [each[:0, :, :0] for each in like]
+            self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True
+
+    def grow(self, rows: int, columns: int) -> None:
+        """Larger tensors; what is not written is 0, since what is masked counts with weight 0, and must be a number."""
+        for at, held in enumerate(self._held):
+            larger = held.new_zeros((rows, held.shape[1], columns, held.shape[3]))
+            larger[: held.shape[0], :, : held.shape[2]] = held
+            self._held[at] = larger
+
+    def put(self, rows: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
+        for held, new in zip(self._held, (keys, values), strict=True):
+            held[rows, :, columns] = new
+
+    def move(self, to: Tensor, movers: Tensor, columns: slice) -> None:
+        for held in self._held:
+            held[to, :, columns] = held[movers, :, columns]
+
+    def shift(self, by: int, live: int, filled: int) -> None:
+        for held in self._held:
+            there = held[:live, :, max(0, -by) : filled].clone()
+            held[:live, :, max(0, by) : filled + by] = there
+
+    def show(self, live: int, filled: int) -> tuple[Tensor, Tensor]:
+        self._live, self._filled = live, filled
+        keys, values = (held[:live, :, :filled] for held in self._held)
+        self.keys, self.values = keys, values
+        return keys, values

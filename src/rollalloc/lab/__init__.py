@@ -1,0 +1,1 @@
+"""What judges runs: benchmark, report, simulator, waste; nothing below imports it."""

@@ -1,0 +1,175 @@
+"""What a leaderboard found, from its plan and the `run.json` and `metrics.jsonl` of its final runs alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
+from rollalloc.lab.bench.leaderboard import diverged_in, final_folder
+from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in
+from rollalloc.lab.bench.presets import is_built_in
+from rollalloc.lab.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
+from rollalloc.runs.cost import COSTS
+from rollalloc.train.description import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A method on a task, in a track.
+
+    Attributes:
+        label: of the method.
+        paid: what it paid and what its policy was worth, with ratios to the baseline; None before its first run is over.
+        plain: the best plain estimator's cost over this one's, paired by seed, by `COSTS`.
+        runs: that are over, of the plan's seeds.
+        diverged: of these, whose weights diverged; they are censored, at what they had paid.
+        command: repeats its runs up to the target.
+    """
+
+    label: str
+    paid: RecipeSummary | None
+    plain: Mapping[str, Interval | None]
+    runs: int
+    diverged: int
+    command: str
+
+    @property
+    def budget(self) -> Mapping[str, Interval | None]:
+        """What its last evaluations found, at equal budget; nothing where a run diverged."""
+        return {} if self.paid is None or self.diverged else self.paid.last
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A task in a track.
+
+    Attributes:
+        track: it.
+        task: it.
+        plain: label of the plain estimator that the least was paid under, in rollouts; None: none was run, or reached it.
+        cells: a method each, in the order of the plan.
+    """
+
+    track: str
+    task: TaskPlan
+    plain: str | None
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A leaderboard.
+
+    Attributes:
+        plan: what was to be run.
+        date: that the plan was frozen on.
+        parts: by task, and in each by track.
+    """
+
+    plan: Plan
+    date: str
+    parts: tuple[Part, ...]
+
+    @property
+    def missing(self) -> int:
+        """Final runs that are not over."""
+        return sum(len(self.plan.seeds_of(part.track)) - cell.runs for part in self.parts for cell in part.cells)
+
+
+def board_of(folder: Path) -> Board:
+    """What the leaderboard in a folder says, finished or not.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: its plan is damaged, or a run in it is none of the plan.
+    """
+    plan, date = frozen_in(folder)
+    diverged = diverged_in(folder)
+    parts = [_part(plan, track, task, folder, diverged) for task in plan.tasks for track in plan.tracks]
+    return Board(plan, date, tuple(parts))
+
+
+def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> Part:
+    over: dict[str, list[Ended]] = {}
+    lost: dict[str, int] = {}
+    for each in plan.contestants:
+        for seed in plan.seeds_of(track):
+            place = final_folder(folder, track) / task.name.replace("/", "-") / f"{each.label}-{seed}"
+            has_diverged = place.relative_to(folder).as_posix() in diverged
+            if one := _ended(place, plan, task, each, seed, has_diverged):
+                over.setdefault(each.label, []).append(one)
+                lost[each.label] = lost.get(each.label, 0) + has_diverged
+    every = [one for of_label in over.values() for one in of_label]
+    found = {each.label: each for each in summaries_to(BASELINE, every)} if BASELINE in over else {}
+    plain = _best_plain(list(found.values()))
+    to_plain = {each.label: each.ratios for each in summaries_to(plain, every)} if plain else {}
+    cells = (
+        Cell(
+            label=each.label,
+            paid=found.get(each.label),
+            plain=to_plain.get(each.label, dict.fromkeys(COSTS)),
+            runs=len(over.get(each.label, ())),
+            diverged=lost.get(each.label, 0),
+            command=_command(plan.seeds_of(track), task, over.get(each.label, ())),
+        )
+        for each in plan.contestants
+    )
+    return Part(track, task, plain, tuple(cells))
+
+
+def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int, diverged: bool) -> Ended | None:
+    """A final run, where it is over.
+
+    Raises:
+        ValueError: what stands in its place is another run.
+    """
+    if not (place / "run.json").exists():
+        return None
+    run = Run.described_in(place)
+    said = (run.task, run.recipe, run.name, run.settings.seed, run.max_rollouts, run.settings.eval_every)
+    if said != (task.name, each.recipe, each.label, seed, task.budget, task.eval_every):
+        raise ValueError(f"{place} is of another run than the plan has there; it says {said}")
+    return ended(run, place, target=task.target, diverged=diverged)
+
+
+def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
+    """The plain estimator that reached the target on most seeds, and of these for the fewest rollouts."""
+    plain = [each for each in found if each.recipe in PLAIN and each.reached and each.costs["rollouts"]]
+
+    def rank(each: RecipeSummary) -> tuple[int, float]:
+        cost = each.costs["rollouts"]
+        assert cost is not None
+        return -each.reached, cost.point
+
+    return min(plain, key=rank).label if plain else None
+
+
+def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str:
+    """What repeats the runs of a cell, of a built-in task; its folder is one that no other command has."""
+    if not over or not is_built_in(task.name):
+        return ""
+    run = over[0].run
+    said = {
+        "--task": task.name,
+        "--recipes": run.recipe if run.name == run.recipe else f"{run.name}={run.recipe}",
+        "--seeds": ",".join(map(str, seeds)),
+        "--learning-rate": f"{run.settings.learning_rate:g}",
+        "--adam-beta2": f"{run.settings.betas[1]:g}",
+        "--adaptive-clip": f"{run.settings.adaptive_clip or 0:g}",
+        "--max-rollouts": str(task.budget),
+        "--eval-every": str(task.eval_every),
+        "--target": f"{task.target:g}",
+    }
+    words = [word for option in said.items() for word in option]
+    for name, value in run.parameters.items():
+        words += ["--set", f"{run.name}.{name}={_set(value)}"]
+    return shlex.join(["rollalloc", "compare", *words])
+
+
+def _set(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

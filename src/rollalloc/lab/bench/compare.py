@@ -1,0 +1,223 @@
+"""Several runs, a process each, and what they paid."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import Claims, Lock, refuse
+from rollalloc.files.names import METRICS
+from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
+from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
+from rollalloc.runs.recorded import RecordedRun
+from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.execution import Loaded, check
+from rollalloc.train.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands.
+
+    Attributes:
+        rollouts: paid.
+        accounts: cause → rollouts.
+        accuracy: of the last evaluation; None: not known.
+        share: of its budget, in [0, 1], and 1 once it has ended; None: no budget.
+        ended: whether it has.
+        grouped: whether its rollouts are compared within groups.
+    """
+
+    rollouts: int = 0
+    accounts: Mapping[str, int] = field(default_factory=dict[str, int])
+    accuracy: float | None = None
+    share: float | None = 0.0
+    ended: bool = False
+    grouped: bool = True
+
+
+RESULTS = "results.json"
+_REMEDY = "give another folder (--out), or move it away"
+Watcher = Callable[[Sequence[tuple[Run, Standing]]], None]
+
+
+def compare(
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    processes: int | None = None,
+    watcher: Watcher | None = None,
+    overwrite: bool = False,
+) -> list[dict[str, Any]]:
+    """Carry out runs, a process each, and write `results.json`.
+
+    A run that is finished in the folder, with the same description and on files with the same contents, is not repeated; one
+    that was begun there and has a checkpoint goes on from it.
+
+    Args:
+        runs: each with a task, name and seed that no other run has together.
+        folder: gets a folder for each run and `results.json`.
+        processes: at a time, at least 1; one a core by default.
+        watcher: called about twice a second with each run and where it stands.
+        overwrite: remove what other runs wrote in the folders of these, as their manifests say.
+
+    Returns:
+        What `results.json` holds: a result for each run, in order.
+
+    Raises:
+        ValueError: two runs of the same task, name and seed, or no process.
+        FileExistsError: the folder holds other runs that are not to be overwritten, or files that are not ours.
+        InUse: another comparison is at work in the folder.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
+        Failed: a run failed, or its process died; the others were finished first, and their results are written.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+    places = {folder_of(run, folder): run for run in runs}
+    if len(places) < len(runs):
+        names = [folder_of(run, folder).name for run in runs]
+        raise ValueError(f"each run needs a name and seed of its own, got {names}")
+    todo = {place: run for place, run in places.items() if not is_finished(run, place)}
+    for place, run in todo.items():
+        if not run.is_in(place):
+            RunFolder(place).check(overwrite=overwrite)
+    claims, stop = Claims(folder, "comparison"), StopRequest()
+    refuse(folder, claims.foreign([RESULTS]), _REMEDY)
+    failures: list[Failure] = []
+    if todo:
+        with Lock(folder, "comparison"), stop.heard():
+            failures = _carry_out(todo, places, processes or os.cpu_count() or 1, watcher, overwrite, stop)
+    finished = [(run, place) for place, run in places.items() if is_finished(run, place)]
+    results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
+    if finished:
+        claims.add([RESULTS])
+        write_text(folder / RESULTS, json.dumps(results, indent=2))
+    if stop.by is not None:
+        left = len(runs) - len(finished)
+        raise Stopped(
+            f"stopped by {stop.by.name} with {left} of {len(runs)} runs to go; what was begun is saved in {folder}, and the "
+            "same command goes on",
+            stop.by,
+        )
+    if failures:
+        raise Failed(failures)
+    return results
+
+
+def check_places(runs: Sequence[Run], folder: Path) -> None:
+    """Refuse a folder that holds what is not ours where runs would write; changes nothing.
+
+    Raises:
+        FileExistsError: names it.
+        InUse: something else writes there now.
+    """
+    refuse(folder, Claims(folder, "comparison").foreign([RESULTS]), _REMEDY)
+    for run in runs:
+        with RunFolder(folder_of(run, folder)) as place:
+            place.check(overwrite=True)  # runs of ours are looked at when it is known what these are trained on
+
+
+def check_runs(runs: Sequence[Run], folder: Path) -> None:
+    """Refuse a comparison of which a run cannot be, before any is begun; what is finished in the folder is not looked at.
+
+    Raises:
+        ValueError, OSError, ImportError: as `rollalloc.train.execution.check`.
+    """
+    checked: dict[Source, Loaded] = {}
+    for run in runs:
+        if not is_finished(run, folder_of(run, folder)):
+            checked[run.source] = check(run, checked.get(run.source))
+
+
+class _Listed:
+    """Runs that are given, in their order."""
+
+    def __init__(self, todo: Mapping[Path, Run]) -> None:
+        self._waiting = deque(Job(run, place) for place, run in todo.items())
+        self.failures: list[Failure] = []
+        self.over: list[Job] = []  # since it was last looked at
+
+    def next(self) -> Job | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        self.over.append(job)
+        self.failures += [] if failure is None else [failure]
+
+
+def _carry_out(
+    todo: Mapping[Path, Run],
+    places: Mapping[Path, Run],
+    processes: int,
+    watcher: Watcher | None,
+    overwrite: bool,
+    stop: StopRequest,
+) -> list[Failure]:
+    """Have the runs carried out until they are done or it is asked to stop; returns what failed."""
+    agenda, read = _Listed(todo), Reader()
+    known = {} if watcher is None else {place: standing(run, place, read) for place, run in places.items()}
+
+    def watch(at_work: Sequence[Job]) -> None:
+        if watcher is not None:
+            known.update({job.place: standing(job.run, job.place, read) for job in (*agenda.over, *at_work)})
+            watcher([(run, known[place]) for place, run in places.items()])
+        agenda.over.clear()
+
+    carry_out(agenda, processes, stop, watch, overwrite=overwrite)
+    return agenda.failures
+
+
+def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a finished run paid and what its weights are worth, from its metrics; the accounts sum to `rollouts_paid`."""
+    curve, end = whole_curve_of(metrics), metrics[-1]
+    target = run.settings.target
+    cost = None if target is None else cost_to_target(curve_of(metrics), target)
+    reached = cost is not None and not cost.censored
+    return {
+        "task": run.task,
+        "recipe": run.name,
+        "seed": run.settings.seed,
+        "reached": reached,
+        **{f"{name}_to_target": round(cost.paid[name], 3) if cost and reached else None for name in COSTS},
+        "rollouts_paid": end["rollouts_paid"],
+        "accounts": end["accounts"],
+        "tokens_paid": end["tokens_paid"],
+        "seconds": end["seconds"],
+        "optimizer_steps_per_batch": run.settings.optimizer_steps_per_batch,
+        "learning_rate": run.settings.learning_rate,
+        "parameters": dict(run.parameters),
+        "target": target,
+        "accuracy": curve.accuracy[-1] if curve.accuracy else None,
+        "breadth": next((line.get("breadth") for line in reversed(metrics) if line["kind"] == "eval"), None),
+        "standard_error": curve.standard_error[-1] if curve.accuracy else None,
+        "why": end["why"],
+    }
+
+
+def is_finished(run: Run, folder: Path) -> bool:
+    """Whether the folder holds this very run, whole."""
+    last = newest_line(folder)
+    return last is not None and last["kind"] == "end" and run.is_in(folder)
+
+
+def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> Standing:
+    """Where a run stands; what another run left in its folder is not its own."""
+    if not run.is_described_in(folder) or not (found := read(folder)).metrics:
+        return Standing()
+    ended = found.ended
+    return Standing(
+        rollouts=found.paid,
+        accounts=found.accounts,
+        accuracy=found.curve.accuracy[-1] if found.curve.accuracy else None,
+        share=1.0 if ended else min(1.0, found.paid / run.max_rollouts) if run.max_rollouts else None,
+        ended=ended,
+        grouped=found.grouped,
+    )

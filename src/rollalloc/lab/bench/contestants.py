@@ -1,0 +1,151 @@
+"""Who is compared: a recipe, the grid that it is tuned over, and its shape where all have the same.
+
+Of this package's recipes these are `rollalloc.lab.bench.sweep.GRID` and `rollalloc.lab.bench.methods.matched`.
+A recipe of one's own, `module:function`, brings both in its file, under the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rollalloc.lab.bench.methods import DEFAULT_SHAPE, default, matched
+from rollalloc.lab.bench.sweep import GRID, settings_of
+from rollalloc.lab.bench.tiers import Tier
+from rollalloc.named import RECIPES, make_recipe, parameters_of
+
+TRACKS = ("defaults", "matched", "tuned")
+BASELINE = "grpo"
+PLAIN = ("reinforce", "rloo", "raft")  # estimators that allocate nothing: what every allocator has to beat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A method of the leaderboard.
+
+    Attributes:
+        recipe: its name, as `rollalloc.named.make_recipe` takes it.
+        label: what it is called, in tables and folders.
+        defaults: parameters of the defaults track, a shape only; None: it is not in it.
+        matched: parameters of the matched track; None: it is not in it.
+        grid: settings that it is tuned over, each with `parameters` and `learning_rate`; empty: not in the tuned track.
+        contents: SHA-256 of the file that it is from; "" for the package's own.
+    """
+
+    recipe: str
+    label: str
+    defaults: Mapping[str, Any] | None = None
+    matched: Mapping[str, Any] | None = None
+    grid: tuple[Mapping[str, Any], ...] = field(default=())
+    contents: str = ""
+
+
+def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
+    """A method by its recipe's name, put to the test: each of its settings makes a recipe.
+
+    Raises:
+        ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that
+            makes no recipe; for the other two no shape.
+        ImportError: its module cannot be imported.
+    """
+    own = ":" in recipe
+    for unknown in set() if own else set(recipe.split("+")) - set(RECIPES):
+        make_recipe(unknown, {})  # says which there are
+    grids, shape, contents = _of_module(recipe) if own else (GRID, matched, "")
+    shapes: Any = grids.get(recipe.rpartition(":")[2])
+    if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):
+        raise ValueError(_lacks(recipe, "GRID", "tuned", own))
+    for track in ("defaults", "matched"):
+        if track in tracks and shape is None:
+            raise ValueError(_lacks(recipe, "matched", track, own))
+    first = tier.search[0].settings
+    tuned = settings_of(recipe, shapes, tier.rates, first) if "tuned" in tracks else ()
+    made: dict[str, Any] = {}
+    if "defaults" in tracks and shape:
+        made["defaults"] = shape(recipe, **DEFAULT_SHAPE) if own else default(recipe)
+    if "matched" in tracks and shape:
+        made["matched"] = shape(recipe, tier.groups, tier.n)
+    for parameters in (*made.values(), *(one.parameters for one in tuned)):
+        make_recipe(recipe, parameters)
+    return Contestant(
+        recipe=recipe,
+        label=recipe.replace(":", "."),
+        **{track: _plain(recipe, parameters) for track, parameters in made.items()},
+        grid=tuple({"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned),
+        contents=contents,
+    )
+
+
+def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Sequence[str]) -> tuple[Contestant, ...]:
+    """The methods of a leaderboard.
+
+    Args:
+        names: recipes of this package; empty: the tier's.
+        own: recipes `module:function`, besides.
+        tier: whose search and shape they are put to.
+        tracks: of `TRACKS`.
+
+    Raises:
+        ValueError: as `contestant`; one that is named twice; the baseline is not among them; one of its own that is none.
+    """
+    for each in own:
+        if ":" not in each:
+            raise ValueError(f"--recipe {each!r}: expected module:function; recipes of this package go into --recipes")
+    for each in names:
+        if ":" in each:
+            raise ValueError(f"--recipes {each!r}: give a recipe of your own as --recipe {each}")
+    every = [*(names or tier.recipes or GRID), *own]
+    if twice := {each for each in every if every.count(each) > 1}:
+        raise ValueError(f"named twice: {', '.join(sorted(twice))}; each method is compared once")
+    if BASELINE not in every:
+        raise ValueError(f"{BASELINE} is what every ratio is to; add it: --recipes {','.join((BASELINE, *names))}")
+    made = tuple(contestant(each, tier, tracks) for each in every)
+    for each in made:
+        if "/" in each.label:
+            raise ValueError(f"{each.recipe!r} names a folder, which cannot hold a '/'")
+    return made
+
+
+def _of_module(recipe: str) -> tuple[Mapping[str, Any], Any, str]:
+    """What the module of a recipe says of it: `GRID`, `matched` and its file's digest.
+
+    Raises:
+        ValueError: one of these is not what it is to be.
+        ImportError: as `make_recipe`.
+    """
+    name, _, function = recipe.partition(":")
+    if function in RECIPES:
+        raise ValueError(f"{recipe}: {function} is a recipe of this package; give yours another name")
+    parameters_of(recipe)  # it is there, and can be called
+    module = sys.modules.get(name) or import_module(name)
+    grid, shape = getattr(module, "GRID", {}), getattr(module, "matched", None)
+    if not isinstance(grid, Mapping):
+        raise ValueError(f"{recipe}: GRID of {name} must map {function!r} to a list of parameters, got {grid!r}")
+    if shape is not None and not callable(shape):
+        raise ValueError(f"{recipe}: matched of {name} must be a function (recipe, groups, n), got {shape!r}")
+    file = getattr(module, "__file__", None)
+    return grid, shape, sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a file holds them."""
+    try:
+        return json.loads(json.dumps(dict(parameters)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{recipe}: the parameters {parameters!r} are no plain data ({error})") from None
+
+
+def _lacks(recipe: str, name: str, track: str, own: bool) -> str:
+    where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.lab.bench.sweep"
+    what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts a group"
+    other = "tuned" if name == "matched" else "defaults"
+    return (
+        f"{recipe} has no {name}, {what}, {where}, which the {track} track needs; see 'Add a recipe to the leaderboard' in "
+        f"docs/benchmark.md, or give --track {other}"
+    )

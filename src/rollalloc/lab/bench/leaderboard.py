@@ -1,0 +1,309 @@
+"""A leaderboard carried out: searches, then the final runs that they decide, a process a core, from wherever it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import Claims, Lock
+from rollalloc.files.opening import read_text
+from rollalloc.lab.bench.compare import Standing, is_finished, standing
+from rollalloc.lab.bench.contestants import Contestant
+from rollalloc.lab.bench.estimate import seconds_of, total_seconds
+from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
+from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out
+from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, TUNED_WITH, Tuned, task_run
+from rollalloc.lab.bench.search import Search
+from rollalloc.lab.bench.summary import ended
+from rollalloc.lab.bench.sweep import Trial
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.runs.reader import Reader, newest_line
+from rollalloc.train.description import Run, folder_of
+from rollalloc.train.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a leaderboard is.
+
+    Attributes:
+        over: runs that are.
+        runs: in all.
+        rollouts: paid so far.
+        seconds: of processes, spent on them so far, evaluation aside.
+        share: of the work, as it was estimated, in [0, 1].
+        at_work: the runs that are carried out now.
+    """
+
+    over: int
+    runs: int
+    rollouts: int
+    seconds: float
+    share: float
+    at_work: Sequence[tuple[Run, Standing]]
+
+
+Watcher = Callable[[Progress], None]
+BaseOf = Callable[[TaskPlan, Path], Run]
+
+
+def run_leaderboard(
+    plan: Plan,
+    folder: Path,
+    tasks: Path,
+    *,
+    processes: int | None = None,
+    watcher: Watcher | None = None,
+    base_of: BaseOf | None = None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Carry out a plan, or what is left of it.
+
+    Args:
+        plan: frozen in the folder before the first run; see `rollalloc.lab.bench.plan.freeze`.
+        folder: gets a folder for each run, the plan and the settings that were found.
+        tasks: where built-in tasks are made and kept.
+        processes: at a time, at least 1; one a core by default.
+        watcher: called about twice a second.
+        base_of: (a task of the plan, `tasks`) → a run on it, of which recipe, seed and setting are replaced; None: that of a
+            built-in task.
+        stop: that others may make too.
+
+    Raises:
+        ValueError: no process; the folder has another plan.
+        FileExistsError: the folder holds files that are not ours where ours are to be.
+        InUse: another leaderboard is at work in the folder.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
+        Failed: a run failed for another reason than its weights, which counts as a result; the others were finished first.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+    stop = stop or StopRequest()
+    with Lock(folder, KIND):
+        freeze(plan, folder)
+        agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may make tasks, which Ctrl-C leaves at once
+        with stop.heard():
+            carry_out(agenda, processes or os.cpu_count() or 1, stop, lambda at_work: _tell(watcher, agenda, at_work))
+            agenda.save_settings()
+    if stop.by is not None:
+        raise Stopped(
+            f"stopped by {stop.by.name} with {agenda.over} of {plan.runs} runs done; what was begun is saved in {folder}, "
+            "and the same command goes on",
+            stop.by,
+        )
+    if agenda.failures:
+        raise Failed(agenda.failures)
+
+
+def final_folder(folder: Path, track: str) -> Path:
+    """Where the final runs of a track stand."""
+    return folder / track
+
+
+def diverged_in(folder: Path) -> dict[str, str]:
+    """The runs of a leaderboard whose weights diverged: folder → what was said.
+
+    Raises:
+        ValueError: the file that says so is damaged.
+    """
+    path = folder / DIVERGED
+    if DIVERGED not in Claims(folder, KIND).names() or not path.exists():
+        return {}
+    found = json.loads(read_text(path))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
+    return {str(name): str(why) for name, why in found.items()}
+
+
+def _tell(watcher: Watcher | None, agenda: _Agenda, at_work: Sequence[Job]) -> None:
+    if watcher is not None:
+        watcher(agenda.progress(at_work))
+
+
+class _Agenda:
+    """The runs of a plan in the order of its tasks; the searches decide what becomes of the tuned track.
+
+    Attributes:
+        failures: runs that failed, and would not if they were repeated.
+        over: runs that are over.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, tasks: Path, base_of: BaseOf) -> None:
+        self.plan, self.folder = plan, folder
+        self.failures: list[Failure] = []
+        self.over, self._rollouts, self._seconds, self._share = 0, 0, 0.0, 0.0
+        self._diverged = diverged_in(folder)
+        self._known: dict[Path, bool] = {}  # of each run that was looked at, whether it is over
+        self._begun: set[Path] = set()
+        self._read = Reader()  # of the runs at work
+        self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
+        self._total = total_seconds(plan)
+        self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
+        self._searches: dict[tuple[str, str], Search] = {}
+        self._waiting: deque[Job] = deque()
+        for task in plan.tasks:
+            self._list(task)
+
+    def next(self) -> Job | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        if failure is not None and not failure.is_the_runs:
+            self.failures.append(failure)
+            return
+        if failure is not None:
+            self._diverged[self._name(job)] = failure.message
+            self._write(DIVERGED, self._diverged)
+        self._count(job)
+        if job.place in self._trials:
+            self._waiting.extendleft(reversed(self._tuned(*self._trials[job.place])))
+
+    def progress(self, at_work: Sequence[Job]) -> Progress:
+        self._read.keep(job.place for job in at_work)
+        now = [(job.run, standing(job.run, job.place, self._read)) for job in at_work]
+        begun = sum(self._part(job.run) * (one.share or 0.0) for job, (_, one) in zip(at_work, now, strict=True))
+        paid = self._rollouts + sum(one.rollouts for _, one in now)
+        return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
+
+    def save_settings(self) -> None:
+        """Write what the searches of each task found, as `tuned/TASK.json` of this package has it."""
+        for task in self.plan.tasks:
+            found = {
+                label: self._found(label, search)
+                for (name, label), search in self._searches.items()
+                if name == task.name and search.found is not None
+            }
+            if found:
+                last = self.plan.search[-1]
+                self._write(
+                    settings_file(task.name),
+                    {
+                        "task": task.name,
+                        "date": frozen_in(self.folder)[1],
+                        "budget": last.budget(task.budget),
+                        "seeds": list(last.seeds),
+                        "recipes": found,
+                    },
+                )
+
+    # ---------------------------------------------------------------------------------------------------- what there is
+
+    def _list(self, task: TaskPlan) -> None:
+        for each in self.plan.contestants if "tuned" in self.plan.tracks else ():
+            search = Search(self.plan.search, task.budget, task.target, self._trial(task, each))
+            self._searches[task.name, each.label] = search
+            self._waiting += self._tuned(task.name, each.label)
+        for each in self.plan.contestants:
+            for track, given, rate, optimizer in (
+                ("defaults", each.defaults, self.plan.default_rate, DEFAULT_OPTIMIZER),
+                ("matched", each.matched, task.learning_rate, TUNED_WITH),
+            ):
+                if track in self.plan.tracks and given is not None:
+                    self._waiting += self._finals(track, task, each, Tuned(given, rate, optimizer))
+
+    def _tuned(self, name: str, label: str) -> list[Job]:
+        """What the tuned track has to do for a method on a task, as far as it is known, and was not said before."""
+        search = self._searches[name, label]
+        if todo := search.advance(self._is_over, self._trial_of):
+            self._trials |= {job.place: (name, label) for job in todo}
+            return self._new(todo)
+        task = next(task for task in self.plan.tasks if task.name == name)
+        each = next(each for each in self.plan.contestants if each.label == label)
+        assert search.found is not None
+        setting = _tuned(each, search.found)
+        return self._finals("tuned", task, each, setting)
+
+    def _finals(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned) -> list[Job]:
+        return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track)])
+
+    def _new(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those that are not over and were not begun."""
+        new = [job for job in jobs if not self._is_over(job) and job.place not in self._begun]
+        self._begun |= {job.place for job in new}
+        return new
+
+    def _is_over(self, job: Job) -> bool:
+        if job.place not in self._known:
+            self._known[job.place] = False
+            if self._name(job) in self._diverged or is_finished(job.run, job.place):
+                self._count(job)
+        return self._known[job.place]
+
+    def _name(self, job: Job) -> str:
+        return job.place.relative_to(self.folder).as_posix()
+
+    def _count(self, job: Job) -> None:
+        """A run is over: only its figures stay, for thousands of models would fill a disk."""
+        with RunFolder(job.place) as place:
+            place.slim()
+        self._known[job.place] = True
+        self.over += 1
+        self._share += self._part(job.run)
+        if (last := newest_line(job.place)) is not None:
+            self._rollouts += last["rollouts_paid"]
+            self._seconds += last["seconds"]
+
+    def _part(self, run: Run) -> float:
+        """The share of the work that a run is."""
+        return seconds_of(run.task, run.max_rollouts or 0) / self._total
+
+    def _trial_of(self, job: Job) -> Trial | None:
+        """What a run of a search that is over found; None where its weights diverged."""
+        if self._name(job) in self._diverged or (one := ended(job.run, job.place)) is None:
+            return None
+        return Trial(one.curve, one.last["accuracy"] or 0.0)
+
+    # ------------------------------------------------------------------------------------------------------------- runs
+
+    def _trial(self, task: TaskPlan, each: Contestant) -> Callable[[int, int, int], Job]:
+        """(rung, setting, seed) → a run of the search; it ends at the target."""
+
+        def made(rung: int, setting: int, seed: int) -> Job:
+            tuned = _tuned(each, setting)
+            run = self._run(task, each, tuned, seed, target=task.target)
+            budget = self.plan.search[rung].budget(task.budget)
+            run = replace(run, max_rollouts=budget, label=f"{each.label}-{setting + 1}")
+            return Job(run, folder_of(run, self.folder / "tuning" / f"rung-{rung + 1}"))
+
+        return made
+
+    def _final(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned, seed: int) -> Job:
+        """A final run; it goes beyond the target, until its budget is spent."""
+        run = self._run(task, each, setting, seed, target=None)
+        return Job(run, folder_of(run, final_folder(self.folder, track)))
+
+    def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Run:
+        base = self._bases[task.name]
+        settings = replace(
+            base.settings, seed=seed, learning_rate=setting.learning_rate, target=target, **setting.optimizer
+        )
+        return replace(
+            base, recipe=each.recipe, parameters=dict(setting.parameters), settings=settings, label=each.label
+        )
+
+    def _found(self, label: str, search: Search) -> dict[str, Any]:
+        each = next(each for each in self.plan.contestants if each.label == label)
+        assert search.found is not None
+        tried = {"costs": search.costs(self._trial_of), "settings_tried": search.rungs[0].settings}
+        return {**each.grid[search.found], **tried}
+
+    def _write(self, name: str, value: Any) -> None:
+        write_text(self.folder / name, json.dumps(value, indent=1))
+
+
+def _tuned(each: Contestant, setting: int) -> Tuned:
+    return Tuned(each.grid[setting]["parameters"], each.grid[setting]["learning_rate"])
+
+
+def _base(task: TaskPlan, tasks: Path) -> Run:
+    """A run on a task, whose files are made where they are not there; recipe, seed and setting are to be replaced."""
+    setting = Tuned({}, task.learning_rate)
+    changes = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
+    run = task_run(task.name, "late", "grpo", 0, tasks, tuned=setting, target=None, **changes)
+    return replace(run, max_rollouts=task.budget)

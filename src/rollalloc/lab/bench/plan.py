@@ -1,0 +1,303 @@
+"""What a leaderboard will run, frozen in a file before the first run; a folder goes on with no other plan than its own."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import rollalloc
+from rollalloc.core.packing import differences
+from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import Claims
+from rollalloc.files.opening import read_text
+from rollalloc.lab.bench.contestants import BASELINE, TRACKS, Contestant, contestants
+from rollalloc.lab.bench.presets import DEFAULT_RATE, preset_of, tuned_of
+from rollalloc.lab.bench.sweep import Rung, search_rollouts
+from rollalloc.lab.bench.tiers import TIERS, Tier
+
+PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
+KIND = "bench"  # of claims
+_SCHEMA = 2
+# Parts of this package that decide what a run does; commands and pages do not.
+_DECIDING = (
+    "core",
+    "rules",
+    "predict",
+    "recipes.py",
+    "named.py",
+    "data",
+    "rewards",
+    "models",
+    "generate",
+    "train",
+    "runs/cost.py",
+    "lab/bench/tasks",
+    "lab/bench/presets.py",
+    "lab/bench/sweep.py",
+    "lab/bench/methods.py",
+    "lab/bench/search.py",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """A task of the plan.
+
+    Attributes:
+        name: of the task.
+        target: held-out accuracy, fixed before the runs.
+        budget: rollouts that a final run pays.
+        eval_every: rollouts between two points of the grid.
+        eval_samples: a held-out prompt, where accuracy is sampled.
+        learning_rate: of every method in the matched track: the baseline's, as it was tuned for the task or for the one that
+            it borrows from.
+    """
+
+    name: str
+    target: float
+    budget: int
+    eval_every: int
+    eval_samples: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run: every method on every task, in each track, with each seed.
+
+    Attributes:
+        tier: its name.
+        tracks: of `TRACKS`.
+        tasks: in order.
+        contestants: the methods.
+        shape: of the matched track, `groups` and `n`.
+        search: of the tuned track, the same for every method.
+        default_rate: learning rate of every method on every task in the defaults track.
+        seeds: of the final runs.
+        default_seeds: of those of the defaults track.
+        made_with: versions of what decides the figures, the processor, and a digest of the code.
+    """
+
+    tier: str
+    tracks: tuple[str, ...]
+    tasks: tuple[TaskPlan, ...]
+    contestants: tuple[Contestant, ...]
+    shape: Mapping[str, int]
+    search: tuple[Rung, ...]
+    default_rate: float
+    seeds: tuple[int, ...]
+    default_seeds: tuple[int, ...]
+    made_with: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
+            raise ValueError(f"seeds {sorted(shared)} are of the search and of the final runs; each must have its own")
+
+    def described(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan."""
+        return sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()
+
+    def seeds_of(self, track: str) -> tuple[int, ...]:
+        """The seeds of the final runs of a track."""
+        return self.default_seeds if track == "defaults" else self.seeds
+
+    @property
+    def finals(self) -> int:
+        """Final runs of a method on a task, in all tracks."""
+        return sum(len(self.seeds_of(track)) for track in self.tracks)
+
+    @property
+    def rollouts(self) -> int:
+        """That it may pay in all."""
+        return sum(self.rollouts_of(task) for task in self.tasks)
+
+    def rollouts_of(self, task: TaskPlan) -> int:
+        """That it may pay on a task."""
+        searches = search_rollouts(self.search, task.budget) if "tuned" in self.tracks else 0
+        return len(self.contestants) * (searches + self.finals * task.budget)
+
+    @property
+    def runs(self) -> int:
+        """How many it has in all."""
+        searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
+        return len(self.tasks) * len(self.contestants) * (searches + self.finals)
+
+
+def make_plan(
+    tier: str,
+    *,
+    tasks: Sequence[str] = (),
+    recipes: Sequence[str] = (),
+    own: Sequence[str] = (),
+    tracks: Sequence[str] = TRACKS,
+) -> Plan:
+    """The plan of a tier.
+
+    Args:
+        tier: a key of `TIERS`.
+        tasks: some of the tier's; empty: all.
+        recipes: of this package; empty: the tier's.
+        own: recipes `module:function`, besides.
+        tracks: of `TRACKS`.
+
+    Raises:
+        ValueError: an unknown tier, task, recipe or track, or a recipe that cannot be in a track.
+    """
+    if tier not in TIERS:
+        raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
+    sized = TIERS[tier]
+    for what, given, known in (("task", tasks, sized.tasks), ("track", tracks, TRACKS)):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"tier {tier} has no {what} {name!r}; there are {', '.join(known)}")
+    return Plan(
+        tier=tier,
+        tracks=tuple(track for track in TRACKS if track in tracks),
+        tasks=tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks),
+        contestants=contestants(recipes, own, sized, tracks),
+        shape={"groups": sized.groups, "n": sized.n},
+        search=sized.search,
+        default_rate=DEFAULT_RATE,
+        seeds=sized.seeds,
+        default_seeds=sized.default_seeds,
+        made_with=made_with(),
+    )
+
+
+def _task_plan(name: str, tier: Tier) -> TaskPlan:
+    _, preset = preset_of(name)
+    if preset.target is None:
+        raise ValueError(
+            f"{name} has no target, and a leaderboard's are fixed before its runs; give it a `Preset` with one"
+        )
+    return TaskPlan(
+        name=name,
+        target=preset.target,
+        budget=tier.tasks[name],
+        eval_every=tier.eval_every or preset.eval_every,
+        eval_samples=preset.eval_samples,
+        learning_rate=tuned_of(preset.tuned_on)[BASELINE].learning_rate,
+    )
+
+
+@cache
+def made_with() -> dict[str, str]:
+    """What decides the figures besides the plan."""
+    return {
+        "rollalloc": rollalloc.__version__,
+        "code": _code(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "processor": _processor(),
+    }
+
+
+def _code() -> str:
+    """SHA-256 over the sources that decide what a run does."""
+    package = Path(str(files("rollalloc")))
+    places = [package / name for name in _DECIDING]
+    digest = sha256()
+    for place in places:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name: the same seeds give other figures on another kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+# ----------------------------------------------------------------------------------------------------------- the file
+
+
+def freeze(plan: Plan, folder: Path) -> None:
+    """Write the plan into its folder, where there is none; where there is one, it must be this.
+
+    Raises:
+        ValueError: the folder has another plan; names the differences.
+        FileExistsError: something that is not ours has one of the names that a leaderboard writes.
+    """
+    claims = Claims(folder, KIND)
+    if PLAN in claims.names() and (folder / PLAN).exists():
+        refuse_another(plan, folder)
+        return
+    claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
+    saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
+    write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
+
+
+def settings_file(task: str) -> str:
+    """Where the settings that were found for a task stand, in a leaderboard's folder."""
+    return f"settings/{task.replace('/', '-')}.json"
+
+
+def refuse_another(plan: Plan, folder: Path) -> None:
+    """Refuse a folder that was begun with another plan; one without a plan is nobody's yet.
+
+    Raises:
+        ValueError: names the differences.
+    """
+    if not (folder / PLAN).exists() or PLAN not in Claims(folder, KIND).names():
+        return
+    frozen, _ = frozen_in(folder)
+    if frozen.digest != plan.digest:
+        others = list(differences(frozen.described(), plan.described(), "plan"))
+        shown = "; ".join(others[:5]) + (f"; and {len(others) - 5} more" if len(others) > 5 else "")
+        raise ValueError(
+            f"{folder} was begun with another plan, which is frozen: {shown}. Go on with the options, the version and the "
+            "machine that it was begun with, or give another folder (--out)"
+        )
+
+
+def frozen_in(folder: Path) -> tuple[Plan, str]:
+    """The plan of a folder, and the date that it was frozen on.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, was changed, or is of another version.
+    """
+    path = folder / PLAN
+    if not path.exists():
+        raise FileNotFoundError(f"expected the folder of a leaderboard, with {PLAN} in it, got {folder}")
+    try:
+        saved = json.loads(read_text(path))
+        if saved["schema"] != _SCHEMA:
+            raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
+        plan, digest, date = _revived(saved["plan"]), saved["digest"], str(saved["date"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is no plan of this version of rollalloc ({type(error).__name__}: {error})") from None
+    if plan.digest != digest:
+        raise ValueError(f"{path} was changed since it was frozen: its digest is {plan.digest}, and it says {digest}")
+    return plan, date
+
+
+def _revived(saved: Mapping[str, Any]) -> Plan:
+    lists = {
+        "tasks": [TaskPlan(**each) for each in saved["tasks"]],
+        "contestants": [Contestant(**each | {"grid": tuple(each["grid"])}) for each in saved["contestants"]],
+        "search": [Rung(each["settings"], tuple(each["seeds"]), each["share"]) for each in saved["search"]],
+    }
+    tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
+    return Plan(**{**saved, **tuples})

@@ -1,0 +1,206 @@
+"""Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
+
+The settings stand in `tuned/TASK.json`, as `rollalloc.lab.bench.sweep` finds them: a grid of the same size over
+learning rate and shape of a batch for every recipe, GRPO included, and the same tuning seeds.
+`settings_tried` says how much of its grid a
+recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the others'. The seeds of a
+comparison are others. A task that was not swept borrows those of another, and what was not swept on a task those of
+skills/late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks import gym, skills, sort, walks
+from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
+from rollalloc.train.description import Run, Source
+from rollalloc.train.settings import Settings
+
+# The optimizer that the settings in `tuned/` were found with, which was the default then.
+TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None})
+DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A recipe's parameters, learning rate and optimizer on a task; the optimizer's as in `Settings`."""
+
+    parameters: Mapping[str, Any]
+    learning_rate: float
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: TUNED_WITH)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A task's target and budget.
+
+    Attributes:
+        target: held-out accuracy to reach, on skills/graded a mean score; None: the run goes on until its budget is spent.
+        max_rollouts: what a run may pay before it is censored.
+        eval_every: rollouts paid between two points of the grid.
+        eval_samples: rollouts a held-out prompt, where it has more than one right answer.
+        tuned_on: the task whose tuned settings are used: its own, or another's, which are borrowed then.
+    """
+
+    target: float | None
+    max_rollouts: int
+    eval_every: int
+    eval_samples: int = 4
+    tuned_on: str = "skills/late"
+
+
+DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe and task alike, where nobody says or searched for another
+POOLED = ("skills", "walks")  # tasks with several pools of prompts
+PRESETS = {
+    "skills/balanced": Preset(0.80, 40_000, 1000),
+    "skills/mixed": Preset(0.80, 60_000, 1000),
+    "skills/late": Preset(0.85, 60_000, 1000),
+    "skills/graded": Preset(0.93, 40_000, 500, tuned_on="skills/graded"),
+    "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "sort": Preset(0.60, 40_000, 1000),
+    "rg/gcd": Preset(0.55, 20_000, 250),
+    "rg/number_filtering": Preset(0.28, 20_000, 250),
+    "rg/spell_backward": Preset(0.52, 20_000, 250),
+    "rg/spell_backward_misled": Preset(0.62, 20_000, 250),
+    "rg/number_filtering_misled": Preset(0.58, 20_000, 250, tuned_on="rg/number_filtering_misled"),
+}
+_SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
+_ANY_GYM = Preset(None, 40_000, 1000)
+_UNMADE = Source(model="", prompts=(), heldout="", reward="")
+
+
+def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
+    """The preset of a task, with its name.
+
+    Raises:
+        ValueError: no such task or pool.
+    """
+    name = f"{task}/{pool}" if task in POOLED else task
+    if name.startswith(gym.PREFIX):
+        return name, PRESETS.get(name, _ANY_GYM)
+    if name not in PRESETS:
+        raise ValueError(
+            f"unknown task {name!r}; there are {', '.join(PRESETS)}, and rg/NAME for those of reasoning-gym"
+        )
+    return name, PRESETS[name]
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a task of that name is made here."""
+    return name in PRESETS or name.startswith(gym.PREFIX)
+
+
+@lru_cache
+def tuned_of(task: str) -> Mapping[str, Tuned]:
+    """The settings for each recipe on a task that was swept: its own, or else those of `skills/late`."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
+        file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
+        found |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
+    return {recipe: Tuned(one["parameters"], one["learning_rate"]) for recipe, one in found.items()}
+
+
+def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:
+    """A task's model, prompts and reward, made in the folder unless they are there, and the tokens of a rollout."""
+    made = _prepare(name, folder, shown)
+    source = Source(
+        model=str(made.model),
+        prompts=(str(made.train),),
+        heldout=str(made.heldout),
+        reward=made.reward,
+        single_answer=made.single_answer,
+        reward_workers=1 if made.can_hang else 0,
+        device="cpu",
+    )
+    return source, made.max_new_tokens
+
+
+def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
+    if name.startswith(gym.PREFIX):
+        return gym.prepare(folder / name.replace("/", "-"), name, progress=shown)
+    pooled, _, pool = name.partition("/")
+    if pooled in POOLED:
+        return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool, progress=shown)
+    return sort.prepare(folder / "sort", progress=shown)
+
+
+def task_run(
+    task: str, pool: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any
+) -> Run:
+    """A run of a recipe on a task, with its preset.
+
+    Args:
+        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL" or "rg/NAME".
+        pool: of skills or walks.
+        recipe: name of the recipe.
+        seed: of the run.
+        folder: where tasks are kept.
+        tuned: instead of the preset's.
+        changes: of the trainer's settings.
+
+    Raises:
+        ValueError: as `planned_run`.
+    """
+    return made(planned_run(task, pool, recipe, seed, tuned=tuned, **changes), folder)
+
+
+def planned_run(task: str, pool: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
+    """As `task_run`, but nothing is made yet: the run has no model and no prompts, which `made` gives it.
+
+    Raises:
+        ValueError: an unknown task, or a recipe without tuned settings for it and none given.
+        ImportError: what the task is of is not installed.
+    """
+    name, preset = preset_of(task, pool)
+    if name.startswith(gym.PREFIX):
+        gym.config_of(name)
+    known = tuned_of(preset.tuned_on)
+    chosen = tuned or known.get(recipe)
+    if chosen is None:
+        raise ValueError(
+            f"{recipe} has no tuned settings for {name}; give its parameters. There are {', '.join(known)}"
+        )
+    settings: dict[str, Any] = {
+        **chosen.optimizer,
+        "learning_rate": chosen.learning_rate,
+        "target": preset.target,
+        "eval_every": preset.eval_every,
+        "eval_samples": preset.eval_samples,
+    }
+    return Run(
+        source=_UNMADE,
+        recipe=recipe,
+        parameters=dict(chosen.parameters),
+        settings=Settings(seed=seed, sampling=Sampling(1), **settings | changes),
+        max_rollouts=preset.max_rollouts,
+        task=name,
+    )
+
+
+def made(run: Run, folder: Path, shown: Shown = unseen) -> Run:
+    """A planned run with its task's model, prompts and reward, made in the folder unless they are there.
+
+    Args:
+        run: one of a task; any other is returned as it is.
+        folder: where tasks are kept.
+        shown: told how far it is.
+
+    Raises:
+        ValueError: a folder that is no task, or one made with other settings.
+    """
+    if run.source != _UNMADE:
+        return run
+    source, tokens = task_source(run.task, folder, shown)
+    sampling = replace(run.settings.sampling, max_new_tokens=tokens)
+    return replace(run, source=source, settings=replace(run.settings, sampling=sampling))

@@ -1,0 +1,178 @@
+"""Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems made by templates.
+
+Each is a folder with two parquet files in verl's schema, whose prompts are messages: what to answer with, a question that
+is answered, then the question. Without that example a model of this size talks instead of answering. The settings are those
+under which SmolLM2-135M-Instruct is right now and then (LOG.md), so that there is something to learn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollalloc.lab.bench.tasks import gym, stories
+from rollalloc.lab.bench.tasks.files import Problem, make_once, write_splits
+from rollalloc.rewards.answers import numeric
+
+__all__ = ["CHAT_TASKS", "ChatFiles", "ChatTask", "compute_score", "prepare"]
+
+REWARD = f"{__name__}:compute_score"
+_STORIES = "stories"
+
+
+@dataclass(frozen=True)
+class ChatTask:
+    """A task in chat form.
+
+    Attributes:
+        about: what is asked, in words.
+        gym: name in reasoning-gym; None: word problems by templates.
+        settings: of its generator, where not its own defaults.
+        number: the answer is a number: the last one of a completion counts. Else all of the completion is the answer.
+        system: the message before the question.
+        max_new_tokens: tokens of a rollout that are enough.
+        train: training prompts.
+        heldout: held-out prompts; no prompt is in both.
+        seed: of the questions.
+    """
+
+    about: str
+    gym: str | None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    number: bool = True
+    system: str = "Answer with a number only."
+    max_new_tokens: int = 12
+    train: int = 2048
+    heldout: int = 128
+    seed: int = 15
+
+
+CHAT_TASKS = {
+    "sums": ChatTask(
+        "sums and differences of two or three digits",
+        "chain_sum",
+        {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    ),
+    "products": ChatTask(
+        "products of two numbers, of one or two digits",
+        "products",
+        {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+    ),
+    "gcd": ChatTask(
+        "greatest common divisors of two numbers below 100",
+        "gcd",
+        {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 99},
+    ),
+    "letters": ChatTask(
+        "how often a letter stands in two to six words", "letter_counting", {"min_words": 2, "max_words": 6}
+    ),
+    "filter": ChatTask(
+        "which of two or three numbers are above or below another",
+        "number_filtering",
+        {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 20},
+        number=False,
+        system="Answer with the list only.",
+        max_new_tokens=24,
+    ),
+    "stories": ChatTask("word problems of one or two steps", None, max_new_tokens=24),
+}
+
+
+@dataclass(frozen=True)
+class ChatFiles:
+    """A task on disk.
+
+    Attributes:
+        train: parquet of training prompts.
+        heldout: parquet of held-out prompts.
+        max_new_tokens: tokens of a rollout that are enough.
+    """
+
+    train: Path
+    heldout: Path
+    max_new_tokens: int
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
+    """1.0 for a right answer, 0.0 for a wrong one.
+
+    Args:
+        data_source: "rg/NAME" or "stories".
+        solution_str: the completion.
+        ground_truth: the answer.
+        extra_info: the prompt's, with `number`, and for other answers what `gym.compute_score` needs.
+    """
+    if extra_info["number"]:
+        return numeric(
+            data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
+        )
+    return gym.compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
+def prepare(folder: Path, task: ChatTask) -> ChatFiles:
+    """Make the task's files, or find them made.
+
+    Args:
+        folder: holds the prompts, and `settings.json`.
+        task: one of `CHAT_TASKS`, or one of your own.
+
+    Raises:
+        ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task's or
+            was made with another configuration.
+        ImportError: reasoning-gym is not installed.
+    """
+
+    def make(to: Path) -> None:
+        sizes = {"train": task.train, "heldout": task.heldout}
+        source = _STORIES if task.gym is None else f"{gym.PREFIX}{task.gym}"
+        draw, taken = _drawer(task), set[str]()
+        (example,) = draw(np.random.default_rng([task.seed, 0]), 1, taken)
+
+        def rest(rng: np.random.Generator, count: int, taken_too: set[str]) -> Sequence[Problem]:
+            taken_too |= taken  # what is answered in every prompt is asked in none
+            return draw(rng, count, taken_too)
+
+        chat = partial(_messages, task.system, example)
+        write_splits(to, sizes, rest, data_source=source, seed=task.seed, chat=chat)
+
+    made = make_once(folder, task, make)
+    return ChatFiles(made / "train.parquet", made / "heldout.parquet", task.max_new_tokens)
+
+
+def _messages(system: str, example: Problem, question: str) -> list[dict[str, str]]:
+    said = (("system", system), ("user", example.prompt), ("assistant", example.answer), ("user", question))
+    return [{"role": role, "content": content} for role, content in said]
+
+
+def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Sequence[Problem]]:
+    if task.gym is None:
+        return stories.problems
+    # An answer that is no number is right to the letter: reasoning-gym's verifier, which says so too, is not asked.
+    config = gym.Config(task.gym, task.settings, single_answer=not task.number)
+    gym.refuse_bad_verifier(f"{gym.PREFIX}{task.gym}", config)
+    return partial(_gym_problems, config, task.number)
+
+
+def _gym_problems(
+    config: gym.Config, number: bool, rng: np.random.Generator, count: int, taken: set[str]
+) -> list[Problem]:
+    """Different questions, a quarter of them at most with the same answer.
+
+    Without that bound 70% of `letters` and 78% of `gcd` are answered by 1, which is what a policy learns first, and all.
+    """
+    found: list[Problem] = []
+    answered: Counter[str] = Counter()
+    while len(found) < count:
+        for each in gym.problems(config, rng, count, taken):
+            if len(found) < count and answered[each.answer] < -(-count // 4):
+                answered[each.answer] += 1
+                # What else there is, is of use to reasoning-gym's verifier only.
+                extra = {"number": True} if number else {"number": False, **each.extra}
+                found.append(Problem(each.prompt, each.answer, extra))
+    return found

@@ -1,0 +1,332 @@
+"""Tasks of reasoning-gym: any of them by name, and a ladder that a model of some hundred thousand parameters climbs.
+
+A task's questions and answers are written to our prompt files once, each with the entry that its verifier needs. Its
+traps are met here. A wrong answer may get some marks: right is what gets full ones. A verifier may look for the answer
+in prose, or raise at what it does not expect: only what stands in `<answer>` tags counts, where there are any, and what
+it raises at is wrong. One that gives full marks for no answer, or none for its own, is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollalloc.data.prompts import load_prompts
+from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
+from rollalloc.lab.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
+
+__all__ = ["LADDER", "Config", "compute_score", "prepare"]
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rg/"
+_FULL = 1 - 1e-6  # marks
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'")  # in a list as Python writes it
+_NOT_ANSWERS = ("I do not know", "")
+_PROBED = 16  # questions on which the verifier is tried
+_WARM_UP_POOL = 16_384  # questions
+_STEP_TOKENS = 8192  # of a step of the warm-up at most, where questions are long
+_LEAST_BATCH = 8  # examples of a step, however long they are
+_DRAWS = 50  # for each prompt wanted, before a task is said to have too few
+_REFUSED = {"codeio": "its questions are not the same under the same seed"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A task of reasoning-gym, and the tiny model that is warmed up for it.
+
+    Attributes:
+        name: in reasoning-gym.
+        settings: of its generator, where not its own defaults.
+        single_answer: a question has one right answer, to the letter: the verifier is not asked, and accuracy is exact.
+        train: training prompts.
+        heldout: held-out prompts; none of them is seen in the warm-up.
+        warm_up: the supervised training of the initial model.
+        wrong: share of its examples whose answer is another question's: the model then knows more than it samples,
+            which is what reinforcement can win.
+        hidden: width of the model.
+        layers: of the model.
+        seed: of the questions.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    single_answer: bool = False
+    train: int = 4096
+    heldout: int = 512
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1000))
+    wrong: float = 0.0
+    hidden: int = 64
+    layers: int = 2
+    seed: int = 13
+
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
+        """Demonstrations for the warm-up, of these questions and answers."""
+        asked, other = rng.integers(len(prompts), size=(2, count))
+        answered = np.where(rng.random(count) < self.wrong, other, asked)
+        return [prompts[index] for index in asked], [answers[index] for index in answered]
+
+
+@dataclass(frozen=True)
+class Misled(Config, ABC):
+    """A task whose warm-up shows one and the same mistake, on some questions more often than the right answer.
+
+    How often it is made goes by the question's kind, which has a rate of its own, uniform in [0, most]. Where it is above
+    1/2 the greedy answer is wrong at first, so that a target above the greedy accuracy is reached only by what sampling
+    finds.
+
+    Attributes:
+        most: in [0, 1].
+    """
+
+    most: float = 0.95
+
+    @abstractmethod
+    def kind(self, question: str, answer: str) -> str:
+        """What the rate of the mistake goes by."""
+
+    @abstractmethod
+    def mistake(self, question: str, answer: str) -> str:
+        """The answer with the mistake."""
+
+    def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
+        rates = self.rates(prompts, answers)
+        asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
+        examples = [(prompts[at], answers[at]) for at in asked]
+        shown = [
+            answer if u >= rates[self.kind(question, answer)] else self.mistake(question, answer)
+            for (question, answer), u in zip(examples, drawn, strict=True)
+        ]
+        return [question for question, _ in examples], shown
+
+    def rates(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
+        """Kind of question → how often its mistake is shown."""
+        kinds = sorted(set(map(self.kind, prompts, answers)))
+        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(kinds))
+        return dict(zip(kinds, drawn.tolist(), strict=True))
+
+
+class LastLeftOut(Misled):
+    """The mistake is to leave out the answer's last character, at a rate of its first one."""
+
+    def kind(self, question: str, answer: str) -> str:
+        return answer[0]
+
+    def mistake(self, question: str, answer: str) -> str:
+        return answer[:-1]
+
+
+class OthersKept(Misled):
+    """Lists to be filtered; the mistake is to answer with what is to be left out, at a rate of the condition."""
+
+    def kind(self, question: str, answer: str) -> str:
+        return question.partition(" in this list")[0]
+
+    def mistake(self, question: str, answer: str) -> str:
+        right = set(_QUOTED.findall(answer))
+        return str([number for number in _QUOTED.findall(question) if number not in right])
+
+
+_rung = partial(Config, single_answer=True, train=2048, heldout=256)
+LADDER = {
+    "rg/gcd": _rung(
+        "gcd",
+        {"min_value": 1, "max_value": 99},
+        warm_up=WarmUp(steps=200),
+        wrong=0.3,
+    ),
+    "rg/number_filtering": _rung(
+        "number_filtering",
+        {"min_numbers": 2, "max_numbers": 4, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        warm_up=WarmUp(steps=300),
+        wrong=0.4,
+    ),
+    "rg/spell_backward": _rung(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 5},
+        warm_up=WarmUp(steps=400),
+        wrong=0.15,
+    ),
+    "rg/spell_backward_misled": LastLeftOut(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 5},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=400),
+    ),
+    "rg/number_filtering_misled": OthersKept(
+        "number_filtering",
+        {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=600),
+    ),
+}
+
+
+def config_of(task: str) -> Config:
+    """The configuration of `rg/NAME`: the ladder's, or the task as it comes.
+
+    Raises:
+        ValueError: no such task, or one that cannot be used.
+        ImportError: reasoning-gym is not installed.
+    """
+    name = _name(task)
+    known = _gym().factory.DATASETS
+    if name not in known:
+        raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
+    if name in _REFUSED:
+        raise ValueError(f"{task} cannot be used: {_REFUSED[name]}")
+    return LADDER.get(task, Config(name))
+
+
+def _name(task: str) -> str:
+    """A task's name in reasoning-gym: a rung of the ladder may have one of its own."""
+    return LADDER[task].name if task in LADDER else task.removeprefix(PREFIX)
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
+    """1.0 for a right answer, 0.0 for a wrong one.
+
+    Args:
+        data_source: "rg/NAME", or a rung of the ladder.
+        solution_str: the completion; where it has `<answer>` tags, what stands in the last of them.
+        ground_truth: the answer as reasoning-gym writes it.
+        extra_info: the prompt's, with `entry` and `single_answer`.
+    """
+    tagged = _ANSWER.findall(solution_str)
+    answer = (tagged[-1] if tagged else solution_str).strip()
+    if answer == ground_truth.strip():
+        return 1.0
+    if extra_info["single_answer"]:
+        return 0.0
+    return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
+
+
+def prepare(folder: Path, task: str, config: Config | None = None, *, progress: Shown = unseen) -> TaskFiles:
+    """Make the task's files, or find them made.
+
+    Args:
+        folder: holds the model and the prompts.
+        task: "rg/NAME", or a rung of the ladder.
+        config: instead of the task's own, for tests.
+        progress: told how far the warm-up of the model is.
+
+    Raises:
+        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
+            was made with another configuration.
+        ImportError: reasoning-gym is not installed.
+    """
+    config = config or config_of(task)
+
+    def make(to: Path) -> None:
+        refuse_bad_verifier(task, config)
+        sizes = {"train": config.train, "heldout": config.heldout}
+        write_splits(to, sizes, partial(problems, config), data_source=task, seed=config.seed)
+        train, heldout = load_prompts(to / "train.parquet"), load_prompts(to / "heldout.parquet")
+        prompts, answers = _warm_up_examples(config, frozenset(map(str, heldout.prompts)))
+        every_prompt = [*prompts, *map(str, train.prompts), *map(str, heldout.prompts)]
+        every_answer = [*answers, *map(str, train.ground_truths), *map(str, heldout.ground_truths)]
+        tokenizer = character_tokenizer(every_prompt, every_answer)
+        longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
+        rng = np.random.default_rng([config.seed, 0])
+
+        shape, warm_up = Shape(config.hidden, config.layers, context=sum(longest) + 1), config.warm_up
+        if task not in LADDER:  # whose models stand as they are
+            warm_up = replace(warm_up, batch=max(_LEAST_BATCH, min(warm_up.batch, _STEP_TOKENS // shape.context)))
+        draw = partial(config.draw, rng, prompts, answers)
+        save_warm_model(to / "model", tokenizer, warm_up, draw, shape, shown=progress)
+        (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
+
+    made = make_once(folder, config, make)
+    return TaskFiles(
+        model=made / "model",
+        train=made / "train.parquet",
+        heldout=made / "heldout.parquet",
+        reward=f"{__name__}:compute_score",
+        max_new_tokens=json.loads((made / "rollout.json").read_text())["max_new_tokens"],
+        single_answer=config.single_answer,
+        can_hang=not config.single_answer,
+    )
+
+
+def problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+    """Different questions that are not taken; the drawn ones become taken."""
+    found: list[Problem] = []
+    for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
+        if entry["question"] in taken:
+            continue
+        taken.add(entry["question"])
+        extra = {"single_answer": config.single_answer, "entry": _packed(entry)}
+        found.append(Problem(entry["question"], entry["answer"], extra))
+        if len(found) == count:
+            return found
+    raise ValueError(
+        f"expected {count} more different questions of {config.name}, found {len(found)} in {_DRAWS * count}; "
+        "ask for fewer, or for harder ones"
+    )
+
+
+def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
+    """Questions that are not held out, with their answers."""
+    rng = np.random.default_rng([config.seed, 3])
+    entries = _dataset(config.name, _WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
+    kept = [(entry["question"], entry["answer"]) for entry in entries if entry["question"] not in heldout]
+    return [question for question, _ in kept], [answer for _, answer in kept]
+
+
+def refuse_bad_verifier(task: str, config: Config) -> None:
+    """Refuse a task whose verifier gives full marks for no answer, or none for its own.
+
+    Raises:
+        ValueError: says which it does.
+    """
+    verifier = _verifier(config.name)
+    for written in _dataset(config.name, _PROBED, config.seed, **config.settings):
+        entry = json.loads(_packed(written))  # as the reward will see it
+        if not isinstance(entry["answer"], str) or _marks(verifier, entry["answer"], entry) < _FULL:
+            raise ValueError(f"{task} cannot be used: its verifier does not accept its own answer {entry['answer']!r}")
+        for text in _NOT_ANSWERS:
+            if _marks(verifier, text, entry) >= _FULL:
+                raise ValueError(f"{task} cannot be used: its verifier gives full marks to {text!r}")
+
+
+def _packed(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, default=str)
+
+
+def _marks(verifier: Any, answer: str, entry: Mapping[str, Any]) -> float:
+    try:
+        return float(verifier.score_answer(answer, entry))
+    except Exception as error:  # its own answer passed, so it is this one that it cannot read
+        log.debug("the verifier of %s raises at %r: %s", type(verifier).__name__, answer, error)
+        return 0.0
+
+
+@lru_cache
+def _verifier(name: str) -> Any:
+    return _dataset(name, 1, 0)
+
+
+def _dataset(name: str, size: int, seed: int, **settings: Any) -> Any:
+    return _gym().create_dataset(name, size=size, seed=seed, **settings)
+
+
+def _gym() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ImportError:
+        raise ImportError("tasks of reasoning-gym need the package; pip install rollalloc[tasks]") from None

@@ -1,0 +1,91 @@
+"""Sort: a prompt is two to fourteen symbols, duplicates allowed; the one right answer is the same symbols in order.
+
+The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones hardly ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, compute_score, make_once, unseen, write_splits
+from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
+
+__all__ = ["Config", "compute_score", "prepare"]
+
+SHORTEST, LONGEST = 2, 14
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
+
+    Attributes:
+        symbols: number of symbols.
+        train: training prompts.
+        heldout: held-out prompts.
+        warm_up: the supervised training of the initial model.
+        seed: of the warm-up data and the prompts.
+    """
+
+    symbols: int = 32
+    train: int = 8192
+    heldout: int = 1024
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=150))
+    seed: int = 12
+
+
+def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
+    """Make the task's files, or find them made.
+
+    Args:
+        folder: holds the model and the prompts.
+        config: sizes and seeds.
+        progress: told how far the warm-up of the model is.
+
+    Raises:
+        ValueError: a folder that was made with another configuration.
+    """
+
+    def make_model(to: Path) -> None:
+        rng = np.random.default_rng([config.seed, 0])
+        words = spell("s", np.arange(config.symbols)).split()
+        save_warm_model(
+            to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng), shown=progress
+        )
+
+    def make_prompts(to: Path) -> None:
+        sizes = {"train": config.train, "heldout": config.heldout}
+        write_splits(to, sizes, partial(_problems, config.symbols), data_source="sort", seed=config.seed)
+
+    model = make_once(folder / "model", config, make_model)
+    prompts = make_once(folder / "prompts", config, make_prompts)
+    return TaskFiles(
+        model=model,
+        train=prompts / "train.parquet",
+        heldout=prompts / "heldout.parquet",
+        reward=f"{__name__}:compute_score",
+        max_new_tokens=LONGEST + 1,
+        single_answer=True,
+    )
+
+
+def _problems(symbols: int, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+    """Problems with prompts that are not taken; the drawn ones become taken."""
+    found: list[Problem] = []
+    while len(found) < count:
+        for prompt, answer in zip(*_examples(symbols, rng, count), strict=True):
+            if prompt not in taken and len(found) < count:
+                taken.add(prompt)
+                found.append(Problem(prompt, answer))
+    return found
+
+
+def _examples(symbols: int, rng: np.random.Generator, examples: int) -> Examples:
+    """Prompts of uniform length and their answers."""
+    drawn = [rng.integers(symbols, size=length) for length in rng.integers(SHORTEST, LONGEST + 1, size=examples)]
+    prompts = [f"{spell('s', symbols_L)} {SEPARATOR}" for symbols_L in drawn]
+    return prompts, [spell("s", np.sort(symbols_L)) for symbols_L in drawn]

@@ -1,0 +1,201 @@
+"""Tiny language models over a vocabulary of words, or of phrases and characters, and their supervised warm-up."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rollalloc.lab.bench.tasks.files import Shown, unseen
+from rollalloc.models.likelihood import completion_logprobs
+
+PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="
+PAD_ID, EOS_ID = 0, 1  # the special tokens come first in every vocabulary
+Examples = tuple[list[str], list[str]]  # prompts, and as many answers
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Supervised training that gives a task its initial policy.
+
+    Attributes:
+        steps: optimizer steps, at least 1.
+        batch: examples a step.
+        learning_rate: peak of AdamW; linear rise over `rise` steps, then a cosine down to a twentieth.
+        rise: steps of the rise, at least 1.
+        seed: of the initial weights.
+    """
+
+    steps: int
+    batch: int = 128
+    learning_rate: float = 5e-3
+    rise: int = 30
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """Learning rate of the step, counted from 0."""
+        cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return self.learning_rate * min(1.0, (step + 1) / self.rise) * (0.05 + 0.95 * cosine)
+
+
+def spell(letter: str, numbers_L: NDArray[np.int64]) -> str:
+    """Numbered words as text: `spell("k", [3, 7])` is "k3 k7"."""
+    return " ".join(f"{letter}{number}" for number in numbers_L)
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Tokenizer with one token a word of white-space separated text, besides `<pad>`, `<eos>` and `=`."""
+    vocabulary = {word: index for index, word in enumerate([PAD, EOS, SEPARATOR, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _fast(tokenizer)
+
+
+def character_tokenizer(prompts: Sequence[str], answers: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Tokenizer with one token a character, white space included, and one for each word that most prompts have.
+
+    So a task's fixed phrases are short, what varies is spelled, and text comes back as it was.
+
+    Args:
+        prompts: that hold, together with the answers, every character there is.
+        answers: all of them.
+    """
+    counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
+    common = sorted(word for word, count in counts.items() if 2 * count > len(prompts) and len(word) > 1)
+    vocabulary = [PAD, EOS, *common, *sorted(set("".join([*prompts, *answers])))]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}))
+    whole = "|".join(word if word[0] == " " else f"(?<![A-Za-z]){word}" for word in common) or "(?!)"
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"(?:{whole})(?![A-Za-z])|[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _fast(tokenizer)
+
+
+def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a tiny Llama; as it is, about 150,000 parameters with a vocabulary of some hundred tokens.
+
+    Attributes:
+        hidden: width, a multiple of 32.
+        layers: number of them.
+        context: tokens of a prompt and its completion at most.
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    context: int = 64
+
+
+def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> LlamaForCausalLM:
+    """Llama with tied embeddings and no dropout, in float32.
+
+    Llama, because for some families (Qwen2 among them) `AutoTokenizer` ignores the tokenizer class saved with a model.
+    """
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=4 * shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        # About 1/√hidden: from the usual 0.02, tied embeddings this narrow take three times as many steps.
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    return LlamaForCausalLM(config)
+
+
+def save_warm_model(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    warm_up: WarmUp,
+    draw: Callable[[int], Examples],
+    shape: Shape = Shape(),
+    longest: int | None = None,
+    parts: int = 1,
+    shown: Shown = unseen,
+) -> None:
+    """Train a tiny model on drawn examples and save it with its tokenizer.
+
+    The same arguments give the same weights: the seed is the warm-up's own, and one thread keeps the order of sums.
+
+    Args:
+        folder: where both are saved, for `from_pretrained`.
+        tokenizer: of prompts and answers.
+        warm_up: the training.
+        draw: number of examples → prompts and answers as text, EOS left out.
+        shape: of the model.
+        longest: tokens of an answer that are shown, its end included; None: all.
+        parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
+        shown: told of each step.
+    """
+    with torch.random.fork_rng(devices=[]), _one_thread():
+        torch.manual_seed(warm_up.seed)
+        model = tiny_model(tokenizer, shape)
+        supervise(model, tokenizer, warm_up, draw, longest, parts, shown)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def supervise(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    warm_up: WarmUp,
+    draw: Callable[[int], Examples],
+    longest: int | None = None,
+    parts: int = 1,
+    shown: Shown = unseen,
+) -> None:
+    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`."""
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    model.train()
+    for step in range(warm_up.steps):
+        shown("warming up the model", step, warm_up.steps)
+        prompts, answers = (tokenizer(texts)["input_ids"] for texts in draw(warm_up.batch))
+        answers = [[*ids, EOS_ID][:longest] for ids in answers]
+        tokens = sum(map(len, answers))
+        by_length = np.argsort([len(ids) for ids in answers], kind="stable") if parts > 1 else range(len(answers))
+        optimizer.zero_grad()
+        for part in np.array_split(by_length, parts):
+            logprobs_BT, _ = completion_logprobs(
+                model, [prompts[at] for at in part], [answers[at] for at in part], pad_id=PAD_ID
+            )
+            (-logprobs_BT.sum() / tokens).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = warm_up.rate(step)
+        optimizer.step()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread within torch's operations: the fastest for so small a model, and the same sums on any machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

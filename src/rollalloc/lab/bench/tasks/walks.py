@@ -1,0 +1,278 @@
+"""Walks: a prompt names two cells of a maze, and any walk along open passages from the one to the other is right.
+
+So a prompt has many right answers, of very different lengths: what a method does to the diversity of answers is seen here
+and nowhere else. The warm-up data are the walks of a lost walker, who heads for some goals more often than for others, takes
+some walls for passages at a rate of each wall's own, and now and then gives up: long-tailed, some of it detours, and its
+success rate is known for every prompt by counting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
+from rollalloc.lab.bench.tasks.skills import Pool
+from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
+
+LIMIT = 24  # tokens of a walk, its end included
+PROMPT = 3  # tokens of a prompt
+LONG = 128  # of the pool that lets the tail be: half of the lost walker's walks end within 12, one of twenty not in 128
+
+POOLS = {
+    "mixed": Pool(edges=(0.1, 0.4), shares=(0.3, 0.3, 0.4)),
+    "late": Pool(edges=(0.1, 0.9), shares=(0.2, 0.3, 0.5)),
+    "long": Pool(edges=(0.1, 0.4), shares=(0.25, 0.3, 0.45)),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
+
+    Attributes:
+        side: cells of a row and of a column, at least 2.
+        walls: share of the passages between neighbours that are closed; every cell is still reached from every other.
+        train: training prompts of a pool.
+        heldout: held-out prompts of a pool.
+        warm_up: the supervised training of the initial model: half on walks that cross no wall, half on the lost walker's.
+        seed: of the maze, the walker and the pools.
+    """
+
+    side: int = 9
+    walls: float = 0.22
+    train: int = 3072
+    heldout: int = 256
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1500))
+    seed: int = 13
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """1.0 for a walk of at least one step, along open passages only, whose last cell is the goal; else 0.0.
+
+    Args:
+        solution_str: cells as words, "c12 c13 c22", without the start.
+        ground_truth: JSON with `side`, `start`, `goal` and `walls`, pairs of neighbours without a passage.
+    """
+    side, start, goal, walls = _maze(ground_truth)
+    at = start
+    for word in solution_str.split():
+        to = int(word[1:]) if word[:1] == "c" and word[1:].isdecimal() and len(word) < 6 else -1
+        if not _are_neighbours(at, to, side) or (min(at, to), max(at, to)) in walls:
+            return 0.0
+        at = to
+    return float(at == goal and bool(solution_str.split()))
+
+
+@lru_cache(maxsize=8192)
+def _maze(text: str) -> tuple[int, int, int, frozenset[tuple[int, int]]]:
+    told = json.loads(text)
+    return told["side"], told["start"], told["goal"], frozenset((one, other) for one, other in told["walls"])
+
+
+def _are_neighbours(one: int, other: int, side: int) -> bool:
+    if not 0 <= other < side * side:
+        return False
+    (row, column), (other_row, other_column) = divmod(one, side), divmod(other, side)
+    return abs(row - other_row) + abs(column - other_column) == 1
+
+
+class Walks:
+    """The maze, its lost walker, and prompts drawn from them.
+
+    Args:
+        config: sizes and seeds.
+        limit: tokens of a walk at most, its end included.
+    """
+
+    def __init__(self, config: Config, limit: int = LIMIT) -> None:
+        rng = np.random.default_rng(config.seed)
+        self.limit = limit
+        self.side, self.cells = config.side, config.side**2
+        self.near_CC = _neighbours(config.side)
+        self.open_CC = _with_walls(self.near_CC, config.walls, rng)
+        self.steps_CC = _distances(self.open_CC)
+        closed_CC = np.triu(self.near_CC & ~self.open_CC)
+        crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC  # how often a wall is taken for a passage
+        self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # how often the walker heads for a goal, by goal
+        self.stay, self.give_up = 0.98, 0.003  # the chance of ending at the goal, and at any other cell
+        weight_CC = self.open_CC + crossed_CC + crossed_CC.T
+        self.lost_GCC = self._moves(self.heading_C, weight_CC)
+        self.clean_GCC = self._moves(np.full(self.cells, 0.5), self.open_CC.astype(float))
+        self.words = spell("c", np.arange(self.cells)).split()
+
+    def _moves(self, heading_C: NDArray[np.float64], weight_CC: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Chance of each move, by goal and cell: towards the goal at the goal's rate, else anywhere by weight."""
+        anywhere_CC = weight_CC / weight_CC.sum(axis=1, keepdims=True)
+        nearer_GCC = self.open_CC & (self.steps_CC[:, None, :] < self.steps_CC[:, :, None])
+        towards_GCC = nearer_GCC / np.maximum(nearer_GCC.sum(axis=2, keepdims=True), 1)
+        heading_GC = np.where(np.eye(self.cells, dtype=bool), 0.0, heading_C[:, None])
+        return heading_GC[..., None] * towards_GCC + (1 - heading_GC[..., None]) * anywhere_CC
+
+    def initial_p(self) -> NDArray[np.float64]:
+        """The lost walker's success rate p_GC within `limit` tokens, by goal and start."""
+        p_GC = np.zeros((self.cells, self.cells))
+        for goal in range(self.cells):
+            step_CC = self.lost_GCC[goal] * self.open_CC
+            ends_C = np.full(self.cells, self.give_up)
+            ends_C[goal] = self.stay
+            ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # the chance of a right end from here on
+            for _ in range(self.limit - 1):
+                arrived_C = step_CC @ ahead_C
+                p_GC[goal] += arrived_C
+                ahead_C = (1 - ends_C) * arrived_C
+        return p_GC
+
+    def examples(self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int) -> Examples:
+        """Prompts of random starts and goals with a walk of each, of `limit` cells where it did not end before."""
+        start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
+        goal_B += goal_B >= start_B
+        up_to_GCC = moves_GCC.cumsum(axis=2)
+        at_B, length_B = start_B, np.full(count, self.limit)
+        cells_BL = np.empty((count, self.limit), np.int64)
+        for step in range(self.limit):
+            below_BC = up_to_GCC[goal_B, at_B] <= rng.random((count, 1))
+            at_B = cells_BL[:, step] = np.minimum(below_BC.sum(axis=1), self.cells - 1)
+            ends_B = rng.random(count) < np.where(at_B == goal_B, self.stay, self.give_up)
+            length_B = np.where(ends_B, np.minimum(length_B, step + 1), length_B)
+        prompts = [_prompt(start, goal) for start, goal in zip(start_B.tolist(), goal_B.tolist(), strict=True)]
+        return prompts, [spell("c", walk_L[:length]) for walk_L, length in zip(cells_BL, length_B, strict=True)]
+
+    def phases(self, rng: np.random.Generator, steps: int) -> Iterator[Callable[[int], Examples]]:
+        """What the warm-up shows at each step: at first walks that cross no wall, then the lost walker's."""
+        for step in range(steps):
+            yield partial(self.examples, rng, self.clean_GCC if step < steps // 2 else self.lost_GCC)
+
+    def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+        """Prompts of a pool, by their initial success rates.
+
+        Args:
+            count: prompts wanted.
+            taken: prompts that may not be chosen; the chosen ones are added.
+
+        Returns:
+            The problems in random order; `extra` holds `initial_p` and `shortest`, the steps of the shortest walk.
+
+        Raises:
+            ValueError: the maze has too few such prompts.
+        """
+        p_GC = self.initial_p()
+        goals_P, starts_P = np.nonzero(~np.eye(self.cells, dtype=bool))
+        free_P = np.array(
+            [_prompt(s, g) not in taken for g, s in zip(goals_P.tolist(), starts_P.tolist(), strict=True)]
+        )
+        band_P = np.digitize(p_GC[goals_P, starts_P], pool.edges)
+        chosen: list[int] = []
+        for band, wanted in enumerate(pool.counts(count).tolist()):
+            there = rng.permutation(np.flatnonzero(free_P & (band_P == band)))
+            if len(there) < wanted:
+                raise ValueError(
+                    f"expected {wanted} new prompts in band {band} of {pool}, the maze has {len(there)}; ask for fewer "
+                    "prompts or take a larger maze"
+                )
+            chosen += there[:wanted].tolist()
+        found = [self._problem(int(starts_P[at]), int(goals_P[at]), p_GC) for at in rng.permutation(chosen)]
+        taken.update(problem.prompt for problem in found)
+        return found
+
+    def _problem(self, start: int, goal: int, p_GC: NDArray[np.float64]) -> Problem:
+        walls = np.argwhere(np.triu(self.near_CC & ~self.open_CC)).tolist()
+        answer = json.dumps({"side": self.side, "start": start, "goal": goal, "walls": walls})
+        extra = {"initial_p": float(p_GC[goal, start]), "shortest": int(self.steps_CC[start, goal])}
+        return Problem(_prompt(start, goal), answer, extra)
+
+
+def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
+    """Make the task's files, or find them made.
+
+    Args:
+        folder: holds one folder a pool, and the models: one that mixed and late share, another for long.
+        pool: a key of `POOLS`.
+        config: sizes and seeds.
+        progress: told how far the warm-up of the model is.
+
+    Raises:
+        ValueError: an unknown pool, or a folder that was made with another configuration.
+    """
+    if pool not in POOLS:
+        raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
+    # The pool with a tail has a model of its own, whose examples are read by length: most are short, the longest is not.
+    model_name, limit, parts = ("model-long", LONG, 4) if pool == "long" else ("model", LIMIT, 1)
+    walks = Walks(config, limit)
+
+    def make_model(to: Path) -> None:
+        shown = walks.phases(np.random.default_rng([config.seed, 0]), config.warm_up.steps)
+        tokenizer = word_tokenizer(walks.words)
+        shape = Shape(context=max(Shape().context, limit + PROMPT))
+        save_warm_model(
+            to,
+            tokenizer,
+            config.warm_up,
+            lambda count: next(shown)(count),
+            shape,
+            longest=limit,
+            parts=parts,
+            shown=progress,
+        )
+
+    def make_pool(to: Path) -> None:
+        sizes = {"train": config.train, "heldout": config.heldout}
+        draw = partial(walks.problems, POOLS[pool])
+        write_splits(to, sizes, draw, data_source=f"walks/{pool}", seed=config.seed)
+
+    model = make_once(folder / model_name, config, make_model)
+    prompts = make_once(folder / pool, config, make_pool)
+    return TaskFiles(
+        model=model,
+        train=prompts / "train.parquet",
+        heldout=prompts / "heldout.parquet",
+        reward=f"{__name__}:compute_score",
+        max_new_tokens=limit,
+        single_answer=False,
+    )
+
+
+def _neighbours(side: int) -> NDArray[np.bool_]:
+    """Which cells of a square grid lie side by side."""
+    place_C2 = np.stack(np.divmod(np.arange(side**2), side), axis=1)
+    return np.abs(place_C2[:, None] - place_C2[None]).sum(axis=-1) == 1
+
+
+def _with_walls(near_CC: NDArray[np.bool_], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """The passages that stay open where that share of all is closed, each in turn unless it would cut the maze in two."""
+    open_CC = near_CC.copy()
+    passages = np.argwhere(np.triu(near_CC))
+    to_close = round(share * len(passages))
+    for one, other in rng.permutation(passages):
+        if not to_close:
+            break
+        open_CC[one, other] = open_CC[other, one] = False
+        if np.isfinite(_distances(open_CC)[0]).all():
+            to_close -= 1
+        else:
+            open_CC[one, other] = open_CC[other, one] = True
+    return open_CC
+
+
+def _distances(open_CC: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Steps of the shortest walk between any two cells; infinite where there is none."""
+    reached_CC = np.eye(len(open_CC), dtype=bool)
+    steps_CC = np.where(reached_CC, 0.0, np.inf)
+    front_CC, steps = reached_CC, 0
+    while front_CC.any():
+        steps += 1
+        front_CC = ((front_CC.astype(float) @ open_CC) > 0) & ~reached_CC
+        reached_CC = reached_CC | front_CC
+        steps_CC[front_CC] = steps
+    return steps_CC
+
+
+def _prompt(start: int, goal: int) -> str:
+    return f"c{start} c{goal} {SEPARATOR}"

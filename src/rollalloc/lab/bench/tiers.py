@@ -1,0 +1,95 @@
+"""How much of the leaderboard is run: tasks, budgets, seeds and searches, fixed here before any run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rollalloc.lab.bench.sweep import Rung, rungs
+
+FIRST_TUNING_SEED = 1000
+_FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any night was run
+_FIRST_OF_DEFAULTS = 9100  # likewise, of what the defaults were chosen on 8900 to 8902
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tier:
+    """One size of the leaderboard.
+
+    Attributes:
+        tasks: name → rollouts that each final run pays; where a run stands then is compared at equal budget.
+        recipes: that it compares; None: all that have a grid.
+        groups: groups a batch of the matched track.
+        n: rollouts a group there.
+        rates: learning rates of a search.
+        search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
+        seeds: of the final runs.
+        default_seeds: of those of the defaults track.
+        eval_every: rollouts between two points of the grid; None: the task's.
+        hours: that it is meant to fit in, on two idle cores.
+    """
+
+    tasks: Mapping[str, int]
+    recipes: tuple[str, ...] | None
+    groups: int
+    n: int
+    rates: tuple[float, ...]
+    search: tuple[Rung, ...]
+    seeds: tuple[int, ...]
+    default_seeds: tuple[int, ...]
+    eval_every: int | None = None
+    hours: float
+
+
+def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+TIERS: Mapping[str, Tier] = MappingProxyType(
+    {
+        # Shows that all of it works; its figures mean nothing.
+        "smoke": Tier(
+            tasks={"sort": 128},
+            recipes=("grpo", "reinforce"),
+            groups=4,
+            n=4,
+            rates=(3e-4,),
+            search=rungs(2, FIRST_TUNING_SEED, (0.5, 1.0)),
+            seeds=_seeds(2),
+            default_seeds=_seeds(2, _FIRST_OF_DEFAULTS),
+            eval_every=32,
+            hours=0.1,
+        ),
+        "ci": Tier(
+            tasks={"rg/gcd": 4000},
+            recipes=("grpo", "reinforce", "pilot_commit"),
+            groups=8,
+            n=8,
+            rates=(3e-4, 6e-4),
+            search=rungs(4, FIRST_TUNING_SEED, (0.25, 0.5)),
+            seeds=_seeds(3),
+            default_seeds=_seeds(3, _FIRST_OF_DEFAULTS),
+            eval_every=250,
+            hours=1 / 6,
+        ),
+        "night": Tier(
+            tasks={
+                "skills/late": 16_000,
+                "skills/mixed": 12_000,
+                "skills/balanced": 8_000,
+                "skills/graded": 5_000,
+                "walks/mixed": 10_000,
+                "rg/number_filtering_misled": 9_000,
+            },
+            recipes=None,
+            groups=8,
+            n=8,
+            rates=(3e-4, 6e-4, 1e-3),
+            search=rungs(9, FIRST_TUNING_SEED, (0.125, 0.25, 0.5)),
+            seeds=_seeds(8),
+            default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
+            hours=14,
+        ),
+    }
+)

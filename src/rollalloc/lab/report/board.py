@@ -1,0 +1,205 @@
+"""The live board: all runs of a folder on a page of this machine, read-only; reports are redrawn when files change."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import is_
+from pathlib import Path
+
+from markupsafe import Markup
+
+from rollalloc.lab.report.page import POLICY, render, sections, title_of
+from rollalloc.runs.discovery import comparisons
+from rollalloc.runs.reader import Reader
+from rollalloc.runs.recorded import RecordedRun
+
+HOST = "127.0.0.1"
+_NAMES = re.compile(
+    r"(127\.0\.0\.1|localhost)(:\d+)?"
+)  # a page elsewhere must not reach the board by a name of its own
+_BYTES = 32 << 20  # of metrics read for one page: a second or two; the next page goes on
+_REFRESH_S = 3  # of the overview while a run trains
+_REFRESH_REPORT_S = 15  # of a report: its figures take seconds to draw
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A comparison on the board: the address of its report, and a row of HTML for each of its runs."""
+
+    address: str
+    name: str
+    rows: Sequence[Markup]
+
+
+class Board:
+    """The pages of the board.
+
+    Args:
+        folder: of runs, at any depth that `comparisons` knows; it may not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reader = Reader(_BYTES)
+        self._reports: dict[Path, _Report] = {}
+        self._lock = threading.Lock()
+
+    def page(self, address: str) -> str | None:
+        """The page at an address; None where there is none. The address chooses among what was found, it is no path."""
+        with self._lock:
+            found, why = self._found()
+            places = {_address(place): place for place in found}
+            if address == "/":
+                return self._overview({at: found[place] for at, place in places.items()}, why)
+            if address not in places:
+                return None
+            place = places[address]
+            if place not in self._reports:
+                self._reports[place] = _Report(place)
+            return self._reports[place].page(found[place])
+
+    def _found(self) -> tuple[dict[Path, list[RecordedRun]], str | None]:
+        """The runs there are now, by the folder that holds them, and why there are none where the folder cannot be read."""
+        self._reader.allowance = _BYTES
+        why = None
+        try:
+            found = comparisons(self.folder, self._reader)
+        except FileNotFoundError:
+            found = {}
+        except OSError as error:
+            found, why = {}, f"{type(error).__name__}: {error}"
+        self._reader.keep(run.folder for of_one in found.values() for run in of_one)
+        self._reports = {place: report for place, report in self._reports.items() if place in found}
+        return found, why
+
+    def _overview(self, runs: dict[str, list[RecordedRun]], why: str | None) -> str:
+        entries = [
+            Entry(address, _name(self.folder, of_one), [_row(run) for run in of_one])
+            for address, of_one in runs.items()
+        ]
+        live = not entries or any(run.why is None or run.unread for of_one in runs.values() for run in of_one)
+        title = f"rollalloc: runs in {self.folder}"
+        return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries, why=why)
+
+
+def _row(run: RecordedRun) -> Markup:
+    """A run's row; one that cannot be drawn costs no other run its place."""
+    try:
+        return Markup(render("row.html.j2", run=run))
+    except Exception as error:  # whatever a file holds
+        said = RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
+        return Markup(render("row.html.j2", run=said))
+
+
+class _Report:
+    """A report that is drawn beside the requests for it, for that takes seconds; meanwhile the one before is shown."""
+
+    _one_at_a_time = threading.Lock()  # matplotlib's style is global
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._page = render("drawing.html.j2", refresh=1, title="drawing the report")
+        self._shows: Sequence[RecordedRun] = ()  # the runs as they are, or are being, drawn
+        self._drawing: threading.Thread | None = None
+
+    def page(self, runs: Sequence[RecordedRun]) -> str:
+        """The newest page there is."""
+        if unread := sum(run.unread for run in runs):
+            why = f"The runs are being read, {unread / 1e6:,.0f} MB are left."
+            return render("drawing.html.j2", refresh=1, title="reading the runs", why=why)
+        same = len(runs) == len(self._shows) and all(map(is_, runs, self._shows))
+        if not same and not (self._drawing and self._drawing.is_alive()):
+            self._shows = list(runs)  # a reader returns the same run as long as its files stay the same
+            self._drawing = threading.Thread(target=self._draw, args=(self._shows,), daemon=True)
+            self._drawing.start()
+        return self._page
+
+    def _draw(self, runs: Sequence[RecordedRun]) -> None:
+        refresh = _REFRESH_REPORT_S if any(run.why is None for run in runs) else None
+        with self._one_at_a_time:
+            try:
+                made = sections({self._place: runs}, self._place)
+                self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
+            except Exception as error:  # whatever a file holds: the board goes on and says it
+                why = f"{type(error).__name__}: {error}"
+                self._page = render("drawing.html.j2", refresh=_REFRESH_REPORT_S, title="no report", why=why)
+
+
+def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the board, bound to this machine and not yet running; `serve_forever` runs it.
+
+    Args:
+        folder: of the runs.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    board = Board(folder)
+
+    class Handler(_Handler):
+        pages = board
+
+    return ThreadingHTTPServer((HOST, port), Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of the board's pages, nothing else."""
+
+    pages: Board
+    timeout = 10  # a connection that says nothing does not keep its thread
+
+    def do_GET(self) -> None:
+        if not _NAMES.fullmatch(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {HOST}, not for another name of it")
+            return
+        page = self.pages.page(self.path.partition("?")[0])
+        if page is None:
+            self._answer(HTTPStatus.NOT_FOUND, "there is no such page; the board is at /")
+        else:
+            self._answer(HTTPStatus.OK, page, "text/html")
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "the board can be read, not written")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        body = text.encode("utf-8", errors="replace")
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+            *([("Allow", "GET, HEAD")] if status == HTTPStatus.METHOD_NOT_ALLOWED else []),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(ConnectionError):  # the reader has gone on to another page
+                self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal shows the address."""
+
+
+def _address(place: Path) -> str:
+    """Stays the same when other runs begin, and says nothing of the file system."""
+    return f"/{sha256(str(place).encode(errors='surrogateescape')).hexdigest()[:12]}"
+
+
+def _name(folder: Path, runs: Sequence[RecordedRun]) -> str:
+    place = runs[0].folder if len(runs) == 1 else runs[0].folder.parent
+    return str(place.relative_to(folder)) if place != folder else folder.absolute().name  # the name of "." is empty

@@ -1,0 +1,330 @@
+"""Figures of a comparison or a run; drawn for a light ground, see `rollalloc.lab.report.svg` for the page's two grounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+import rollalloc
+from rollalloc.core.ledger import NEW
+from rollalloc.files.atomic import written
+from rollalloc.files.text import one_line
+from rollalloc.lab.report import series
+from rollalloc.lab.report.lengths import first_and_newest
+from rollalloc.lab.report.overwriting import MADE_BY
+from rollalloc.lab.report.style import (
+    CAUSES,
+    GROUND,
+    INK,
+    METHODS,
+    MUTED,
+    RULE,
+    STATES,
+    Kind,
+    by_cause,
+    cause,
+    state_of,
+)
+from rollalloc.runs.recorded import RecordedRun
+
+Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
+_WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
+_NARROW = 0.085  # a part of a bar below this has no room for its figure
+_POINTS = 2000  # of a panel, at most
+_TICKS = 20  # of ages, each with a tick of its own
+_LINES = ("-", "--", ":")  # for more methods than there are colours
+_LOOK = {
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "text.color": INK.light,
+    "text.parse_math": False,  # a label with two dollars in it is a label
+    "axes.edgecolor": RULE.light,
+    "axes.labelcolor": MUTED.light,
+    "axes.titlecolor": INK.light,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": GROUND.light,
+    "grid.color": RULE.light,
+    "grid.linewidth": 0.6,
+    "xtick.color": RULE.light,
+    "ytick.color": RULE.light,
+    "xtick.labelcolor": MUTED.light,
+    "ytick.labelcolor": MUTED.light,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """The figures' style, while one is drawn or written."""
+    with mpl.rc_context(_LOOK):  # pyright: ignore[reportArgumentType]
+        yield
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG."""
+    with look():
+        software = {"Software": f"{MADE_BY} {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
+        with written(path) as beside:
+            figure.savefig(beside, format="png", dpi=200, metadata=software)
+
+
+def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
+    """Held-out accuracy against a cost: each run thin, the interquartile mean over seeds thick, its interval shaded.
+
+    Args:
+        cost: "rollouts" or "tokens".
+        target: drawn as a line.
+
+    Returns:
+        None where no run was evaluated.
+    """
+    with look():
+        figure, axes = _figure(3.5)
+        evaluated = False
+        for at, (label, runs) in enumerate(methods.items()):
+            colour = METHODS[at % len(METHODS)].light
+            for run in runs:
+                axes.plot(getattr(run.curve, cost), run.curve.accuracy, color=colour, alpha=0.3, linewidth=0.7)
+            middle = series.accuracy_over_seeds(runs, cost)
+            if middle is None:
+                continue
+            evaluated = True
+            line = _LINES[at // len(METHODS) % len(_LINES)]
+            axes.plot(middle.x_X, middle.middle_X, line, color=colour, linewidth=2.2, label=one_line(label, 24))
+            axes.fill_between(middle.x_X, middle.low_X, middle.high_X, color=colour, alpha=0.15, linewidth=0)
+        if not evaluated:
+            return None
+        if target is not None:
+            axes.axhline(target, color=MUTED.light, linestyle=(0, (4, 3)), linewidth=1)
+            beside = axes.get_yaxis_transform()
+            axes.text(0.01, target, f"target {target:g}", color=MUTED.light, va="bottom", transform=beside)
+        axes.set_ylabel("held-out accuracy")
+        _rollouts_below(axes, "tokens generated" if cost == "tokens" else "rollouts paid")
+        axes.grid(axis="y")
+        figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def where_rollouts_went(methods: Methods) -> Figure | None:
+    """A bar for each method, as long as its rollouts, in parts by cause; mean of the seeds."""
+    paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
+    paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
+    if not paid:
+        return None
+    longest = max(sum(accounts.values()) for accounts in paid.values())
+    with look():
+        figure, axes = _figure(1.3 + 0.44 * len(paid))
+        for row, accounts in enumerate(paid.values()):
+            left, total = 0.0, sum(accounts.values())
+            for kind, count in by_cause(accounts):
+                axes.barh(row, count, left=left, height=0.66, color=kind.colour.light)
+                if count > _NARROW * longest:
+                    axes.text(left + count / 2, row, f"{count / total:.0%}", ha="center", va="center", color="#000001")
+                left += count
+            axes.text(left + longest * 0.012, row, f"{total:,.0f}", va="center", color=MUTED.light)
+        axes.set_yticks(range(len(paid)), [one_line(label, 18) for label in paid], color=INK.light)
+        axes.invert_yaxis()
+        axes.set_xlim(0, longest * 1.16)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.tick_params(length=0)
+        seeds = max(len(runs) for runs in methods.values())
+        _rollouts_below(axes, "rollouts paid" + (", mean of the seeds" if seeds > 1 else ""))
+        together = sum((Counter(accounts) for accounts in paid.values()), Counter[str]())
+        _legend(figure, [kind for kind, _ in by_cause(together)])
+    return figure
+
+
+def causes_over_time(methods: Methods) -> Figure | None:
+    """For each method, the share of each cause among the rollouts paid in each of some windows."""
+
+    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
+        over = series.causes_over_time(runs)
+        if over is None:
+            return []
+        found = _in_order(CAUSES, (name for name, part_X in over.values.items() if part_X.any()))
+        edges_X = np.append(2 * over.x_X[0] - over.x_X[1], over.x_X)
+        parts = [np.append(part_X[0], part_X) for part_X in (over.values[name] for name in found)]
+        colours = [cause(name).colour.light for name in found]
+        axes.stackplot(edges_X, *parts, colors=colours, linewidth=0, step="pre")
+        return found
+
+    return _rows(methods, draw, CAUSES, "share of rollouts")
+
+
+def states_over_time(methods: Methods) -> Figure | None:
+    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line."""
+
+    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
+        over = series.states_over_time(runs)
+        if over is None:
+            return []
+        parts: dict[str, Any] = dict.fromkeys(_in_order(STATES, (state_of(fate) for fate in over.values)), 0.0)
+        for fate, part_X in over.values.items():
+            parts[state_of(fate)] = parts[state_of(fate)] + part_X
+        axes.stackplot(over.x_X, *parts.values(), colors=[STATES[name].colour.light for name in parts], linewidth=0)
+        evicted = series.evicted_over_time(runs)
+        if evicted is not None and evicted.values["evicted"].any():
+            axes.plot(evicted.x_X, evicted.values["evicted"], color=INK.light, linewidth=1.6, linestyle=(0, (3, 2)))
+        axes.set_title(_visits(runs), loc="right", color=MUTED.light)
+        return [name for name, part_X in parts.items() if np.any(part_X)]
+
+    return _rows(methods, draw, STATES, "share of prompts visited")
+
+
+def _visits(runs: Sequence[RecordedRun]) -> str:
+    """The share of prompts visited in the end, and the visits to prompts that had been evicted, mean of the seeds."""
+    ends = [run.batches[-1] for run in runs if run.batches and run.batches[-1].get("prompts")]
+    if not ends:
+        return ""
+    shares = [1 - end["prompts"].get(NEW, 0) / max(1, sum(end["prompts"].values())) for end in ends]
+    revived = float(np.mean([end.get("revived") or 0 for end in ends]))
+    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} visits to evicted" if revived else "")
+
+
+def lengths(methods: Methods) -> Figure | None:
+    """For each method, the median length of rollouts, the middle half and the middle four fifths, and the longest."""
+
+    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
+        over = series.lengths_over_time(runs)
+        if over is None:
+            return []
+        colour, at = METHODS[1].light, over.values
+        axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
+        axes.plot(over.x_X, at["p50"], color=colour, linewidth=2)
+        axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        return [""]
+
+    return _rows(methods, draw, {}, "tokens")
+
+
+def lengths_of_prompts(methods: Methods) -> Figure | None:
+    """For each method, a prompt a point: tokens of its answers at its first visit, and at its newest."""
+    found = {label: np.concatenate([first_and_newest(run.folder) for run in runs]) for label, runs in methods.items()}
+    found = {label: both_N2 for label, both_N2 in found.items() if len(both_N2)}
+    if not found:
+        return None
+    most = 1.05 * max(both_N2.max() for both_N2 in found.values()) or 1.0
+    rows = -(-len(found) // 2)
+    with look():
+        figure = Figure(figsize=(_WIDTH, 0.5 + 2.5 * rows), layout="constrained")
+        panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flatten()
+        for axes, (label, both_N2) in zip(panels, found.items(), strict=False):
+            some_N2 = both_N2[:: -(-len(both_N2) // _POINTS)]
+            axes.scatter(*some_N2.T, s=6, color=METHODS[1].light, alpha=0.35, linewidth=0)
+            axes.plot([0, most], [0, most], color=MUTED.light, linewidth=0.8)
+            before, after = (f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in both_N2.mean(axis=0))
+            axes.set_title(f"{one_line(label, 18)}\n{before} → {after}")
+            axes.set(xlim=(0, most), ylim=(0, most), aspect="equal")
+            axes.tick_params(labelbottom=True)
+        for axes in panels[len(found) :]:
+            axes.set_visible(False)
+        figure.supxlabel("tokens of a prompt's answers, first visit", fontsize=10, color=MUTED.light)
+        figure.supylabel("newest visit", fontsize=10, color=MUTED.light)
+    return figure
+
+
+def staleness(methods: Methods) -> Figure | None:
+    """For each method, the share of rows trained on by the updates since their first token."""
+    found = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
+    if not found:
+        return None
+    oldest = max(max(by_age) for by_age in found.values())
+    with look():
+        figure, axes = _figure(2.9)
+        width = 0.8 / len(found)
+        for at, (label, by_age) in enumerate(found.items()):
+            x = [age - 0.4 + (at + 0.5) * width for age in by_age]
+            colour = METHODS[list(methods).index(label) % len(METHODS)].light
+            axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
+        if oldest < _TICKS:
+            axes.set_xticks(range(oldest + 1))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(-0.6, max(oldest, 3) + 0.6)
+        axes.set_xlabel("updates between a rollout's first token and its use")
+        axes.set_ylabel("share of rows")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _rows(
+    methods: Methods,
+    draw: Callable[[Axes, Sequence[RecordedRun]], list[str]],
+    kinds: Mapping[str, Kind],
+    what: str,
+) -> Figure | None:
+    """A row of axes for each method that `draw` can draw; it returns the kinds that occur."""
+    with look():
+        tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
+        rows = np.atleast_1d(tall.subplots(len(methods), sharex=True, sharey=True))
+        found: list[str] = []
+        drawn = 0
+        for axes, (label, runs) in zip(rows, methods.items(), strict=True):
+            names = draw(axes, runs)
+            drawn += bool(names)
+            found += names
+            axes.set_title(one_line(label, 40) + ("" if names else ": not recorded"))
+            if kinds:
+                axes.set_ylim(0, 1)
+                axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+                axes.set_yticks([0, 0.5, 1])
+            axes.margins(x=0)
+        if not drawn:
+            return None
+        tall.supylabel(what, fontsize=10, color=MUTED.light)
+        _rollouts_below(rows[-1])
+        _legend(tall, [kinds[name] if name in kinds else cause(name) for name in _in_order(kinds, found) if kinds])
+    return tall
+
+
+def _legend(figure: Figure, kinds: Sequence[Kind]) -> None:
+    if kinds:
+        handles = [Patch(color=kind.colour.light, label=kind.words) for kind in kinds]
+        figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
+
+
+def _in_order(kinds: Mapping[str, Kind], names: Iterator[str] | Sequence[str]) -> list[str]:
+    """The names that occur, in the order of the kinds, unknown ones last."""
+    found = dict.fromkeys(names)
+    return [name for name in kinds if name in found] + [name for name in found if name not in kinds]
+
+
+def _rollouts_below(axes: Axes, label: str = "rollouts paid") -> None:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+
+
+def _short(value: float) -> str:
+    """12,000 as 12k: a phone has no room for more."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"

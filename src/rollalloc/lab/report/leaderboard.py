@@ -1,0 +1,242 @@
+"""The leaderboard's page and its Markdown: one table a task and track, losses in the same type as wins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import Claims
+from rollalloc.files.text import one_line
+from rollalloc.lab.bench.cells import Board, Cell, Part, board_of
+from rollalloc.lab.bench.contestants import BASELINE
+from rollalloc.lab.bench.plan import KIND, PAGE, TABLE, Plan
+from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
+from rollalloc.lab.bench.sweep import search_rollouts
+from rollalloc.lab.report.page import render
+
+_LONGEST = 2000  # letters of a line of Markdown
+_EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
+_COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1f"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """An entry of a table: a figure, and how sure it is; both empty where it is not known."""
+
+    point: str
+    ends: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the page.
+
+    Attributes:
+        title: above it.
+        headings: of the columns after the first, which has the methods.
+        rows: method → its figures.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Figure]]]
+
+
+def write_leaderboard(folder: Path) -> Board:
+    """Write the page and the Markdown table of the leaderboard in a folder, finished or not.
+
+    Raises:
+        FileNotFoundError: there is none.
+        FileExistsError: files of these names that are not ours; nothing is written.
+        ValueError: its plan is damaged, or a run in it is none of the plan.
+    """
+    board = board_of(folder)
+    Claims(folder, KIND).add([PAGE, TABLE])
+    write_text(folder / PAGE, page(board))
+    write_text(folder / TABLE, markdown(board))
+    return board
+
+
+def page(board: Board) -> str:
+    """The page."""
+    return render(
+        "leaderboard.html.j2",
+        title=f"Leaderboard: what {len(board.plan.contestants)} methods pay for the same accuracy",
+        board=board,
+        notes=_notes(board),
+        overviews=_overviews(board),
+        details=[(tables_of(part), part) for part in board.parts],
+        facts=_facts(board),
+        settings=_setting,
+    )
+
+
+def markdown(board: Board) -> str:
+    """The same as Markdown."""
+    lines = ["# Leaderboard", "", *(f"- {_plain(note)}" for note in _notes(board)), ""]
+    for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
+        lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
+    lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
+    commands = {_name(part): [cell.command for cell in part.cells if cell.command] for part in board.parts}
+    lines += ["## The command of every cell", ""] if any(commands.values()) else []
+    for name, of_part in commands.items():
+        lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
+    return "\n".join(lines)
+
+
+def tables_of(part: Part) -> list[Table]:
+    """Everything known of a task in a track: what was paid, and what for."""
+    k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
+    measure = measure_of(cell.paid for cell in part.cells if cell.paid)
+    named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
+    extra = [words.format(k=k) for words in named.values()]
+    plain = [] if part.plain is None else [f"{part.plain} / this"]
+    headings = ["reached"]
+    for name in _COSTS:
+        headings += [name, f"{BASELINE} / this", *plain]
+    headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
+    rows = [(cell.label, _row(cell, part)) for cell in part.cells]
+    costs = len(headings) - 2 * len(extra)
+    paid = _columns(f"{_name(part)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
+    worth = f"{_name(part)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
+    return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
+
+
+def _columns(
+    title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[Figure]]], columns: Sequence[int]
+) -> Table:
+    """A table of some of the columns: those in which anything is known."""
+    known = [at for at in columns if any(row[at].point for _, row in rows)]
+    return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
+
+
+def _row(cell: Cell, part: Part) -> list[Figure]:
+    paid = cell.paid
+    if paid is None:
+        return [Figure("")] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
+    diverged = f"{cell.diverged} diverged" if cell.diverged else ""
+    row = [Figure(f"{paid.reached} of {cell.runs}", diverged)]
+    for name, form in _COSTS.items():
+        row += [figure(paid.costs[name], form), figure(paid.ratios[name], ".2f")]
+        row += [] if part.plain is None else [figure(cell.plain[name], ".2f")]
+    row += [figure(paid.at_target.get(name), ".3f") for name in _EXTRA]
+    return row + [figure(cell.budget.get(name), ".3f") for name in _EXTRA]
+
+
+def figure(interval: Interval | None, form: str) -> Figure:
+    """An interval's point and its ends, or its values where it has none."""
+    if interval is None:
+        return Figure("")
+    point = f"{interval.bound}{interval.point:{form}}"
+    if interval.low is not None and interval.high is not None:
+        return Figure(point, f"{interval.low:{form}}–{interval.high:{form}}")
+    return Figure(point, "" if interval.bound else ", ".join(f"{value:{form}}" for value in interval.values))
+
+
+def _overviews(board: Board) -> list[Table]:
+    """For each track, the baseline's rollouts over each method's, task by task."""
+    made: list[Table] = []
+    for track in board.plan.tracks:
+        parts = [part for part in board.parts if part.track == track]
+        rows = [
+            (each.label, [_overview(part.cells[at]) for part in parts])
+            for at, each in enumerate(board.plan.contestants)
+        ]
+        title = f"{track}: {BASELINE}'s rollouts to the target over each method's; above 1 is cheaper"
+        made.append(Table(title, [part.task.name for part in parts], rows))
+    return made
+
+
+def _overview(cell: Cell) -> Figure:
+    if cell.paid is None:
+        return Figure("not run")
+    ratio = figure(cell.paid.ratios["rollouts"], ".2f")
+    reached = "" if cell.paid.reached == cell.runs else f"reached by {cell.paid.reached} of {cell.runs}"
+    return Figure(ratio.point or "–", "; ".join(filter(None, (ratio.ends, reached))))
+
+
+_READ = (
+    f"{BASELINE} / this: the baseline's cost over this method's, paired by seed; above 1 is cheaper.",
+    "A figure marked > or < is a bound, since a run did not reach the target; it has no interval.",
+    "Every run pays the same budget. Its cost is what it had paid when it first stood at the target, twice in a row.",
+    "Targets, budgets and seeds were fixed, and the plan was frozen, before the first run.",
+    "The plain estimator to compare with is the one that was cheapest on these very seeds, which flatters it.",
+    "What stands “at target” is of the runs that reached it.",
+)
+
+
+def _notes(board: Board) -> list[str]:
+    """How the tables are to be read."""
+    plan = board.plan
+    groups, n, seeds = plan.shape["groups"], plan.shape["n"], len(plan.seeds_of(plan.tracks[0]))
+    how = (
+        "with their bootstrapped 95% intervals"
+        if seeds >= FEWEST
+        else "with the values, which are too few for an interval"
+    )
+    notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
+    if "defaults" in plan.tracks:
+        notes.append(
+            f"Defaults: what each method does where nobody tunes: the same shape, as far as it has one, the same rate, "
+            f"{plan.default_rate:g}, and the trainer's own optimizer on every task. Nothing was searched for."
+        )
+    if "matched" in plan.tracks:
+        notes.append(
+            f"Matched: {groups} groups of {n} rollouts, {groups * n} single ones for methods without groups, one optimizer "
+            f"step a batch, and {BASELINE}'s learning rate for all."
+        )
+    if "tuned" in plan.tracks:
+        rungs = ", then ".join(f"{rung.settings} at {rung.share:g} of the budget" for rung in plan.search)
+        tuning = ", ".join(str(seed) for rung in plan.search for seed in rung.seeds)
+        notes.append(f"Tuned: the same search for every method, by successive halving: {rungs}; seeds {tuning}.")
+    if board.missing:
+        notes.insert(0, f"Not finished: {board.missing} final runs are missing. What stands here may still change.")
+    return notes
+
+
+def _facts(board: Board) -> list[tuple[str, str]]:
+    plan = board.plan
+    facts = [("plan", f"{plan.digest}, frozen {board.date}"), *_seeds(plan)]
+    for task in plan.tasks:
+        search = f"; {search_rollouts(plan.search, task.budget):,} to search with" if "tuned" in plan.tracks else ""
+        facts.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts a run{search}, for each method"))
+    return [*facts, *plan.made_with.items()]
+
+
+def _seeds(plan: Plan) -> list[tuple[str, str]]:
+    by_seeds: dict[tuple[int, ...], list[str]] = {}
+    for track in plan.tracks:
+        by_seeds.setdefault(plan.seeds_of(track), []).append(track)
+    return [(f"seeds, {' and '.join(tracks)}", ", ".join(map(str, seeds))) for seeds, tracks in by_seeds.items()]
+
+
+def _setting(cell: Cell) -> str:
+    """What a method was run with, in words."""
+    if cell.paid is None:
+        return ""
+    said = (f"{name} {json.dumps(value)}" for name, value in cell.paid.parameters.items())
+    return f"learning rate {cell.paid.learning_rate:g}, {', '.join(said)}"
+
+
+def _name(part: Part) -> str:
+    return f"{part.task.name}, {part.track}"
+
+
+def _lines(table: Table) -> list[str]:
+    headings = ["method", *map(_plain, table.headings)]
+    rows = [[_plain(label), *map(_said, figures)] for label, figures in table.rows]
+    ruled = ["---", *["---:"] * len(table.headings)]
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ruled, *rows)]
+
+
+def _said(figure: Figure) -> str:
+    return f"{figure.point} [{figure.ends}]" if figure.ends else figure.point
+
+
+def _plain(text: str) -> str:
+    """Text of others that Markdown shows as it is."""
+    text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)

@@ -1,0 +1,133 @@
+"""A few rollouts of a run, to see what its figures are about; from `rollouts.jsonl`, where the run wrote one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from rollalloc.files.text import shortened, visible
+from rollalloc.runs.fields import rollout
+from rollalloc.runs.files import open_regular, why
+
+_PART_BYTES = 4 << 20  # that are read of one end; the file may be larger than memory
+_EACH = 2  # examples of a fate
+_FATES = 12  # that are shown; reasons without a score are whatever a reward says
+STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A rollout fit to be shown.
+
+    Attributes:
+        fate: what became of it, in plain words.
+        key: of its prompt.
+        text: what the model wrote, visible and cut.
+        reward: None where it has no score.
+        tokens: its length.
+    """
+
+    fate: str
+    key: str
+    text: str
+    reward: float | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a run kept of its rollouts.
+
+    Attributes:
+        examples: the newest rollouts of each fate.
+        problem: what could not be read; None: nothing.
+    """
+
+    examples: list[Example]
+    problem: str | None = None
+
+
+def examples(folder: Path) -> list[Example]:
+    """The newest rollouts of each fate; none where the run kept none."""
+    return samples(folder).examples
+
+
+def samples(folder: Path) -> Samples:
+    """The newest rollouts of each fate, and what could not be read; a line torn by a killed run is passed over."""
+    wrong: list[str] = []
+    try:
+        lines = list(_part(folder / "rollouts.jsonl", wrong, oldest=False))
+    except FileNotFoundError:
+        return Samples([])
+    except OSError as error:
+        return Samples([], f"rollouts.jsonl: {why(error)}")
+    more = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+    return Samples(_of_each_fate(lines), f"rollouts.jsonl{wrong[0]}{more}" if wrong else None)
+
+
+def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
+    rewards: dict[Any, list[float]] = {}
+    for line in lines:
+        if "reward" in line:
+            rewards.setdefault(line.get("group"), []).append(line["reward"])
+    grouped = any(len(of_group) > 1 for of_group in rewards.values())
+    found: dict[str, list[Example]] = {}
+    for line in reversed(lines):
+        fate = _fate(line, rewards.get(line.get("group"), []), grouped)
+        if fate not in found and len(found) == _FATES:
+            continue
+        shown = found.setdefault(fate, [])
+        text = visible(shortened(line.get("text", "")))
+        if len(shown) < _EACH and text not in (example.text for example in shown):
+            key = line.get("key", line.get("prompt"))
+            shown.append(Example(fate, "" if key is None else str(key), text, line.get("reward"), line.get("tokens")))
+    return [example for fate in sorted(found) for example in found[fate]]
+
+
+def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> str:
+    if line.get("unscored") == STOPPED:
+        return "stopped early"
+    if line.get("unscored"):
+        return f"not scored: {visible(line['unscored'][:80])}"
+    if "reward" not in line:
+        return "not scored"
+    if line.get("truncated"):
+        return "cut off at the length limit"
+    if not grouped:
+        return "the only one of its prompt"
+    if len(set(rewards)) > 1:
+        return "in a mixed group, the better" if line["reward"] == max(rewards) else "in a mixed group, the worse"
+    return "in a group whose rewards are all alike"
+
+
+def rollouts_of(folder: Path, *, oldest: bool = False) -> Iterator[Mapping[str, Any]]:
+    """The newest rollouts that a run kept, or its oldest ones, in their order; lines that are none are passed over.
+
+    Raises:
+        OSError: it kept none, or they cannot be read.
+    """
+    return _part(folder / "rollouts.jsonl", [], oldest=oldest)
+
+
+def _part(path: Path, wrong: list[str], *, oldest: bool) -> Iterator[Mapping[str, Any]]:
+    """Rollouts from the end of the file, or its begin, oldest first; a whole line that is none is named in `wrong`."""
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = file.seek(0 if oldest else max(0, size - _PART_BYTES))
+        content = file.read(_PART_BYTES)
+    part = BytesIO(content)
+    if begin:
+        part.readline()  # the rest of a line
+    at = begin + part.tell()
+    for number, line in enumerate(part, start=1):
+        try:
+            if line.strip():
+                yield rollout(line)
+        except ValueError as error:
+            if line.endswith(b"\n"):
+                wrong.append(f"{f', the line at byte {at:,}' if begin else f':{number}'} is no rollout: {error}")
+        at += len(line)

@@ -1,0 +1,171 @@
+"""Series over a run, brought onto one axis so that seeds can be averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.ledger import NEW
+from rollalloc.lab.bench.summary import interval
+from rollalloc.runs.fields import QUANTILES
+from rollalloc.runs.recorded import Line, RecordedRun
+
+Array = NDArray[np.float64]
+_POINTS = 60
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """Values over rollouts paid, each the mean of the seeds.
+
+    Attributes:
+        x_X: rollouts paid, as far as every seed goes.
+        values: name → value at each x.
+    """
+
+    x_X: Array
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Middle:
+    """Accuracy over seeds against a cost.
+
+    Attributes:
+        x_X: the cost.
+        middle_X: the interquartile mean over seeds.
+        low_X, high_X: bounds of its 95% interval; NaN with fewer than five seeds.
+    """
+
+    x_X: Array
+    middle_X: Array
+    low_X: Array
+    high_X: Array
+
+
+def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None:
+    """Interquartile mean of held-out accuracy over seeds, with its interval.
+
+    A run that reached its target keeps its last accuracy from there on. One that ended, or is, short of it says nothing of
+    what would have followed: the line ends with the first such run.
+
+    Args:
+        runs: those of one recipe.
+        cost: a field of `Curve`: "rollouts", "tokens" or "seconds".
+
+    Returns:
+        None where no run was evaluated.
+    """
+    curves = [(getattr(run.curve, cost), run.curve.accuracy, run.reached) for run in runs if run.curve.accuracy]
+    if not curves:
+        return None
+    short = [x[-1] for x, _, reached in curves if not reached]
+    x_X = np.linspace(
+        max(x[0] for x, _, _ in curves), min(short) if short else max(x[-1] for x, _, _ in curves), _POINTS
+    )
+    accuracy_RX = np.array([np.interp(x_X, x, y) for x, y, _ in curves])
+    middles = [interval(accuracy_R) for accuracy_R in accuracy_RX.T]
+    point_X, low_X, high_X = (
+        np.array([getattr(middle, name) for middle in middles], np.float64) for name in ("point", "low", "high")
+    )
+    return Middle(x_X, point_X, low_X, high_X)
+
+
+def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime | None:
+    """Share of each cause among the rollouts paid in each of some windows; x is where a window ends."""
+    total = _over_time(runs, lambda line: line.get("accounts"), windows + 1, from_nothing=True)
+    if total is None:
+        return None
+    # "open" shrinks when what was open is booked: those rollouts were paid in an earlier window.
+    spent = {cause: np.maximum(0, np.diff(total_X)) for cause, total_X in total.values.items()}
+    return OverTime(total.x_X[1:], _shares(spent))
+
+
+def states_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """Share of the prompts visited so far by the fate of their last visit."""
+    counts = _over_time(runs, _visited)
+    return None if counts is None else OverTime(counts.x_X, _shares(counts.values))
+
+
+def evicted_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """Share of the prompts visited so far that are evicted, as "evicted"."""
+    return _over_time(
+        runs,
+        lambda line: (
+            {"evicted": line["evicted"] / max(1, sum(visited.values()))}
+            if (visited := _visited(line)) and line.get("evicted") is not None
+            else None
+        ),
+    )
+
+
+def _visited(line: Line) -> dict[str, int]:
+    return {fate: count for fate, count in (line.get("prompts") or {}).items() if fate != NEW}
+
+
+def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """Quantiles of the lengths in tokens of the rollouts between two batches, as "min", "p10" ... "max"."""
+    return _over_time(
+        runs,
+        lambda line: dict(zip(QUANTILES, line["lengths"]["quantiles"], strict=True)) if line.get("lengths") else None,
+    )
+
+
+def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
+    """Share of all rows trained on by the updates between their first token and their batch; empty where not known."""
+    rows: dict[int, int] = {}
+    for run in runs:
+        for line in run.batches:
+            for age, count in (line.get("ages") or {}).items():
+                rows[int(age)] = rows.get(int(age), 0) + count
+    total = sum(rows.values())
+    return {age: rows[age] / total for age in sorted(rows)} if total else {}
+
+
+def paid_by_cause(runs: Sequence[RecordedRun]) -> dict[str, float]:
+    """Rollouts paid by cause, mean of the runs."""
+    causes = dict.fromkeys(cause for run in runs for cause in run.accounts)
+    return {cause: sum(run.accounts.get(cause, 0) for run in runs) / len(runs) for cause in causes}
+
+
+def _over_time(
+    runs: Sequence[RecordedRun],
+    value: Callable[[Line], Mapping[str, float] | None],
+    points: int = _POINTS,
+    *,
+    from_nothing: bool = False,
+) -> OverTime | None:
+    """Mean of the seeds on a grid of rollouts paid, as far as every seed goes.
+
+    Args:
+        value: what a batch's line says; None: nothing.
+        from_nothing: the values are sums, so all are 0 at 0 rollouts.
+    """
+    known = [
+        [(line["rollouts_paid"], said) for line in run.metrics if line["kind"] != "eval" and (said := value(line))]
+        for run in runs
+    ]
+    known = [([(0, {})] if from_nothing else []) + lines for lines in known if lines]
+    if not known:
+        return None
+    start, end = max(lines[0][0] for lines in known), min(lines[-1][0] for lines in known)
+    if end <= start:
+        return None
+    x_X = np.linspace(start, end, points)
+    names = dict.fromkeys(name for lines in known for _, said in lines for name in said)
+    values = {
+        name: np.mean(
+            [np.interp(x_X, [at for at, _ in lines], [said.get(name, 0) for _, said in lines]) for lines in known],
+            axis=0,
+        )
+        for name in names
+    }
+    return OverTime(x_X, values)
+
+
+def _shares(parts: Mapping[str, Array]) -> dict[str, Array]:
+    total_X = np.maximum(np.sum(list(parts.values()), axis=0), 1e-9)
+    return {name: part_X / total_X for name, part_X in parts.items()}

@@ -1,0 +1,117 @@
+"""Colours for light and dark, and plain words for causes and states, the same in every view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollalloc.files.text import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """A colour by its role.
+
+    Attributes:
+        name: of the CSS variable.
+        light: on a light ground; figures are drawn in it, PNGs keep it.
+        dark: on a dark ground.
+    """
+
+    name: str
+    light: str
+    dark: str
+
+
+GROUND = Colour("ground", "#ffffff", "#14171b")
+INK = Colour("ink", "#1b1f24", "#e8eaed")
+MUTED = Colour("muted", "#5b636d", "#a3abb5")
+RULE = Colour("rule", "#d9dde2", "#353b43")
+# Okabe and Ito's hues, told apart by colour-blind readers and in grey; lighter on a dark ground.
+GREEN = Colour("green", "#009e73", "#1cc195")
+ORANGE = Colour("orange", "#e69f00", "#e8a61a")
+BLUE = Colour("blue", "#0072b2", "#4a9fe0")
+RED = Colour("red", "#d55e00", "#f0813a")
+PURPLE = Colour("purple", "#cc79a7", "#d990b8")
+SKY = Colour("sky", "#56b4e9", "#8fd0f5")
+YELLOW = Colour("yellow", "#f0e442", "#f0e442")
+GREY = Colour("grey", "#a9b0b8", "#6d757f")
+DIM = Colour("dim", "#dfe3e7", "#3a414a")
+
+COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM)
+METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is drawn in ink
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A cause on which rollouts are spent, or a state of prompts.
+
+    Attributes:
+        words: what a legend says.
+        means: a sentence for who never heard of it.
+        colour: of its area.
+    """
+
+    words: str
+    means: str
+    colour: Colour
+
+
+CAUSES: Mapping[str, Kind] = {
+    "trained": Kind(
+        "trained on",
+        "in a group whose rewards differed; or one by itself, compared with a prediction or the batch's mean, not a group",
+        GREEN,
+    ),
+    "zero_variance": Kind(
+        "all alike", "every rollout of the group had the same reward, so there was nothing to learn", ORANGE
+    ),
+    "out_of_band": Kind("too easy or hard", "a few first rollouts showed that more would teach little", YELLOW),
+    "unselected": Kind("not selected", "scored, but the method trains on a part of each group only", PURPLE),
+    "surplus": Kind("surplus", "generated beyond what the batch needed, and thrown away", RED),
+    "stale": Kind("too old", "made by weights too many updates ago to be trained on", SKY),
+    "cancelled": Kind("stopped early", "stopped while it was being generated", BLUE),
+    "failed": Kind("not scored", "generation or scoring failed", MUTED),
+    "open": Kind("still open", "running, or waiting for the rest of its group or batch", GREY),
+}
+STATES: Mapping[str, Kind] = {
+    "solved": Kind("solved", "every rollout of its last visit was right", SKY),
+    "too_easy": Kind("almost solved", "above the success rates at which there is something to learn", BLUE),
+    "window": Kind("trained on", "its last visit was trained on; of a group, because its rewards differed", GREEN),
+    "alike": Kind("all alike", "its last group had one reward for all; not told whether solved or impossible", ORANGE),
+    "too_hard": Kind("impossible so far", "no rollout of its last visit was right, or too few", RED),
+    "unscored": Kind("not scored", "no rollout of its last visit got a score", MUTED),
+    "other": Kind("other", "its last visit ended otherwise", PURPLE),
+    "new": Kind("not yet visited", "no rollout so far", DIM),
+}
+_FATES = {
+    "trained": "window",
+    "zero_variance": "alike",
+    "out_of_band": "alike",
+    "failed": "unscored",
+    "quarantined": "unscored",
+    "new": "new",
+    "solved": "solved",
+    "too_easy": "too_easy",
+    "easy": "too_easy",
+    "too_hard": "too_hard",
+    "hard": "too_hard",
+    "impossible": "too_hard",
+}
+
+
+def state_of(fate: str) -> str:
+    """The state, of `STATES`, of prompts with that fate of their last visit, e.g. "out_of_band/solved" → "solved"."""
+    cause, _, detail = fate.partition("/")
+    return _FATES.get(detail) or _FATES.get(cause, "other")
+
+
+def cause(name: str) -> Kind:
+    """The kind of a cause, of a version that knows more of them too."""
+    return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
+
+
+def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
+    """What was spent on each cause that occurs, in the order of all views."""
+    order = [name for name in CAUSES if name in accounts] + [name for name in accounts if name not in CAUSES]
+    return [(cause(name), accounts[name]) for name in order if accounts[name]]

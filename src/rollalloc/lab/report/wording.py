@@ -1,0 +1,160 @@
+"""What was found, in sentences for a reader who never heard of the method; losses are said as plainly as wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from rollalloc.files.text import one_line, visible
+from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.runs.recorded import RecordedRun
+
+Sentence = tuple[str, str]  # what matters most of it, and the rest
+
+
+def findings(summary: Summary) -> dict[str, Sentence]:
+    """A sentence for each method, by its label, the baseline's first."""
+    aim = f"held-out {summary.measure} {summary.target}"
+    return {each.label: _finding(each, summary.recipes[0], summary.target, aim) for each in summary.recipes}
+
+
+def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
+    name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
+    taught = _taught(_share(method), method.grouped)
+    cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
+    if target is None or cost is None:
+        why = "No target was set" if target is None else "It was not evaluated"
+        paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
+        return paid, f"; {taught}. {why}, so costs are not compared."
+    if method.reached < seeds:
+        paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
+        return f"{name} reached {aim} in {method.reached} of {_counted(seeds, 'run')}", paid
+    needed = f"{name} needed {cost.point:,.0f} rollouts"
+    if method is baseline or ratio is None:
+        return needed, f"{_between(cost)} for {aim}; {taught}."
+    if method.grouped and baseline.grouped:
+        taught = f"{taught}, {first}'s {_share(baseline)}"
+    if ratio.bound:
+        return needed, f"{_between(cost)} for {aim}{_bound(ratio, first)}; {taught}."
+    times = 1 / ratio.point
+    than = "than" if _more(times).endswith(("more", "fewer")) else "as"
+    return f"{name} needed {_more(times)} rollouts {than} {first}", f" for {aim} ({_certainty(ratio)}); {taught}."
+
+
+def _more(times: float) -> str:
+    """1.05 times as "5% more"; twice and above as a multiple."""
+    percent = round(100 * (times - 1))
+    if times >= 2:
+        return f"{times:.1f} times as many"
+    return f"{abs(percent)}% {'fewer' if percent < 0 else 'more'}" if percent else "as many"
+
+
+def _certainty(ratio: Interval) -> str:
+    """The interval of a ratio baseline over method, as the method's cost."""
+    if ratio.low is None or ratio.high is None:
+        return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
+    said = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
+    return f"{said}, so no clear difference" if ratio.low <= 1 <= ratio.high else said
+
+
+def _bound(ratio: Interval | None, baseline: str) -> str:
+    """What censored runs allow to say."""
+    if ratio is None or not ratio.bound:
+        return ""
+    at_least = "at least" if ratio.bound == "<" else "at most"
+    return f", {at_least} {1 / ratio.point:.2f} times what {baseline} paid"
+
+
+def _between(cost: Interval) -> str:
+    return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
+
+
+def _taught(share: str, grouped: bool) -> str:
+    if grouped:
+        return f"{share} of its rollouts taught something"
+    return "each rollout was compared with a prediction or the batch's mean, not with a group"
+
+
+def _share(method: RecipeSummary) -> str:
+    return f"{method.accounts.get('trained', 0) / max(1, method.rollouts_paid):.0%}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def held_out(run: RecordedRun) -> str:
+    """What a run learned, first and last evaluation: "held-out 0.465 → 0.577 (± 0.027)"; empty where it was not evaluated.
+
+    What follows ± is the last one's standard error.
+    """
+    if not (accuracy := run.curve.accuracy):
+        return ""
+    last = f"{accuracy[-1]:.3f}"
+    first = f"{accuracy[0]:.3f} → " if len(accuracy) > 1 else ""
+    error = next(reversed(run.curve.standard_error), None)
+    sure = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
+    return f"held-out {first}{last}{sure}"
+
+
+def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
+    """A run by itself, or several seeds of one method as their mean, in a sentence or two."""
+    paid, name = fmean(run.paid for run in runs), one_line(label)
+    if not paid:
+        return f"{name} has not paid a rollout yet", "."
+    each = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
+    trained = fmean(run.accounts.get("trained", 0) for run in runs)
+    taught = _taught(f"{trained / paid:.0%}", any(run.grouped for run in runs))
+    curves = [run.curve.accuracy for run in runs if run.curve.accuracy]
+    learned = ""
+    if curves:
+        first, last = (fmean(accuracy[at] for accuracy in curves) for at in (0, -1))
+        learned = f" Its held-out accuracy went from {first:.3f} to {last:.3f}."
+    lead = f"{name} {'paid' if all(run.why for run in runs) else 'has so far paid'} {paid:,.0f} rollouts{each}"
+    return lead, f"; {taught}.{learned}"
+
+
+def damage(runs: Sequence[RecordedRun]) -> list[str]:
+    """What could not be read of the runs."""
+    return [f"{name_of(run)} cannot be read in full: {visible(run.problem)}" for run in runs if run.problem]
+
+
+def graded(summary: Summary | None) -> list[str]:
+    """What a reader must know where scores lie between wrong and right."""
+    if summary is None or summary.measure == "accuracy":
+        return []
+    meant = "what figures call accuracy is a mean score, best of k the mean of the best score of k attempts"
+    return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
+
+
+def caveats(runs: Sequence[RecordedRun]) -> list[str]:
+    """What a reader must know before believing the figures: what is unfinished, damaged, unscored or not evaluated."""
+    said: list[str] = []
+    for run in runs:
+        name = name_of(run)
+        said += damage([run])
+        if not run.metrics:
+            said.append(f"{name} has written no metrics: it is about to start, or it failed.")
+        elif run.failed:
+            said.append(f"{name} failed: {visible(run.why or '')}")
+        elif run.why is None:
+            said.append(
+                f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
+            )
+        elif not run.curve.accuracy:
+            said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
+        if unscored := sum(run.unscored.values()):
+            said.append(
+                f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
+                + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.unscored.items())
+            )
+        if run.batches and (quarantined := run.batches[-1].get("quarantined")):
+            said.append(
+                f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored."
+            )
+    return said
+
+
+def name_of(run: RecordedRun) -> str:
+    """A run among others, in words: its label, or else its folder, for runs trained one by one may share their recipe."""
+    return one_line(run.name) + ("" if run.seed is None else f", seed {run.seed}")

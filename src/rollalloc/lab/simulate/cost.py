@@ -1,0 +1,240 @@
+"""What work costs: seconds per token by concurrency, prefill, training, the weights' way to the replicas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollalloc.files.opening import read_text
+
+_FIELDS = ("concurrency", "seconds_per_token")
+_FORMS = (
+    'CSV with the header "concurrency,seconds_per_token", or JSON {"concurrency": [1, 8], "seconds_per_token": '
+    "[0.006, 0.007]}"
+)
+
+_MOST = 1_000_000_000  # seconds, tokens
+
+# The default curve is arithmetic, not a measurement: a dense model of 7.6 billion parameters in bf16 on an H100, which reads
+# its weights at 70% of 3.35 TB/s, the keys and values of 2,000 tokens of context likewise (57,344 bytes each: 28 layers, 4
+# key-value heads of 128), and multiplies at half of 989 TFLOP/s.
+_WEIGHTS_S = 2 * 7.6e9 / (0.7 * 3.35e12)
+_CONTEXT_S = 2_000 * 57_344 / (0.7 * 3.35e12)
+_MULTIPLY_S = 2 * 7.6e9 / (0.5 * 989e12)
+_ALL_REDUCE_S = 2 * 28 * 10e-6  # two a layer, where a replica is several GPUs
+
+
+def positive(name: str, value: Any, *, zero: bool = False) -> None:
+    """Refuse what is no finite number above 0, or of 0 or more.
+
+    Raises:
+        ValueError: says what was expected and what came.
+    """
+    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}")
+    at_most(name, float(value), _MOST)
+
+
+def at_most(name: str, value: float, most: float) -> None:
+    """Refuse what can only be a typing error, and would fill the memory or add up to infinity.
+
+    Raises:
+        ValueError: it is above.
+    """
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value:,}")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds that a replica needs for a token of each of its rollouts, by how many it decodes at once.
+
+    Linear between the points, and below the first as at the first. Beyond the last nothing is known, so nothing is said.
+
+    Attributes:
+        concurrency: rollouts, whole numbers of at least 1, growing.
+        seconds_per_token: of a decoding step there, above 0.
+        source: where it is from, for the result.
+
+    Raises:
+        ValueError: not such numbers, or not as many of one as of the other.
+    """
+
+    concurrency: tuple[int, ...]
+    seconds_per_token: tuple[float, ...]
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "concurrency", tuple(self.concurrency))
+        object.__setattr__(self, "seconds_per_token", tuple(self.seconds_per_token))
+        if not self.concurrency or len(self.concurrency) != len(self.seconds_per_token):
+            raise ValueError(
+                f"{self.source}: expected as many seconds_per_token as concurrency, at least one, got "
+                f"{len(self.seconds_per_token)} and {len(self.concurrency)}"
+            )
+        for at, (rollouts, seconds) in enumerate(zip(self.concurrency, self.seconds_per_token, strict=True)):
+            where = f"{self.source}: point {at + 1}"
+            if type(rollouts) is not int or rollouts < 1:
+                raise ValueError(f"{where}: concurrency must be a whole number of at least 1, got {rollouts!r}")
+            if at and rollouts <= self.concurrency[at - 1]:
+                raise ValueError(f"{where}: concurrency must grow, got {rollouts} after {self.concurrency[at - 1]}")
+            positive(f"{where}: seconds_per_token", seconds)
+
+    def table(self, slots: int) -> list[float]:
+        """Seconds per token at 0 (where nothing is decoded) to `slots` rollouts.
+
+        Raises:
+            ValueError: more than the last point.
+        """
+        if slots > self.concurrency[-1]:
+            raise ValueError(
+                f"{self.source} ends at a concurrency of {self.concurrency[-1]}, --slots is {slots}: measure further, or "
+                f"give --slots {self.concurrency[-1]}"
+            )
+        seconds = np.interp(np.arange(slots + 1), self.concurrency, self.seconds_per_token)
+        return seconds.tolist()
+
+
+def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Latency:
+    """A curve through the decoding steps of an engine's own trace.
+
+    As many groups of like concurrency, with as many steps each; a point is the mean concurrency, rounded, and the median
+    seconds, made to grow with it by pooling neighbours (isotonic regression), since a step of more rollouts is not cheaper.
+
+    Args:
+        steps: (rollouts, seconds) of each, rollouts at least 1.
+        points: at most.
+
+    Raises:
+        ValueError: no steps.
+    """
+    if not steps:
+        raise ValueError("expected decoding steps to fit a latency curve to, got none")
+    found: dict[int, tuple[float, int]] = {}
+    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
+        at = max(1, round(float(part[:, 0].mean())))
+        seconds, count = found.get(at, (0.0, 0))
+        both = count + len(part)
+        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
+    pooled: list[tuple[list[int], float, int]] = []
+    for at, (seconds, count) in sorted(found.items()):
+        pooled.append(([at], seconds, count))
+        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
+            there, more, many = pooled.pop()
+            before, earlier, few = pooled.pop()
+            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
+    curve = [(at, seconds) for places, seconds, _ in pooled for at in places]
+    return Latency(tuple(at for at, _ in curve), tuple(seconds for _, seconds in curve), "an engine's own trace")
+
+
+def default_latency(gpus_per_replica: int, slots: int) -> Latency:
+    """t(c) = (6.5 ms + 0.08 ms · c) / GPUs of a replica, and 0.6 ms more where these are several; not measured.
+
+    A roofline: weights, and each rollout's keys and values at 2,000 tokens of context, read from memory, plus each rollout's
+    multiplications. It knows no kernel launches, no scheduler and no context that grows.
+
+    Args:
+        gpus_per_replica: that share the model, at least 1.
+        slots: the last point.
+    """
+    ends = tuple(sorted({1, slots}))
+    several = _ALL_REDUCE_S if gpus_per_replica > 1 else 0.0
+    seconds = [(_WEIGHTS_S + rollouts * (_CONTEXT_S + _MULTIPLY_S)) / gpus_per_replica + several for rollouts in ends]
+    return Latency(ends, tuple(seconds), "the default curve")
+
+
+def read_latency(path: Path) -> Latency:
+    """A latency curve from a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: what is in it is no curve; says in which line or field.
+    """
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected {_FORMS}, got bytes that are not UTF-8: {error}") from None
+    columns = _columns_of_json(text, path) if path.suffix == ".json" else _columns_of_csv(text, path)
+    return Latency(tuple(columns[0]), tuple(columns[1]), str(path))
+
+
+def _columns_of_json(text: str, path: Path) -> list[Sequence[Any]]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected {_FORMS}; {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected {_FORMS}, got {type(found).__name__}")
+    for name in _FIELDS:
+        if not isinstance(found.get(name), list):
+            raise ValueError(f"{path}: field {name}: expected a list of numbers, got {found.get(name)!r:.80}")
+    return [found[name] for name in _FIELDS]
+
+
+def _columns_of_csv(text: str, path: Path) -> list[Sequence[Any]]:
+    rows = csv.reader(io.StringIO(text))
+    header = [name.strip() for name in next(rows, [])]
+    if sorted(header) != sorted(_FIELDS):
+        raise ValueError(f"{path}, line 1: expected {_FORMS}, got {','.join(header)!r:.80}")
+    concurrency: list[int] = []
+    seconds: list[float] = []
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {rows.line_num}: expected {len(header)} fields, got {len(row)}")
+        line = dict(zip(header, row, strict=True))
+        concurrency.append(_read(int, line, "concurrency", "a whole number", f"{path}, line {rows.line_num}"))
+        seconds.append(_read(float, line, "seconds_per_token", "a number", f"{path}, line {rows.line_num}"))
+    return [concurrency, seconds]
+
+
+def _read(kind: Any, line: dict[str, str], name: str, expected: str, where: str) -> Any:
+    try:
+        return kind(line[name])
+    except ValueError:
+        raise ValueError(f"{where}: {name}: expected {expected}, got {line[name]!r:.80}") from None
+
+
+def _cost(default: float, says: str) -> Any:
+    return field(default=default, metadata={"says": says})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What everything but decoding costs. The defaults are arithmetic for 7.6 billion parameters on H100s, not measured.
+
+    Attributes:
+        prefill: GPU-seconds for a token of a prompt; its replica decodes nothing meanwhile. Paid once for the rollouts of
+            an order that begin on one replica together.
+        abort: seconds from the decision to stop a rollout until its slot is free; it goes on decoding meanwhile.
+        weight_sync: seconds in which new weights reach the replicas, which decode nothing.
+        logprob: GPU-seconds of the forward pass over a token, prompts included, for its log-probability.
+        train: GPU-seconds of forward and backward over a token trained on, prompts included.
+        train_row: GPU-seconds more for each row.
+        update: seconds of the optimizer's step, on whatever number of GPUs.
+
+    Raises:
+        ValueError: a number below 0, or not finite.
+    """
+
+    prefill: float = _cost(3.1e-5, "GPU-seconds of prefill for a token of a prompt.")
+    abort: float = _cost(0.02, "Seconds from stopping a rollout until its slot is free.")
+    weight_sync: float = _cost(2.0, "Seconds in which new weights reach the replicas.")
+    logprob: float = _cost(4e-5, "GPU-seconds of the forward pass for a token's log-probability.")
+    train: float = _cost(1.5e-4, "GPU-seconds of forward and backward for a token.")
+    train_row: float = _cost(0.0, "GPU-seconds more for each row trained on.")
+    update: float = _cost(1.0, "Seconds of the optimizer's step.")
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            positive(each.name, getattr(self, each.name), zero=True)

@@ -1,0 +1,298 @@
+"""One run in simulation: the real allocator asks for rollouts, the fleet makes them, the trainer trains."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from math import inf
+from operator import attrgetter
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import NOTHING, Actions, Batch, Cancelled, Done, Event, Order, Updated
+from rollalloc.core.recipe import Recipe
+from rollalloc.lab.simulate.cluster import Scenario
+from rollalloc.lab.simulate.fleet import Fleet
+from rollalloc.lab.simulate.result import Books, Result
+from rollalloc.lab.simulate.workload import Outcome
+
+TAIL = 0.1  # of the most rollouts that ran for a batch: where fewer run and none waits, the rest is waited for
+
+TOGETHER = 1e-9  # seconds: what only rounding tells apart is one moment
+
+
+def simulate(
+    recipe: Recipe,
+    scenario: Scenario,
+    seed: int,
+    *,
+    max_staleness: int | None = None,
+    allocator: type[Allocator] = Allocator,
+) -> Result:
+    """Train so many batches under a recipe, in simulation.
+
+    Args:
+        recipe: what is costed.
+        scenario: everything else.
+        seed: of the allocator, the prompts and the rollouts' outcomes. These depend on the rollout's id alone, so that one
+            recipe meets the same rollouts on every cluster that orders them alike.
+        max_staleness: as for `Scenario.fitting`.
+        allocator: the class that decides.
+
+    Raises:
+        ValueError: what cannot be carried out.
+        RuntimeError: the run ended before the first batch that counts.
+    """
+    return Simulation(recipe, scenario, seed, max_staleness=max_staleness, allocator=allocator).run()
+
+
+class Simulation:
+    """The state of one run."""
+
+    def __init__(
+        self, recipe: Recipe, scenario: Scenario, seed: int, *, max_staleness: int | None, allocator: type[Allocator]
+    ) -> None:
+        self.scenario, self.cluster, self.costs = scenario, scenario.cluster, scenario.costs
+        self.world = scenario.workload.world(seed)
+        self.allocator = allocator(scenario.fitting(recipe, max_staleness), self.world.prompts, seed)
+        self.seed = seed
+        self.fleet = Fleet(self.cluster.replicas, scenario.seconds_N)
+        self.trainer = Trainer(scenario)
+        self.queue: deque[tuple[int, Order]] = deque()  # rollouts without a slot
+        self.queued: set[int] = set()
+        self.made: dict[int, tuple[Outcome, int]] = {}  # outcome, version at the first token; until it is released
+        self.stopping: deque[tuple[float, int]] = deque()  # when the slot will be free; all wait for equally long
+        self.peak = 0  # most rollouts at a time since the last update
+        self.tail = self.unused = 0.0
+        self.stopped = self.rows = self.row_tokens = 0
+        self.books = [self._books()]
+        self.why: str | None = None
+
+    def run(self) -> Result:
+        """Carry it out."""
+        step = self._asynchronously if self.cluster.schedule == "async" else self._synchronously
+        warmup = self.scenario.warmup
+        while len(self.books) <= warmup + self.scenario.batches and self.why is None:
+            step()
+        if len(self.books) < warmup + 2:
+            raise RuntimeError(
+                f"the run ended after {len(self.books) - 1} batches, {warmup} of which were to be warm-up: {self.why}; give "
+                "it more prompts, less warm-up, or a recipe that asks less of them"
+            )
+        cluster = self.cluster
+        return Result.of(self.books[warmup:], seed=self.seed, gpus=cluster.gpus, slots=self.fleet.slots, why=self.why)
+
+    # ------------------------------------------------------------------------------------------------------- schedules
+
+    def _synchronously(self) -> None:
+        """One wave as in our own trainer: all that is ordered ends before the next ask, and before a batch is trained.
+
+        Where a stage has a stop rule each end is told at once, and the allocator asked what to stop; else all are told
+        together, in the order of their ids.
+        """
+        actions = self.allocator.ask()
+        self._take(actions)
+        at_once = bool(self.allocator.recipe.stopping)
+        held: list[Event] = []
+        while self.fleet.place or self.queued:
+            if at_once:
+                self.allocator.tell(self._next() or ())
+                self._take(self.allocator.ask(capacity=0))
+            else:
+                held += self._next() or ()
+            self._fill()  # after what is stopped at this moment: it need not begin
+        held.sort(key=_rollout)
+        self.allocator.tell(held)
+        if (batch := self.allocator.batch) is not None:
+            self.fleet.lend(self.trainer.begin(batch, self.made, self.fleet.now) + self.costs.weight_sync)
+            self._update(batch)
+        elif not (actions.generate or actions.cancel or self.why):
+            raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
+
+    def _asynchronously(self) -> None:
+        """One ask with the free slots, and what happens next."""
+        actions = self.allocator.ask(capacity=self.fleet.free)
+        self._take(actions)
+        if actions.batch is not None:
+            self.trainer.begin(actions.batch, self.made, self.fleet.now)
+        elif self.why is None:
+            events = self._next()
+            if events is not None:
+                self.allocator.tell(events)
+            elif (batch := self.allocator.batch) is not None:
+                self._update(batch)
+                for at in range(self.cluster.replicas):
+                    self.fleet.pause(at, self.costs.weight_sync)
+
+    # ---------------------------------------------------------------------------------------------------------- actions
+
+    def _take(self, actions: Actions) -> None:
+        """Carry out what the allocator says, but for the batch."""
+        if actions is NOTHING:
+            return
+        for rollout in actions.release:
+            self.made.pop(rollout, None)
+        unbegun: list[Event] = []
+        for rollout in actions.cancel:
+            if rollout in self.queued:
+                self.queued.discard(rollout)
+                unbegun.append(Cancelled(rollout, 0))
+            else:
+                self.stopping.append((self.fleet.now + self.costs.abort, rollout))
+        for order in actions.generate:
+            self.queue.extend((rollout, order) for rollout in order.rollouts)
+            self.queued.update(order.rollouts)
+        self.stopped += len(unbegun)
+        if unbegun:
+            self.allocator.tell(unbegun)
+        if self.queue:
+            self._fill()
+        self.why = actions.finished
+
+    def _fill(self) -> None:
+        """Begin what waits, as far as there are slots: each rollout where fewest are."""
+        fleet, version = self.fleet, self.allocator.version
+        prefill = self.costs.prefill * self.scenario.prompt_tokens / self.cluster.gpus_per_replica
+        prefilled: set[tuple[int, int]] = set()
+        while self.queue and fleet.free:
+            rollout, order = self.queue.popleft()
+            if rollout not in self.queued:  # stopped before it began
+                continue
+            self.queued.discard(rollout)
+            at = fleet.least_loaded()
+            if prefill and (order.group, at) not in prefilled:
+                prefilled.add((order.group, at))
+                fleet.pause(at, prefill)
+            outcome = self.world.outcome(order.prompt, rollout, version)
+            self.made[rollout] = (outcome, version)
+            fleet.start(rollout, outcome.tokens, at)
+
+    # ----------------------------------------------------------------------------------------------------------- events
+
+    def _next(self) -> list[Event] | None:
+        """Let the next thing happen: what to tell; None where it is that the trainer is through."""
+        ends = self.fleet.next_end()
+        stops = self.stopping[0][0] if self.stopping else inf
+        moment = min(ends, stops, self.trainer.until)
+        if moment == inf:
+            raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
+        self._pass_to(moment)
+        if moment == ends:
+            events: list[Event] = []
+            while self.fleet.next_end() <= moment + TOGETHER:  # on whatever replica
+                events += map(self._done, self.fleet.end())
+        elif moment == stops:
+            events = self._stop()
+        else:
+            return None
+        return events
+
+    def _pass_to(self, moment: float) -> None:
+        passed = moment - self.fleet.now
+        running = len(self.fleet.place)
+        self.peak = max(self.peak, running)
+        if 0 < running < TAIL * self.peak:  # where some wait, all slots are taken
+            self.tail += passed
+        self.unused += passed * self.cluster.unused
+        self.fleet.pass_to(moment)
+
+    def _done(self, rollout: int) -> Done:
+        outcome, version = self.made[rollout]
+        if self.cluster.overlap:
+            self.trainer.look_at(outcome, self.fleet.now)
+        right = float(outcome.right)
+        return Done(rollout, right, right, outcome.tokens, version, self.allocator.version, outcome.truncated)
+
+    def _stop(self) -> list[Event]:
+        """Those whose slots are free now; one that ended meanwhile was told of as done."""
+        events: list[Event] = []
+        while self.stopping and self.stopping[0][0] <= self.fleet.now:
+            rollout = self.stopping.popleft()[1]
+            if rollout in self.fleet.place:
+                events.append(Cancelled(rollout, min(self.fleet.stop(rollout), self.made[rollout][0].tokens)))
+        self.stopped += len(events)
+        return events
+
+    def _update(self, batch: Batch) -> None:
+        """The weights are new."""
+        self.rows += len(batch.rows)
+        self.row_tokens += sum(self.made[row.rollout][0].tokens for row in batch.rows)
+        self.trainer.end()
+        self.allocator.tell([Updated(self.allocator.version + 1)])
+        self.peak = 0
+        self.books.append(self._books())
+
+    def _books(self) -> Books:
+        fleet, trainer, cluster = self.fleet, self.trainer, self.cluster
+        fleet.advance()
+        share = cluster.gpus_per_replica
+        together = (
+            cluster.schedule == "sync"
+        )  # the weights' way is then the time of all GPUs, and none waits for the trainer
+        syncing = self.costs.weight_sync * self.allocator.version * cluster.gpus if together else 0.0
+        waiting = 0.0 if together else trainer.idle * cluster.trainers
+        return Books(
+            clock=fleet.now,
+            decoding=sum(replica.decoding for replica in fleet.replicas) * share,
+            pausing=sum(replica.paused for replica in fleet.replicas) * share + syncing,
+            training=trainer.busy * cluster.trainers,
+            idle=sum(replica.empty for replica in fleet.replicas) * share + waiting,
+            unused=self.unused,
+            slot_seconds=fleet.slot_seconds,
+            tail=self.tail,
+            paid=self.allocator.paid,
+            stopped=self.stopped,
+            tokens=self.allocator.tokens_paid,
+            rows=self.rows,
+            row_tokens=self.row_tokens,
+            accounts=self.allocator.accounts(),
+        )
+
+
+_rollout = attrgetter("rollout")
+
+
+class Trainer:
+    """The GPUs that train, one batch at a time.
+
+    Attributes:
+        until: when the batch in training is through; infinity where there is none.
+        busy: seconds in which it worked.
+        idle: seconds in which it waited.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.until = inf
+        self.busy = self.idle = 0.0
+        self._scenario = scenario
+        self._free_since = 0.0
+        self._ahead = 0.0  # when the log-probabilities of all that ended are there
+        self._looked = 0.0  # seconds of them that were asked for since the last batch
+
+    def look_at(self, outcome: Outcome, now: float) -> None:
+        """Compute log-probabilities before it is known whether they are needed."""
+        seconds = self._forward(outcome.tokens + self._scenario.prompt_tokens)
+        self._ahead = max(self._ahead, now) + seconds
+        self._looked += seconds
+
+    def begin(self, batch: Batch, made: Mapping[int, tuple[Outcome, int]], now: float) -> float:
+        """Train a batch; when it will be through."""
+        costs, cluster = self._scenario.costs, self._scenario.cluster
+        tokens = sum(made[row.rollout][0].tokens + self._scenario.prompt_tokens for row in batch.rows)
+        left = max(0.0, self._ahead - now)
+        seconds = left if cluster.overlap else self._forward(tokens)
+        seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
+        if cluster.schedule == "async":  # else the GPUs were decoding, and are accounted for there
+            looked = self._looked - left
+            self.busy += looked
+            self.idle += now - self._free_since - looked
+        self.busy += seconds
+        self._looked = 0.0
+        self.until = self._ahead = now + seconds
+        return self.until
+
+    def end(self) -> None:
+        """It is through."""
+        self._free_since, self.until = self.until, inf
+
+    def _forward(self, tokens: int) -> float:
+        return tokens * self._scenario.costs.logprob / self._scenario.cluster.trainers

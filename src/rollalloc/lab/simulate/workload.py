@@ -1,0 +1,349 @@
+"""What rollouts come to: how long they are, and whether they are right, by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from rollalloc.core.recipe import at_least
+from rollalloc.core.seeds import rng
+from rollalloc.data.jsonl import Unreadable, read_lines
+from rollalloc.lab.simulate.cost import at_most, positive
+
+_BLOCK = 4096  # rollouts whose draws are made together
+_BLOCKS = 8  # held at a time
+_WIDEST = 10  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
+_LONGEST, _PROMPTS = 100_000_000, 10_000_000  # tokens of a rollout, prompts
+_RIGHT = 0.5  # metric from which on a logged rollout counts as right
+
+
+class Outcome(NamedTuple):
+    """What a rollout would come to if nobody stopped it: at least 1 token, whether the limit cut it, whether it is right."""
+
+    tokens: int
+    truncated: bool
+    right: bool
+
+
+class World(Protocol):
+    """One drawing of everything, in which a rollout's outcome is a function of (prompt, rollout, version)."""
+
+    prompts: int
+
+    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome: ...
+
+
+class Workload(Protocol):
+    """What worlds are drawn from."""
+
+    def world(self, seed: int) -> World: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+def _says(default: Any, says: str) -> Any:
+    return field(default=default, metadata={"says": says})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of a rollout: log-normal about its prompt's median, which is log-normal too; some run to the limit.
+
+        tokens = median · exp(between · z_prompt + within · z_rollout), at most `limit`; `limit` with probability `runaway`
+
+    Attributes:
+        median: tokens, above 0.
+        between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
+        within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
+        runaway: share of rollouts that never end by themselves, in [0, 1].
+        limit: tokens of a rollout at most, at least 1.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    median: float = _says(1500.0, "Tokens of a rollout: median over prompts of their medians.")
+    between: float = _says(0.5, "Deviation of the logarithm of the prompts' medians.")
+    within: float = _says(0.5, "Deviation of the logarithm of lengths within a prompt.")
+    runaway: float = _says(0.01, "Share of rollouts that run to the limit whatever the prompt.")
+    limit: int = _says(8192, "Tokens of a rollout at most.")
+
+    def __post_init__(self) -> None:
+        positive("median", self.median)
+        positive("between", self.between, zero=True)
+        positive("within", self.within, zero=True)
+        for name in ("between", "within"):
+            at_most(name, getattr(self, name), _WIDEST)
+        share("runaway", self.runaway)
+        at_least("limit", self.limit, 1)
+        at_most("limit", self.limit, _LONGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Success:
+    """How often prompts are solved: never, always, or Beta-distributed between.
+
+    Attributes:
+        hopeless: share of prompts that are never solved.
+        solved: share that are always solved.
+        alpha: of Beta(alpha, beta), from which the others' rates are drawn; above 0.
+        beta: likewise.
+        learning: by how much the logit of each rate rises with an update. An assumption: how fast a policy learns is what
+            no simulation knows.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    hopeless: float = _says(0.25, "Share of prompts that are never solved.")
+    solved: float = _says(0.25, "Share of prompts that are always solved.")
+    alpha: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
+    beta: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
+    learning: float = _says(0.0, "How much the logit of each success rate rises with an update: an assumption.")
+
+    def __post_init__(self) -> None:
+        share("hopeless", self.hopeless)
+        share("solved", self.solved)
+        if self.hopeless + self.solved > 1:
+            raise ValueError(f"hopeless + solved must be at most 1, got {self.hopeless} + {self.solved}")
+        positive("alpha", self.alpha)
+        positive("beta", self.beta)
+        positive("learning", self.learning, zero=True)
+
+
+def share(name: str, value: Any) -> None:
+    """Refuse what is no number in [0, 1].
+
+    Raises:
+        ValueError: says what was expected and what came.
+    """
+    positive(name, value, zero=True)
+    if value > 1:
+        raise ValueError(f"{name} must be a share in [0, 1], got {value!r}")
+
+
+class _Draws:
+    """Numbers for each rollout, by its id alone: a normal one and three uniform ones."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._blocks: dict[int, list[tuple[float, ...]]] = {}
+
+    def __call__(self, rollout: int) -> tuple[float, ...]:
+        block, at = divmod(rollout, _BLOCK)
+        draws = self._blocks.get(block)
+        if draws is None:
+            if len(self._blocks) >= _BLOCKS:
+                del self._blocks[min(self._blocks)]
+            random = rng(self._seed, "simulate rollouts", block)
+            columns = [random.standard_normal(_BLOCK), *random.random((3, _BLOCK))]
+            draws = self._blocks[block] = list(zip(*(column.tolist() for column in columns), strict=True))
+        return draws[at]
+
+
+class _Rates:
+    """Success rates that rise with the version."""
+
+    def __init__(self, rates: Sequence[float], learning: float) -> None:
+        self._rates, self._learning = rates, learning
+
+    def __call__(self, prompt: int, version: int) -> float:
+        rate = self._rates[prompt]
+        if not self._learning or not version or rate in (0.0, 1.0):
+            return rate
+        return 1 / (1 + (1 - rate) / rate * exp(-self._learning * version))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Lengths and success rates from distributions, independent of each other.
+
+    Attributes:
+        prompts: in the data set, at least 1.
+        lengths: of rollouts.
+        success: of prompts.
+        source: where they are from, for the result.
+    """
+
+    prompts: int = 8192
+    lengths: Lengths = field(default_factory=Lengths)
+    success: Success = field(default_factory=Success)
+    source: str = "from distributions"
+
+    def __post_init__(self) -> None:
+        at_least("prompts", self.prompts, 1)
+        at_most("prompts", self.prompts, _PROMPTS)
+
+    def world(self, seed: int) -> World:
+        """Prompts drawn from the distributions."""
+        random, success = rng(seed, "simulate prompts"), self.success
+        median_N = self.lengths.median * np.exp(self.lengths.between * random.standard_normal(self.prompts))
+        kind_N = random.random(self.prompts)
+        rate_N = random.beta(success.alpha, success.beta, self.prompts)
+        rate_N = np.where(kind_N < success.hopeless, 0.0, np.where(kind_N >= 1 - success.solved, 1.0, rate_N))
+        return _FittedWorld(self.lengths, median_N.tolist(), _Rates(rate_N.tolist(), success.learning), _Draws(seed))
+
+    def describe(self) -> dict[str, Any]:
+        """For the result."""
+        values = {each.name: getattr(of, each.name) for of in (self.lengths, self.success) for each in fields(of)}
+        return {"source": self.source, "prompts": self.prompts, **values}
+
+
+class _FittedWorld:
+    def __init__(self, lengths: Lengths, medians: Sequence[float], rates: _Rates, draws: _Draws) -> None:
+        self.prompts = len(medians)
+        self._medians, self._rates, self._draws = medians, rates, draws
+        self._within, self._runaway, self._limit = lengths.within, lengths.runaway, lengths.limit
+
+    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
+        """See `World`."""
+        normal, runaway, wins, _ = self._draws(rollout)
+        right = wins < self._rates(prompt, version)
+        tokens = self._limit + 1 if runaway < self._runaway else self._medians[prompt] * exp(self._within * normal)
+        return (
+            Outcome(self._limit, True, right) if tokens > self._limit else Outcome(max(1, round(tokens)), False, right)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """Rollouts drawn with replacement from those that a run logged for the same prompt.
+
+    Attributes:
+        rollouts: by prompt, at least one each.
+        learning: as in `Success`; what is right more often has the lengths of what was right in the log.
+        source: where they are from, for the result.
+        stopped: rollouts of the log that were stopped or have no score, which are left out.
+    """
+
+    rollouts: Sequence[Sequence[Outcome]]
+    learning: float = 0.0
+    source: str = "given"
+    stopped: int = 0
+
+    def world(self, seed: int) -> World:
+        """The logged prompts, in the log's order."""
+        return _LoggedWorld(self.rollouts, self.learning, _Draws(seed))
+
+    def describe(self) -> dict[str, Any]:
+        """For the result."""
+        logged = sum(map(len, self.rollouts))
+        of = {"prompts": len(self.rollouts), "logged_rollouts": logged, "left_out": self.stopped}
+        return {"source": self.source, **of, "learning": self.learning}
+
+    def fitted(self) -> Fitted:
+        """`Lengths` fitted to the log, and a success rate for each prompt from Beta by the moments of the logged ones.
+
+        The deviation within prompts is pooled over prompts, the one between them is that of their means less what `within`
+        adds to it, both of the logarithms of what was not truncated; truncated rollouts beyond those that the log-normal has
+        above the limit are `runaway`. Of lengths cut off at the limit the deviation is a little low.
+
+        Raises:
+            ValueError: fewer than 2 prompts, or no prompt with 2 rollouts that were not truncated.
+        """
+        whole = [np.log([each.tokens for each in of if not each.truncated]) for of in self.rollouts]
+        whole = [logs for logs in whole if logs.size]
+        freedom = sum(logs.size - 1 for logs in whole)
+        if len(whole) < 2 or not freedom:
+            raise ValueError(
+                f"{self.source}: a fit needs 2 prompts with rollouts that were not truncated, one of them with 2; got "
+                f"{len(whole)} prompts; leave --fit out"
+            )
+        within_2 = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in whole) / freedom
+        means = np.array([logs.mean() for logs in whole])
+        noise = within_2 * float(np.mean([1 / logs.size for logs in whole]))
+        between = sqrt(max(0.0, float(means.var(ddof=1)) - noise))
+        every = [each for of in self.rollouts for each in of]
+        cut = sum(each.truncated for each in every) / len(every)
+        limit = max(each.tokens for each in every)
+        deviation = sqrt(between**2 + within_2)
+        beyond = 1 - NormalDist().cdf((log(limit) - means.mean()) / deviation) if deviation else 0.0
+        runaway = min(1.0, max(0.0, (cut - beyond) / (1 - beyond)) if cut and beyond < 1 else 0.0)
+        lengths = Lengths(
+            median=exp(means.mean()), between=between, within=sqrt(within_2), runaway=runaway, limit=limit
+        )
+        source = f"fitted to {self.source}"
+        return Fitted(prompts=len(self.rollouts), lengths=lengths, success=self._success(), source=source)
+
+    def _success(self) -> Success:
+        """Shares of prompts never and always solved as logged, the rest's Beta by moments."""
+        rates = np.array([np.mean([each.right for each in of]) for of in self.rollouts])
+        between = rates[(rates > 0) & (rates < 1)]
+        mean, variance = (float(between.mean()), float(between.var())) if between.size > 1 else (0.5, 1 / 12)
+        size = max(0.1, mean * (1 - mean) / variance - 1) if variance else 1e6
+        ends = {"hopeless": float(np.mean(rates == 0)), "solved": float(np.mean(rates == 1))}
+        return Success(**ends, alpha=mean * size, beta=(1 - mean) * size, learning=self.learning)
+
+
+class _LoggedWorld:
+    def __init__(self, rollouts: Sequence[Sequence[Outcome]], learning: float, draws: _Draws) -> None:
+        self.prompts = len(rollouts)
+        self._right = [[each for each in of if each.right] for of in rollouts]
+        self._wrong = [[each for each in of if not each.right] for of in rollouts]
+        rates = [len(right) / len(of) for right, of in zip(self._right, rollouts, strict=True)]
+        self._rates, self._draws = _Rates(rates, learning), draws
+
+    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
+        """See `World`."""
+        _, _, wins, which = self._draws(rollout)
+        among = (self._right if wins < self._rates(prompt, version) else self._wrong)[prompt]
+        return among[int(which * len(among))]
+
+
+def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
+    """Lengths and successes from the `rollouts.jsonl` of a run (docs/metrics.md). A metric of 0.5 or more is right.
+
+    Rollouts that were stopped, or have no score, say nothing of what they would have come to; they are left out and
+    counted. So where many were stopped, lengths come out too short.
+
+    Args:
+        path: of the file.
+        learning: as in `Success`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line that is none of a rollout, by its number and field; or no rollout with a score.
+    """
+    by_prompt: dict[Any, list[Outcome]] = {}
+    left_out = 0
+    for number, line in read_lines(path):
+        where = f"{path}, line {number}"
+        if isinstance(line, Unreadable):
+            raise ValueError(f"{where}: not JSON: {line.why}; it begins with {line.begins}")
+        if not isinstance(line, dict):
+            raise ValueError(
+                f"{where}: expected a JSON object a line, as `train --log-rollouts` writes, got {line!r:.60}"
+            )
+        key = line.get("key", line.get("prompt"))
+        if not isinstance(key, (str, int)) or isinstance(key, bool):
+            raise ValueError(f"{where}: field key: expected the prompt's key, got {key!r:.60}")
+        outcome = _outcome(line, where)
+        if outcome is None:
+            left_out += 1
+        else:
+            by_prompt.setdefault(key, []).append(outcome)
+    if not by_prompt:
+        raise ValueError(f"{path}: expected rollouts with a score, found none; {left_out} lines have no score")
+    return Logged(rollouts=list(by_prompt.values()), learning=learning, source=str(path), stopped=left_out)
+
+
+def _outcome(line: Mapping[str, Any], where: str) -> Outcome | None:
+    for name in ("metric", "tokens", "truncated"):
+        if name not in line:
+            raise ValueError(f"{where}: field {name} is missing; expected a line of `train --log-rollouts`")
+    metric, tokens, truncated = line["metric"], line["tokens"], line["truncated"]
+    if type(tokens) is not int or tokens < 0:
+        raise ValueError(f"{where}: field tokens: expected a whole number of at least 0, got {tokens!r:.60}")
+    if type(truncated) is not bool:
+        raise ValueError(f"{where}: field truncated: expected true or false, got {truncated!r:.60}")
+    if metric is None:
+        return None
+    if type(metric) not in (int, float) or not -1e300 < metric < 1e300:
+        raise ValueError(f"{where}: field metric: expected a number or null, got {metric!r:.60}")
+    return Outcome(max(1, tokens), truncated, metric >= _RIGHT)

@@ -1,0 +1,218 @@
+"""From a log to what is said about it: shares, forecast or why there is none, and the notes that belong to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollalloc.core.recipe import Recipe
+from rollalloc.lab.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
+from rollalloc.lab.waste.groups import NO_STEP, Groups, Log, outcomes
+from rollalloc.lab.waste.shares import Share, Shares, drift, shares_of
+from rollalloc.rules.advantages import OverChosen, OverGroup
+
+NOT_THE_TARGET = (
+    "rollouts for a row that teaches are not rollouts to a target accuracy: in rollalloc's own benchmark recipes that "
+    "wasted less did not always get there cheaper"
+)
+FROZEN = (
+    "the forecast holds for the policy and the prompts that were logged; another recipe would have moved the policy, and "
+    "these shares with it"
+)
+BY_ITSELF = (
+    "{} does not compare the rollouts of a prompt with each other, so that nearly every row of it has an advantage: its "
+    "price says little"
+)
+_LITTLE = 0.1  # share of guessed or repeated rollouts from which on the reader is warned
+_GRADES = 2  # rewards of more values than these are graded
+
+
+@dataclass(slots=True)
+class Finding:
+    """What is said about a log.
+
+    Attributes:
+        format: which reader read it.
+        rollouts: logged.
+        shares: by cause, from groups; None where the log has only sums.
+        booked: the trainer's own accounts, rollouts by cause; empty where the log has none.
+        forecast: None where it was refused.
+        refused: why.
+        notes: in the order of importance.
+    """
+
+    format: str
+    rollouts: int
+    shares: Shares | None
+    booked: dict[str, int]
+    forecast: Forecast | None = None
+    refused: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def wasted(self) -> float:
+        """Share of the rollouts that taught nothing; by the trainer's own accounts where there are any."""
+        if self.booked:
+            return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
+        return 0.0 if self.shares is None else self.shares.wasted.value
+
+    def described(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        said = sentence(self) if self.forecast is None else f"{sentence(self)} {forecast_sentence(self.forecast)}"
+        return {"finding": said, "wasted": self.wasted, **asdict(self)}
+
+
+def find(
+    log: Log, *, threshold: float | None = None, from_step: int | None = None, n: int | None = None,
+    n_pilot: int | None = None, own: Mapping[str, Recipe] | None = None, resamples: int = 60, seed: int = 0,
+    watcher: Watcher | None = None,
+) -> Finding:  # fmt: skip
+    """What there is to say about a log.
+
+    Args:
+        log: as read.
+        threshold: rewards of at least this are right, a finite number; None: rewards count as they are.
+        from_step: groups logged before it, or without a step, are left out; at least 0.
+        n: rollouts of a trained group in the forecast, at least 1.
+        n_pilot: pilots among them, at least 1.
+        own: recipes that are compared with GRPO instead of DAPO and Pilot-Commit, by name.
+        resamples: for the forecast's interval, at least 2.
+        seed: of everything random, at least 0.
+        watcher: called after each resample.
+
+    Raises:
+        ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
+    """
+    check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
+    groups = outcomes(log.groups, threshold)
+    stepless = int((groups.step_V == NO_STEP).sum())
+    if from_step is not None:
+        groups = groups.take(groups.step_V >= from_step)
+        if not groups:
+            raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
+    booked = (
+        {} if log.accounts is None or from_step is not None else {k: v for k, v in log.accounts.items() if k != "open"}
+    )
+    shares = shares_of(groups, seed=seed) if groups else None
+    rollouts = sum(booked.values()) if shares is None else sum(shares.rollouts.values())
+    if not rollouts:
+        raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
+    finding = Finding(log.format, rollouts, shares, booked)
+    try:
+        plan = plan_for(log, groups, n=n, n_pilot=n_pilot, own=own is not None)
+        finding.forecast = forecast(groups, plan, own, seed=seed, resamples=resamples, watcher=watcher)
+        finding.notes += [*_support(finding.forecast, own or {}), NOT_THE_TARGET, FROZEN]
+        if finding.forecast.simulated < finding.forecast.visits:
+            finding.notes.append(
+                f"the forecast was simulated on {finding.forecast.simulated:,} groups, of prompts drawn at random, of the "
+                f"{finding.forecast.visits:,} that are large enough; the shares count all"
+            )
+    except Refused as refused:
+        finding.refused = str(refused)
+    finding.notes += _warnings(log, groups, threshold, seed)
+    if from_step is not None and stepless:
+        finding.notes.append(
+            f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
+        )
+    finding.notes += log.notes
+    return finding
+
+
+def check_asked(
+    *, threshold: float | None, from_step: int | None, n: int | None, n_pilot: int | None, resamples: int, seed: int
+) -> None:
+    """Refuse what `find` could not answer, before anything is read.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
+    least = {"from_step": (from_step, 0), "n": (n, 1), "n_pilot": (n_pilot, 1), "resamples": (resamples, 2)}
+    for name, (value, lowest) in {**least, "seed": (seed, 0)}.items():
+        if value is not None and value < lowest:
+            raise ValueError(f"--{name.replace('_', '-')}: expected a whole number of at least {lowest}, got {value}")
+
+
+def sentence(finding: Finding) -> str:
+    """The finding in one sentence."""
+    shares = finding.shares
+    if finding.booked:
+        paid = sum(finding.booked.values())
+        return f"{finding.wasted:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
+    assert shares is not None
+    interval = shares.wasted.interval
+    within = "" if interval is None else " (95% interval {:.1%} – {:.1%})".format(*interval)
+    return (
+        f"{shares.wasted.value:.1%}{within} of {finding.rollouts:,} rollouts taught nothing: {shares.groups:,} groups of "
+        f"{shares.prompts:,} prompts."
+    )
+
+
+def forecast_sentence(forecast: Forecast) -> str:
+    """The forecast in one sentence: how many times GRPO's rollouts would have been needed."""
+    needs = [f"{name} {times(price.times_rollouts)}" for name, price in forecast.prices.items() if name != BASELINE]
+    return f"Rollouts needed for as many rows that teach, times GRPO's: {', '.join(needs)}."
+
+
+def times(share: Share) -> str:
+    """A ratio and its interval, as text."""
+    low, high = share.interval or (0.0, math.inf)
+    return f"{_factor(share.value)} × ({_factor(low)} – {_factor(high)})"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}" if math.isfinite(ratio) else "∞"
+
+
+def _support(forecast: Forecast, own: Mapping[str, Recipe]) -> list[str]:
+    """What the log cannot answer of each recipe, worst first."""
+    found = [
+        f"{name}: no logged group is large enough for {price.guessed:.0%} of its rollouts, which were drawn from what is "
+        "known of their prompts instead"
+        for name, price in forecast.prices.items()
+        if price.guessed > _LITTLE
+    ]
+    found += [
+        f"{name}: {price.again:.0%} of its rollouts were dealt a second time, since it comes back to prompts more often "
+        "than the log does"
+        for name, price in forecast.prices.items()
+        if price.again > _LITTLE
+    ]
+    compares = (OverGroup, OverChosen)
+    return found + [
+        BY_ITSELF.format(name) for name, recipe in own.items() if not isinstance(recipe.advantage, compares)
+    ]
+
+
+def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> list[str]:
+    found: list[str] = []
+    if log.bad:
+        found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
+    if log.odd:
+        found.append(
+            f"{log.odd:,} fields are not what they should be and count as absent; the first is {log.first_odd}"
+        )
+    grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
+    if threshold is None and len(grades) > _GRADES:
+        found.append(
+            f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
+            "all counts as one that taught; --threshold tells right from wrong instead"
+        )
+    if (groups.first_V < groups.size_V).any():
+        found.append(
+            "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
+        )
+    thirds = drift(groups, seed=seed)
+    if thirds is not None and thirds[0].interval and thirds[1].interval:
+        (early, late), (low, high) = thirds, zip(thirds[0].interval, thirds[1].interval, strict=True)
+        if max(low) > min(high):
+            found.append(
+                f"the waste moved from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last; "
+                "what comes next is nearer to the last, --from-step looks at it alone"
+            )
+    return found

@@ -1,0 +1,113 @@
+"""The rollout logs of TRL, verl, prime-rl and our own as one `Log`. Files are streamed, texts are not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from glob import glob, has_magic
+from itertools import groupby
+from pathlib import Path
+
+from rollalloc.lab.waste.groups import Log
+from rollalloc.lab.waste.readers import ours, prime_rl, trl, verl
+from rollalloc.lab.waste.readers.shared import Options, by_suffix, names, objects
+
+__all__ = ["FORMATS", "Options", "check_format", "read_log"]
+
+Watcher = Callable[[Path, int, int], None]  # file, how many were read before it, how many there are
+FORMATS = {"trl": trl.FORMAT, "verl": verl.FORMAT, "prime-rl": prime_rl.FORMAT, "rollalloc": ours.FORMAT}
+
+
+def read_log(
+    path: str | Path, format: str | None = None, options: Options | None = None, watcher: Watcher | None = None
+) -> Log:
+    """Read the log of a run.
+
+    Args:
+        path: a file, a folder that holds such files at any depth, or a glob.
+        format: one of `FORMATS`; by default told from the files' names and first lines.
+        options: what the log does not say itself.
+        watcher: called before each file.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        ValueError: an unknown format, or files that have no usable rollout.
+    """
+    check_format(format)
+    files = _files(str(path))
+    format = format or _detect(files, path)
+    reader, options = FORMATS[format], options or Options()
+    unused = [
+        name
+        for name in ("reward", "weights", "group_size")
+        if getattr(options, name) is not None and name not in reader.options
+    ]
+    if unused:
+        raise ValueError(f"{' and '.join(unused)}: means nothing for a log of {format}; leave it out, or --format")
+    chosen = reader.choose(files)
+    if not chosen:
+        raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
+    log = Log(format)
+    reader.read(_watched(chosen, watcher), log, options)
+    if not log.groups and log.accounts is None:
+        why = f"; the first of {log.bad} lines that cannot be used is {log.first_bad}" if log.bad else ""
+        raise ValueError(f"{path}: expected {reader.expects}, found no rollout in {_some(chosen)}{why}")
+    return log
+
+
+def check_format(format: str | None) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        ValueError: unknown.
+    """
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
+
+
+def _files(path: str) -> list[Path]:
+    """Files under a path, sorted so that step_10 comes after step_9."""
+    if not path.strip():
+        raise ValueError("expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder")
+    found = (
+        [Path(one) for one in glob(path, recursive=True)]
+        if has_magic(path) and not Path(path).exists()
+        else [Path(path)]
+    )
+    files = [file for one in found for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
+    if not files:
+        raise FileNotFoundError(f"{path}: no such file, and no folder or glob with files; give a log of rollouts")
+    return sorted(set(files), key=_naturally)
+
+
+def _naturally(file: Path) -> list[tuple[int, int, str]]:
+    parts = [part for name in file.parts for part in ("".join(run) for _, run in groupby(name, str.isdecimal))]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _detect(files: Sequence[Path], path: str | Path) -> str:
+    """The format that the first line of the first readable file looks like.
+
+    Raises:
+        ValueError: none.
+    """
+    if any(file.suffix == ".parquet" for file in files):
+        return "trl"
+    for file in sorted(by_suffix(files, ".jsonl"), key=lambda file: file.name == "metrics.jsonl"):
+        line = next((row for _, row in objects(file, Log(""))), None)
+        for name, format in FORMATS.items():
+            if line is not None and format.marks is not None and format.marks(line):
+                return name
+    expected = "; ".join(f"{name}: {format.expects}" for name, format in FORMATS.items())
+    raise ValueError(f"{path}: expected a log of one of these ({expected}), found {_some(files)}; --format forces one")
+
+
+def _watched(files: Sequence[Path], watcher: Watcher | None) -> Iterator[Path]:
+    for number, file in enumerate(files):
+        if watcher is not None:
+            watcher(file, number, len(files))
+        yield file
+
+
+def _some(files: Sequence[Path]) -> str:
+    shown = names(file.name for file in files[:3])
+    return shown if len(files) <= 3 else f"{shown} and {len(files) - 3} more"

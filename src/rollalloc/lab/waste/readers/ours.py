@@ -1,0 +1,74 @@
+"""Our own trainer's `rollouts.jsonl`, and the accounts in its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from rollalloc.lab.waste.groups import Gathering, Log
+from rollalloc.lab.waste.readers.shared import Format, Options, count, names, number, objects, text, whole
+
+
+def _read(files: Iterable[Path], log: Log, options: Options) -> None:
+    gathering = Gathering()
+    field = options.reward or "metric"
+    accounts: Counter[str] = Counter()
+    for file in files:
+        if file.name == "metrics.jsonl":
+            accounts.update(_last_accounts(file, log))
+            continue
+        for where, row in objects(file, log):
+            prompt = row["key"] if "key" in row else row.get("prompt")
+            if prompt is None or not isinstance(row.get("group"), (int, str)) or not {"version", field} <= row.keys():
+                log.reject(where, f"expected group, version, key and {field}, found {names(row)}")
+                continue
+            gathering.add(
+                row["group"],
+                text(prompt),
+                whole(row["version"], log, where, "version"),
+                number(row[field], log, where, field),
+                truncated=_flag(row.get("truncated"), log, where, "truncated"),
+                stage=whole(row.get("stage"), log, where, "stage") or 0,
+                tokens=count(row.get("tokens"), log, where, "tokens"),
+            )
+        gathering.close()
+    log.groups = gathering.groups()
+    log.accounts = dict(accounts) or None
+    if not log.groups:
+        log.notes.append(
+            "metrics.jsonl has sums, not rollouts: train with --log-rollouts for an interval and a forecast"
+        )
+
+
+def _flag(value: Any, log: Log, where: str, name: str) -> bool:
+    if value is not None and value not in (False, True):
+        log.doubt(where, f"{name} is {short(value)}, expected true or false")
+        return False
+    return bool(value)
+
+
+def _last_accounts(file: Path, log: Log) -> dict[str, int]:
+    """Rollouts by cause at the end of a run; each line of its metrics has them as they were by then."""
+    accounts: dict[str, int] = {}
+    for where, row in objects(file, log):
+        found = row.get("accounts")
+        if isinstance(found, dict) and all(type(count) is int and count >= 0 for count in found.values()):
+            accounts = found
+        else:
+            log.reject(where, "expected the field accounts, rollouts by cause")
+    return accounts
+
+
+def _choose(files: Sequence[Path]) -> list[Path]:
+    return [file for file in files if file.name in ("rollouts.jsonl", "metrics.jsonl")]
+
+
+FORMAT = Format(
+    "rollouts.jsonl of `rollalloc train --log-rollouts`, or metrics.jsonl",
+    _choose,
+    _read,
+    lambda line: "rollout" in line or "accounts" in line,
+)

@@ -1,0 +1,118 @@
+"""prime-rl's traces: an episode, or a trace of one, a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rollalloc.lab.waste.groups import Gathering, Log, key_of
+from rollalloc.lab.waste.readers.shared import (
+    Fields,
+    Format,
+    Options,
+    by_suffix,
+    count,
+    inside,
+    names,
+    number,
+    objects,
+    text,
+)
+
+_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
+
+
+def _read(files: Iterable[Path], log: Log, options: Options) -> None:
+    gathering, effective = Gathering(), False
+    for file in files:
+        effective |= file.parent.name == "effective"
+        named = next((part[5:] for part in file.parts if part.startswith("step_")), "")
+        step = int(named) if named.isdecimal() else None
+        for where, record in objects(file, log):
+            traces = record["traces"] if isinstance(record.get("traces"), list) else [record]
+            if not traces and isinstance(record.get("task"), dict):  # failed before it came to a trace
+                traces = [{"rewards": {}, "ok": False}]
+            for trace in traces:
+                problem = _add(record, trace, where, step, log, gathering)
+                if problem is not None:
+                    log.reject(where, problem)
+    log.groups = gathering.groups()
+    if effective:
+        log.complete = False
+        log.notes.append("these are prime-rl's effective traces only: groups that were filtered out are absent, so the "
+                         "waste is at least this; the folder all beside has them")  # fmt: skip
+
+
+def _add(record: Fields, trace: Any, where: str, step: int | None, log: Log, gathering: Gathering) -> str | None:
+    """Adds a trace's rollout; returns what is wrong with it."""
+    if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
+        return "expected a trace with rewards"
+    agent = inside(trace, "agent")
+    if agent.get("trainable") is False or _kind(record) == "eval":
+        return None
+    group = record.get("group_id") or inside(record, "info").get("group_id") or inside(record, "group").get("id")
+    task = inside(record, "task") or inside(trace, "task")
+    if not isinstance(group, (str, int)) or not task:
+        return f"expected a group's id and a task, found {names(record)}"
+    prompt = task.get("key") or task.get("hash") or key_of(text(task.get("data")))
+    failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
+    reward = None if failed else _reward(trace["rewards"], log, where)
+    calls = trace.get("calls")
+    whole = (
+        [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
+    )
+    at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
+    gathering.add(
+        (str(group), text(agent.get("name"))),
+        text(prompt),
+        step,
+        reward,
+        truncated=at_limit,
+        tokens=count(trace.get("num_output_tokens"), log, where, "num_output_tokens"),
+    )
+    return None
+
+
+def _kind(record: Fields) -> Any:
+    run = inside(record, "run")
+    return record.get("kind") or inside(run, "work").get("type") or run.get("type")
+
+
+def _reward(rewards: Fields, log: Log, where: str) -> float | None:
+    """The sum of named rewards: numbers, or scores with weights; None where none was scored."""
+    known: list[float] = []
+    for name, reward in rewards.items():
+        of_score, of_weight = _said(name)
+        if isinstance(reward, dict):
+            score = number(reward.get("score"), log, where, of_score)
+            weight = number(reward.get("weight", 1.0), log, where, of_weight)
+        else:
+            score, weight = number(reward, log, where, of_score), 1.0
+        if score is not None:
+            known.append(score * (weight or 0.0))
+    return number(sum(known), log, where, "sum of rewards") if known else None
+
+
+@lru_cache(256)  # a log has few, each in every line
+def _said(reward: str) -> tuple[str, str]:
+    """What the score and the weight of a reward are called."""
+    said = f"reward {names([reward])}"
+    return said, f"weight of {said}"
+
+
+def _choose(files: Sequence[Path]) -> list[Path]:
+    """Training traces: all of them where they are logged, else those that were trained on."""
+    training = [file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and file.stem != "metrics"]
+    everything = [file for file in training if file.parent.name == "all"]
+    return everything or training
+
+
+FORMAT = Format(
+    "rollouts/step_*/train/all/traces.jsonl",
+    _choose,
+    _read,
+    lambda line: "traces" in line or ("rewards" in line and "task" in line),
+    (),
+)

@@ -1,0 +1,65 @@
+"""verl's dumps of what it trains on: `trainer.rollout_data_dir`, a file a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollalloc.lab.waste.groups import Gathering, Log, key_of
+from rollalloc.lab.waste.readers.shared import Fields, Format, Options, by_suffix, names, number, objects, text, whole
+
+
+def _read(files: Iterable[Path], log: Log, options: Options) -> None:
+    gathering, used = Gathering(), dict[str, None]()
+    for file in files:
+        # An agent's session may have several outputs, one line each: the last holds what the rollout came to.
+        latest: tuple[Any, ...] | None = None
+        step_of_file = int(file.stem) if file.stem.isdecimal() else None
+        for where, row in objects(file, log):
+            field = options.reward or ("acc" if "acc" in row else "score")
+            if row.get("input") is None or field not in row:
+                log.reject(where, f"expected the fields input and {field}, found {names(row)}")
+                continue
+            used[field] = None
+            prompt = key_of(text(row["input"]))
+            group, session = _ids(row, prompt)
+            step = whole(row.get("step", step_of_file), log, where, "step")
+            score = number(row[field], log, where, field)
+            now = (group, session, prompt, step, score)
+            if latest is not None and (session is None or now[:2] != latest[:2]):
+                _add(gathering, latest)
+            latest = now
+        if latest is not None:
+            _add(gathering, latest)
+        gathering.close()
+    log.groups = gathering.groups()
+    log.complete = False
+    log.notes.append(f"reward: {names(used)}")
+    log.notes.append(
+        "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are absent, so "
+        "with them the waste is at least this"
+    )
+
+
+def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
+    group, _, prompt, step, reward = rollout
+    gathering.add(group, prompt, step, reward)
+
+
+def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
+    """Group and session: the V1 trainer's uid is `{uid}_{session}_{output}`; the older one logs none."""
+    uid = row.get("uid")
+    if not isinstance(uid, str):
+        return prompt, None
+    parts = uid.rsplit("_", 2)
+    return (parts[0], parts[1]) if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal() else (uid, None)
+
+
+FORMAT = Format(
+    "JSON lines of trainer.rollout_data_dir with input and score",
+    partial(by_suffix, suffix=".jsonl"),
+    _read,
+    lambda line: "input" in line and "output" in line,
+)

@@ -1,0 +1,163 @@
+"""The share of rollouts that taught nothing, by cause, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.seeds import rng
+from rollalloc.lab.waste.groups import NO_STEP, SAME, Group, Groups
+
+CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
+LEAST_PROMPTS = 10  # below it, resampling prompts says nothing about other prompts
+_BLOCK = 1 << 22  # draws held at a time
+_ONE_BY_ONE = 4096  # prompts, at most, that are drawn each by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share with its 95% interval; None where there are too few prompts for one."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the rollouts of a log went.
+
+    Attributes:
+        rollouts: by cause, all of `CAUSES`; they sum to the rollouts logged.
+        shares: the same as shares of all rollouts; they sum to 1.
+        wasted: the share that taught nothing.
+        prompts: different prompts.
+        groups: visits.
+    """
+
+    rollouts: dict[str, int]
+    shares: dict[str, Share]
+    wasted: Share
+    prompts: int
+    groups: int
+
+
+def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) -> Shares:
+    """Count the rollouts of groups whose rewards do not differ, by cause.
+
+    The interval is the percentile bootstrap over prompts: visits of one prompt are resampled together, because they are
+    alike. Where a share is 0 or 1, whose resamples are all the same, the end that is open is the exact one-sided 97.5%
+    limit over prompts, 1 - 0.025^(1/P).
+
+    Args:
+        groups: at least one, of at least one rollout each.
+        seed: of the resampling.
+        resamples: of the bootstrap.
+
+    Raises:
+        ValueError: no groups.
+    """
+    if not groups:
+        raise ValueError("expected at least one group of rollouts, got none")
+    columns = Groups.of(groups)
+    counts_PC = _counts(columns)
+    prompts = len(counts_PC)
+    total_C = counts_PC.sum(0)
+    share_C = total_C / total_C.sum()
+    shares_RC = _resampled(counts_PC, seed, resamples) if prompts >= LEAST_PROMPTS else None
+    by_cause = {
+        cause: Share(float(share), None if shares_RC is None else _interval(share, shares_RC[:, column], prompts))
+        for column, (cause, share) in enumerate(zip(CAUSES, share_C, strict=True))
+    }
+    taught = by_cause["taught"]
+    wasted = None if taught.interval is None else (1 - taught.interval[1], 1 - taught.interval[0])
+    return Shares(
+        rollouts={cause: int(count) for cause, count in zip(CAUSES, total_C, strict=True)},
+        shares=by_cause,
+        wasted=Share(1 - taught.value, wasted),
+        prompts=prompts,
+        groups=len(columns),
+    )
+
+
+def mixed(rewards_G: NDArray[np.float64]) -> bool:
+    """Whether scored rewards differ."""
+    return bool(rewards_G.size and rewards_G.max() - rewards_G.min() > SAME)
+
+
+def _counts(groups: Groups) -> NDArray[np.float64]:
+    """Rollouts of each prompt by cause, shape (P, C); prompts sorted by key, so that the order of a log says nothing."""
+    row_of = np.zeros(len(groups.keys), np.int64)
+    row_of[groups.visited] = np.arange(len(groups.visited))
+    begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
+    scored_X = np.bincount(begin_V + _fate(groups), groups.scored_V, cells)
+    unscored_X = np.bincount(begin_V + CAUSES.index("unscored"), groups.size_V - groups.scored_V, cells)
+    return (scored_X + unscored_X).astype(np.float64).reshape(-1, len(CAUSES))
+
+
+def _fate(groups: Groups) -> NDArray[np.int64]:
+    """What became of the scored rollouts of each visit, as an index into `CAUSES`; the first that holds."""
+    lowest, highest = _range(groups)
+    all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
+    holds = {
+        "taught": groups.mixed_V,
+        "single": groups.scored_V == 1,
+        "all_right": groups.low_V >= highest - SAME,
+        "all_truncated": all_truncated_V,
+        "all_wrong": groups.low_V <= lowest + SAME,
+    }
+    return np.select(list(holds.values()), [CAUSES.index(cause) for cause in holds], CAUSES.index("all_alike"))
+
+
+def _range(groups: Groups) -> tuple[float, float]:
+    """The lowest and highest reward of a log; where there is but one, it is a right answer if it is above 0."""
+    if not groups.scored_V.any():
+        return 0.0, 1.0
+    low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))
+    if high - low > SAME:
+        return low, high
+    return (low - 1, high) if high > 0 else (low, low + 1)
+
+
+def _resampled(counts_PC: NDArray[np.float64], seed: int, resamples: int) -> NDArray[np.float64]:
+    """Shares of each cause in resamples of the prompts, shape (R, C).
+
+    Prompts whose counts are equal are one kind K, drawn as often as all of them together: the same distribution, and a large
+    log has few kinds. A small one is drawn prompt by prompt, which gives the digits that it always gave.
+    """
+    prompts = len(counts_PC)
+    kinds_KC, times_K = counts_PC, np.ones(prompts)
+    if prompts > _ONE_BY_ONE:
+        kinds_KC, times_K = np.unique(counts_PC, axis=0, return_counts=True)
+    random = rng(seed, "waste shares")
+    rows: list[NDArray[np.float64]] = []
+    block = max(1, _BLOCK // len(kinds_KC))
+    for begin in range(0, resamples, block):
+        drawn_RK = random.multinomial(prompts, times_K / prompts, min(block, resamples - begin))
+        rows.append(drawn_RK @ kinds_KC)
+    totals_RC = np.concatenate(rows)
+    return totals_RC / totals_RC.sum(1, keepdims=True)
+
+
+def _interval(share: float, resampled_R: NDArray[np.float64], prompts: int) -> tuple[float, float]:
+    low, high = np.quantile(resampled_R, (0.025, 0.975)).tolist()
+    open_end = 1 - 0.025 ** (1 / prompts)
+    if share <= 0:
+        high = open_end
+    if share >= 1:
+        low = 1 - open_end
+    return low, high
+
+
+def drift(groups: Sequence[Group], *, seed: int = 0) -> tuple[Share, Share] | None:
+    """The wasted share of the first and of the last third of the steps; None where the log is too short to tell."""
+    columns = Groups.of(groups)
+    said_V = columns.step_V != NO_STEP
+    steps = np.unique(columns.step_V[said_V])
+    if len(steps) < 6:
+        return None
+    third = len(steps) // 3
+    early_V, late_V = said_V & (columns.step_V <= steps[third - 1]), said_V & (columns.step_V >= steps[-third])
+    return shares_of(columns.take(early_V), seed=seed).wasted, shares_of(columns.take(late_V), seed=seed).wasted

@@ -1,0 +1,1 @@
+"""A policy: loading, adapters, half precision, features, likelihood."""

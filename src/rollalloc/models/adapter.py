@@ -1,0 +1,142 @@
+"""LoRA through PEFT: adapters in a model that stays what it is, and the plain model that both together are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rollalloc.models.lora import Lora
+
+_NAME = "default"  # PEFT's own, which makes its files stand in the folder itself
+_BASE, _ADAPTER = ".base_layer.", ".lora_"  # in the names of an adapted layer's tensors
+_NAMED = 12  # layers that an error names
+BASE_FILE = "base.json"
+
+
+class Adapter:
+    """Adapters in a model, which from now on trains them only; the model itself is changed, and keeps its class.
+
+    Args:
+        model: in eval mode.
+        lora: which adapters.
+        seed: of their initial values.
+
+    Attributes:
+        base: SHA-256 over the parameters of the model before, in their order, which stay what they are.
+
+    Raises:
+        ImportError: PEFT is not installed.
+        ValueError: a target that is no linear layer, or the head where that is the embeddings, or a rank beyond a layer's.
+    """
+
+    def __init__(self, model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
+        peft = peft_module()
+        targets = _targets(model, lora)
+        self.base = digest_of(model)
+        config = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.scale,
+            target_modules=targets,
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws on the CPU, then moves
+            warnings.simplefilter("ignore", FutureWarning)  # it asks transformers for something by an older name
+            torch.manual_seed(seed)
+            self._peft = peft.get_peft_model(model, config, adapter_name=_NAME)
+        self._peft.eval()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the adapters as PEFT has them, and which base they belong to.
+
+        Args:
+            folder: for `peft.AutoPeftModelForCausalLM.from_pretrained`.
+            name: of the base model, or its folder.
+        """
+        config = self._peft.peft_config[_NAME]
+        config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
+        self._peft.save_pretrained(str(folder))
+        base = {"model": config.base_model_name_or_path, "sha256": self.base}
+        (folder / BASE_FILE).write_text(json.dumps(base, indent=1) + "\n", encoding="utf-8")
+
+    def plain_copy(self) -> PreTrainedModel:
+        """A copy of the model without adapters, with what they add in its weights."""
+        return deepcopy(self._peft).merge_and_unload().eval()
+
+
+def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The names and weights of a model, or of the plain model that one with adapters is: W + alpha / rank · B A."""
+    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    for name, tensor in model.state_dict().items():
+        owner, of_base, _ = name.partition(_BASE)
+        if name.partition(_ADAPTER)[0] in layers:
+            continue
+        if of_base and name == f"{owner}{_BASE}weight":
+            tensor = tensor + layers[owner].get_delta_weight(_NAME).detach()
+        yield name.replace(_BASE, "."), tensor
+
+
+def digest_of(model: nn.Module) -> str:
+    """SHA-256 over a model's parameters, in their order."""
+    digest = sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """The names of the layers that get adapters, as PEFT takes them.
+
+    Raises:
+        ValueError: as `Adapter`.
+    """
+    layers: dict[str, nn.Module] = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()
+    rest = {name: layer for name, layer in layers.items() if layer is not head}
+    known = sorted({name.rpartition(".")[2] for name in rest})
+    if not known:
+        raise ValueError(f"{type(model).__name__} has no linear layers for LoRA; train it without (no --lora)")
+    chosen: dict[str, nn.Module] = {}
+    for target in lora.targets or known:
+        found = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        if not found:
+            shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
+            raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
+        if any(layer is head for layer in found.values()) and model.config.get_text_config().tie_word_embeddings:
+            raise ValueError(
+                f"LoRA: {target} is the head, whose weights are those of the embeddings too; take it out, or untie it"
+            )
+        chosen |= {name: layer for name, layer in found.items() if lora.targets or layer is not head}
+    sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
+    least = min(sides, key=sides.__getitem__)
+    if lora.rank > sides[least]:
+        raise ValueError(
+            f"LoRA: rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}; give a smaller rank, "
+            "or other targets"
+        )
+    return sorted(set(lora.targets)) or known
+
+
+def peft_module() -> Any:
+    """The library.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise ImportError(f"LoRA needs PEFT ({error}); pip install 'rollalloc[lora]'") from None

@@ -1,0 +1,54 @@
+"""Whether the sampler can generate with a model: its cache must follow when rows are selected and repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from rollalloc.models.likelihood import evaluating
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why the sampler cannot generate with a model; None where it can.
+
+    Rollouts are rows of the cache, repeated after the prefill and selected as others end. So the model is asked: it fills a
+    cache with two rows of two tokens, and each state that the cache then holds must follow a selection of three. The keys
+    and values of attention do; the state of a linear attention, or one kept elsewhere, does not.
+    """
+    rows_B = torch.tensor([1, 0, 1], device=model.device)
+    ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
+    try:
+        cache = DynamicCache(config=model.config)
+        with evaluating(model):
+            output = model(
+                input_ids=ids_BS,
+                position_ids=torch.arange(2, device=model.device).expand(2, 2),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"a model that takes no cache ({type(error).__name__}: {error})"
+    if getattr(output, "past_key_values", None) is not cache:
+        return "a model that keeps its state outside the cache it is given"
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        select = getattr(layer, "batch_select_indices", lambda rows_B: None)
+        select(rows_B)
+        if any(len(state) != len(rows_B) for state in _states(layer)):
+            return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
+    if max((layer.get_seq_length() for layer in layers if hasattr(layer, "get_seq_length")), default=0) != 2:
+        return "a cache that holds other tokens than the model was given"
+    return None
+
+
+def _states(layer: object) -> Iterator[Tensor]:
+    """What a layer of a cache holds of each row: its tensors, those in dictionaries included, but single numbers."""
+    for value in vars(layer).values():
+        for held in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(held, Tensor) and held.ndim:
+                yield held

@@ -1,0 +1,232 @@
+"""A model's own view of its prompts: one forward pass of each, before any training, as features for a predictor."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollalloc.core.recipe import at_least
+from rollalloc.core.seeds import rng
+from rollalloc.data.features import (
+    WIDTH,
+    Cost,
+    Features,
+    Tokens,
+    check_width,
+    log_length,
+    projection,
+    standardised,
+    token_bag,
+)
+from rollalloc.models.dtypes import Precision
+from rollalloc.models.likelihood import evaluating, padded
+from rollalloc.models.policy import computing
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 4096
+_SAMPLE = 256  # prompts whose hidden states say how each column is centred and scaled before it is projected
+_NOISE = 1e-5  # deviation of a column, as a share of its layer's root mean square, below which it is taken for constant
+
+Progress = Callable[[int, int], None]
+
+
+def features_of(
+    model: PreTrainedModel | None,
+    tokens: Sequence[Tokens],
+    *,
+    pad_id: int,
+    width: int = WIDTH,
+    seed: int = 0,
+    batch_tokens: int = BATCH_TOKENS,
+    precision: Precision = "auto",
+    progress: Progress = lambda done, of: None,
+) -> Features:
+    """Features of each prompt: "hidden", what the model makes of it; "tokens", which it holds; "length", how many.
+
+        hidden[n] = standardised((s[n] − mean) / deviation · P),   s[n, l] = Σ_t h[n, l, t]
+
+    h are the hidden states of every layer, embeddings included, at each of the prompt's tokens. Each column of s is centred
+    and scaled by a sample of 256 prompts before P projects it, since some columns of a large model are a thousand times
+    the others; where all fit into `width`, there is no P. Call it before training: the weights as they are count, and are
+    left alone.
+    Beside the standardisation nothing of another prompt enters a prompt's features, up to rounding.
+
+    Args:
+        model: of one process, in any mode; its memory must hold the hidden states of all layers of one batch. None: there
+            is no "hidden", which a warning says.
+        tokens: N prompts of at least one token id each.
+        pad_id: any id in the vocabulary; what stands there is masked.
+        width: columns of a block at most, in [1, 4096].
+        seed: of projection, hash and sample.
+        batch_tokens: tokens of a forward pass, padding included, or one prompt; at least 1.
+        precision: in which the model computes; sums and projection are in float32.
+        progress: called with the tokens done and the tokens of all prompts, after each forward pass.
+
+    Raises:
+        ValueError: no prompts, an empty one, one that the model cannot take, a number out of its range, a model that gives
+            no hidden states, or states that are not finite.
+    """
+    started = time.perf_counter()
+    check_width(width)
+    at_least("seed", seed, 0)
+    at_least("batch_tokens", batch_tokens, 1)
+    lengths_N = _lengths(model, tokens)
+    vocabulary = _vocabulary(model, tokens)
+    blocks: dict[str, NDArray[np.float32]] = {}
+    if model is None:
+        log.warning("no model: the features are tokens and lengths only, no hidden states")
+    else:
+        passes = _Passes(model, tokens, lengths_N, pad_id, batch_tokens, precision)
+        blocks["hidden"] = standardised(_hidden(passes, width, seed, progress))
+    blocks["tokens"] = token_bag(tokens, vocabulary, width=width, seed=seed)
+    blocks["length"] = log_length(tokens)
+    forwarded = 0 if model is None else int(lengths_N.sum())
+    return Features(blocks, Cost(len(tokens), forwarded, time.perf_counter() - started))
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """Names a model by its weights, rounded to bfloat16, so that the precision it was loaded in does not matter."""
+    digest = sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        rounded = parameter.detach().to(torch.bfloat16).contiguous().cpu()
+        digest.update(rounded.view(torch.int16).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Passes:
+    """Forward passes of prompts of like length, and the sums over each prompt's tokens."""
+
+    model: PreTrainedModel
+    tokens: Sequence[Tokens]
+    lengths_N: NDArray[np.int64]
+    pad_id: int
+    batch_tokens: int
+    precision: Precision
+
+    def __call__(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """Batches of these prompts: which, and s[l, b, h], the sums over each one's tokens, on the model's device."""
+        for rows_B in self._batches(rows):
+            sums_LBH = self._sums(rows_B)
+            finite_B = sums_LBH.isfinite().all(dim=2).all(dim=0).cpu().numpy()
+            if not finite_B.all():
+                raise ValueError(
+                    f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite; try another "
+                    "precision, or take that prompt out"
+                )
+            yield rows_B, sums_LBH
+
+    def _batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Prompts in the order of their lengths, as many at a time as there is room for with padding, at least one."""
+        ordered = rows[np.argsort(self.lengths_N[rows], kind="stable")]
+        start = 0
+        for end, longest in enumerate(self.lengths_N[ordered].tolist()):
+            if end > start and (end - start + 1) * longest > self.batch_tokens:
+                yield ordered[start:end]
+                start = end
+        if start < len(ordered):
+            yield ordered[start:]
+
+    def _sums(self, rows_B: NDArray[np.int64]) -> Tensor:
+        model, device = self.model, self.model.device
+        # Padding on the right: nothing that is causal looks there, and positions need no telling.
+        ids_BT, mask_BT = padded([self.tokens[row] for row in rows_B], self.pad_id, side="right", device=device)
+        body: Any = model.get_decoder()  # without the head: no logits are made
+        with computing(device, self.precision):
+            output = body(input_ids=ids_BT, attention_mask=mask_BT.long(), use_cache=False, output_hidden_states=True)
+        states = getattr(output, "hidden_states", None)
+        if not states or any(state.shape != (*ids_BT.shape, states[0].shape[-1]) for state in states):
+            raise ValueError(
+                f"{type(model).__name__} gives no hidden states of one width a layer; give features of your own "
+                "(rollalloc.data.features.own_features)"
+            )
+        padding_BT1 = ~mask_BT[..., None]
+        sums = [state.masked_fill(padding_BT1, 0).sum(dim=1, dtype=torch.float32).to(device) for state in states]
+        return torch.stack(sums)
+
+
+class _Reduction:
+    """Centres and scales each column of the sums by a sample of prompts, then projects them where they are too wide.
+
+    Args:
+        sample_LSH: sums of S prompts.
+        width: columns at most.
+        seed: of the projection.
+    """
+
+    def __init__(self, sample_LSH: Tensor, width: int, seed: int) -> None:
+        layers, _, hidden = sample_LSH.shape
+        self._mean_L1H = sample_LSH.mean(dim=1, keepdim=True)
+        deviation_L1H = (sample_LSH - self._mean_L1H).square().mean(dim=1, keepdim=True).sqrt()
+        size_L11 = sample_LSH.square().mean(dim=(1, 2), keepdim=True).sqrt()
+        self._weight_L1H = torch.where(deviation_L1H > _NOISE * size_L11, 1 / deviation_L1H, 0)
+        self.width = min(width, layers * hidden)
+        self._projection = None
+        if self.width < layers * hidden:
+            self._projection = torch.from_numpy(projection(seed, layers * hidden, width)).to(sample_LSH.device)
+
+    def __call__(self, sums_LBH: Tensor) -> NDArray[np.float32]:
+        x_BC = ((sums_LBH - self._mean_L1H) * self._weight_L1H).transpose(0, 1).flatten(start_dim=1)
+        return (x_BC if self._projection is None else x_BC @ self._projection).cpu().numpy()
+
+
+def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArray[np.float32]:
+    """Each prompt's sums, centred, scaled and projected; shape (N, at most width)."""
+    prompts, tokens, done = len(passes.tokens), int(passes.lengths_N.sum()), 0
+    sample = np.sort(rng(seed, "feature sample").choice(prompts, min(_SAMPLE, prompts), replace=False))
+    rest = np.setdiff1d(np.arange(prompts), sample)
+    with evaluating(passes.model):
+        held = list(passes(sample))  # forwarded once, and used twice
+        reduced = _Reduction(torch.cat([sums_LBH for _, sums_LBH in held], dim=1), width, seed)
+        x_ND = np.empty((prompts, reduced.width), np.float32)
+        for rows_B, sums_LBH in chain(held, passes(rest)):
+            x_ND[rows_B] = reduced(sums_LBH)
+            done += int(passes.lengths_N[rows_B].sum())
+            progress(done, tokens)
+    return x_ND
+
+
+def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
+    """Tokens of each prompt.
+
+    Raises:
+        ValueError: no prompts, an empty one, or one that the model is too short for.
+    """
+    lengths_N = np.array([len(each) for each in tokens], np.int64)
+    if not lengths_N.size or lengths_N.min() == 0:
+        what = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
+        raise ValueError(f"expected prompts of at least one token each, got {what}; take it out")
+    context = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and lengths_N.max() > context:
+        raise ValueError(
+            f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens, the model attends to {context}; leave it out"
+        )
+    return lengths_N
+
+
+def _vocabulary(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> int:
+    """Tokens that there are.
+
+    Raises:
+        ValueError: a prompt has others.
+    """
+    lowest, highest = min(map(min, tokens)), max(map(max, tokens))
+    known = highest + 1 if model is None else cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
+    if lowest < 0 or highest >= known:
+        raise ValueError(
+            f"expected tokens in [0, {known}), got {lowest} to {highest}; take the tokenizer that belongs to the model"
+        )
+    return known

@@ -1,0 +1,234 @@
+"""The policy: a Hugging Face causal language model with its tokenizer, by name or from a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from errno import ENOENT
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from rollalloc.data.hub import why_unreachable
+from rollalloc.models.adapter import Adapter, plain_weights
+from rollalloc.models.caching import why_not
+from rollalloc.models.dtypes import Precision
+from rollalloc.models.lora import Lora
+
+ADAPTER = "adapter"  # folder in that of a model that was trained with adapters
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A model, its tokenizer, and the token ids the engine needs.
+
+    Attributes:
+        model: in eval mode: dropout would make the update see other log-probabilities than the sampler.
+        tokenizer: a Hugging Face tokenizer.
+        eos_ids: tokens that end a rollout.
+        pad_id: fills up rows; masked wherever it stands.
+        context: tokens the model can attend to.
+        vocabulary: tokens the model has embeddings for.
+        adapter: what is trained instead of the model's own weights, which are frozen then; None: those are trained.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    context: int
+    vocabulary: int
+    adapter: Adapter | None = None
+
+    @staticmethod
+    def load(name: str | Path, *, device: str | None = None) -> Policy:
+        """Load a model by name or from a folder.
+
+        Weights are read from safetensors only, in float32; code that comes with a model is not run.
+
+        Args:
+            name: of a model on the hub, or a folder that `save_pretrained` wrote.
+            device: "cpu", "cuda", "cuda:1" ...; default: a GPU where there is one.
+
+        Raises:
+            FileNotFoundError: the name is a path, and there is no folder.
+            OSError: no such model, or no safetensors in it.
+            ValueError: a device that cannot be used, a folder without a model, or with adapters, a tokenizer without an
+                end-of-sequence token, or a model that does not say how long its context is, or that the sampler cannot
+                generate with.
+        """
+        name, device = _found(name), usable_device(device)
+        if (Path(name) / _ADAPTER_CONFIG).is_file():
+            raise ValueError(_is_adapter(name))
+        # The model first: where there is none, its error is the one that says so.
+        model = _from_hub(name, AutoModelForCausalLM, dtype=torch.float32, use_safetensors=True)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError(_is_adapter(name))
+        tokenizer = AutoTokenizer.from_pretrained(str(name))
+        model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
+        if obstacle := why_not(model):
+            raise ValueError(
+                f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}; take a model "
+                "with attention only, or train this one through rollalloc.drivers.trl, where TRL generates"
+            )
+        eos_ids = _eos_ids(model, tokenizer)
+        if not eos_ids:
+            raise ValueError(
+                f"{name} names no end-of-sequence token; set eos_token in its tokenizer or generation_config"
+            )
+        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+        embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is None:
+            raise ValueError(
+                f"{name} does not say how many tokens it attends to; set max_position_embeddings in its config.json"
+            )
+        return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
+
+    def with_lora(self, lora: Lora, *, seed: int) -> Policy:
+        """The policy with adapters, which alone are trained from now on; its model is changed in place.
+
+        Args:
+            lora: which.
+            seed: of their initial values.
+
+        Raises:
+            ImportError: PEFT is not installed.
+            ValueError: the model has no such layers, or none of that rank, or adapters already.
+        """
+        if self.adapter is not None:
+            raise ValueError("the policy has adapters already; load the model once more")
+        return replace(self, adapter=Adapter(self.model, lora, seed=seed))
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer, for `load` and `from_pretrained`.
+
+        Of a policy with adapters that is the plain model that both together are; beside it, in `adapter/`, the adapters
+        alone, for PEFT.
+        """
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            merged = {name: tensor.cpu() for name, tensor in plain_weights(self.model)}
+            self.model.save_pretrained(folder, state_dict=merged)
+            self.adapter.save(folder / ADAPTER, str(self.model.name_or_path))
+        self.tokenizer.save_pretrained(folder)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """A completion as text, without special tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """A right answer as the token ids of a completion, end of sequence included."""
+        return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """A model's tokenizer without the model.
+
+    Args:
+        name: as for `Policy.load`.
+
+    Raises:
+        FileNotFoundError: the name is a path, and there is no folder.
+        OSError: no such model, or no tokenizer in it.
+    """
+    return _from_hub(_found(name), AutoTokenizer)
+
+
+def context_of(name: str | Path) -> int | None:
+    """Tokens that a model can attend to, of its configuration alone; None where that does not say."""
+    try:
+        config = _from_hub(_found(name), AutoConfig).get_text_config()
+    except (OSError, ValueError):  # which loading the model says better
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def usable_device(name: str | None) -> str:
+    """The name of a device, tried; None: a GPU where there is one.
+
+    Raises:
+        ValueError: it cannot be used here; says why, and what can.
+    """
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).cpu()
+    except Exception as error:  # which it is depends on the device
+        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(there)}") from None
+    return name
+
+
+def computing(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """A context in which a model computes in that precision; its weights and their gradients stay in float32.
+
+    Leave it before the weights change: it keeps their casts.
+
+    Args:
+        device: the model's.
+        precision: "fp32"; "bf16", that is PyTorch's autocast; "auto": bf16 on a GPU that has it, else fp32.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device, precision))
+
+
+def in_bf16(device: torch.device, precision: Precision) -> bool:
+    """Whether a model on that device computes in bfloat16."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def _is_adapter(name: str | Path) -> str:
+    return (
+        f"{name} holds adapters of PEFT, not a model; give the model that they are merged into, which for a run of "
+        "rollalloc is the folder above, or merge them: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
+    )
+
+
+def _found(name: str | Path) -> str:
+    """A model's name on the hub as it is, or its folder with ~ expanded.
+
+    Raises:
+        FileNotFoundError: it can only be a folder, and there is none; the hub would answer that it is no name.
+    """
+    text = str(name)
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
+    is_path = is_path or (path.parent != Path() and path.parent.is_dir())
+    if is_path and not path.is_dir():
+        raise FileNotFoundError(
+            ENOENT, "there is no such folder; give that of a model, or a model's name on the hub", str(path)
+        )
+    return str(path) if is_path else text
+
+
+def _from_hub(name: str, kind: Any, **how: Any) -> Any:
+    """What `from_pretrained` makes of a folder, or of a name on the hub.
+
+    Raises:
+        OSError: there is none; where the hub does not answer, that is said once and at once.
+    """
+    unreachable = None if Path(name).is_dir() else why_unreachable()
+    try:
+        return kind.from_pretrained(name, **how)
+    except OSError as error:
+        if unreachable is None:
+            raise
+        raise FileNotFoundError(
+            ENOENT,
+            f"there is no such folder here, nor a copy of a model of that name, and the hub cannot be asked "
+            f"({unreachable}); give the folder of a model, or try again where there is a network",
+            name,
+        ) from error
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    generation = model.generation_config
+    named = None if generation is None else generation.eos_token_id
+    ids = list(named) if isinstance(named, (list, tuple)) else [named]
+    return tuple(dict.fromkeys(token for token in (*ids, tokenizer.eos_token_id) if token is not None))

@@ -1,0 +1,1 @@
+"""Processes that end with ours, and being asked to stop."""

@@ -1,0 +1,362 @@
+"""Checkpoints of a native run: safetensors and JSON, whole or not there.
+
+A checkpoint is the folder `checkpoints/<batches trained>`. It is written beside its place, every file and the folder are
+synced, and only then it gets its name; so a run that is killed, or whose disk is full, keeps the one before.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rollalloc.files.atomic import sync
+from rollalloc.files.json_shape import TRAINER, Shape, check_shape
+from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
+from rollalloc.files.opening import read_text
+from rollalloc.models.weights import trained
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 2  # of the folder
+_GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
+_MANIFEST, _STATE = "manifest.json", "state.json"
+_MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
+_PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
+_HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
+_TEMPORARY = re.compile(
+    r"\.tmp\w{6}"
+)  # what safetensors writes into, and renames when it is whole: of one that was killed
+
+
+class Torn(ValueError):
+    """A checkpoint with a file missing, short or changed."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read.
+
+    Attributes:
+        batches: trained when it was saved.
+        state: what `save` was given, after a passage through JSON.
+        tensors: by file and name, on the CPU.
+    """
+
+    batches: int
+    state: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+
+def foreign(folder: Path) -> list[str]:
+    """What somebody else put among a run's checkpoints: paths in the run's folder."""
+    places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
+    return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
+
+
+def remove_all(folder: Path) -> None:
+    """Remove every checkpoint of a run, whole or not."""
+    for place in _places(folder / CHECKPOINTS):
+        _remove(place)
+    clear_away(folder)
+
+
+def clear_away(folder: Path) -> None:
+    """Remove what a run that was killed left half written, or half removed."""
+    for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
+        _unlink(left_over)
+
+
+def newest(folder: Path) -> int | None:
+    """The number of the newest checkpoint in a run's folder, whole or not; None where there is none."""
+    return max(_numbers(folder / CHECKPOINTS), default=None)
+
+
+def save(
+    folder: Path, batches: int, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int
+) -> None:
+    """Write a checkpoint, then remove those that it makes superfluous.
+
+    Args:
+        folder: of the run.
+        batches: trained so far, 0 or more; names the checkpoint.
+        state: plain data.
+        tensors: by file and name; no two of a file may share memory.
+        keep: newest checkpoints to keep, this one included, at least 1.
+
+    Raises:
+        OSError: it could not be written, e.g. to a full disk; those before it are still there.
+    """
+    parent = folder / CHECKPOINTS
+    partial, final = _hidden(parent, str(batches)), parent / str(batches)
+    try:
+        parent.mkdir(exist_ok=True)
+        clear_away(folder)
+        partial.mkdir()
+        for name, of_file in tensors.items():
+            save_file(
+                {key: tensor.detach().contiguous() for key, tensor in of_file.items()}, _tensor_file(partial, name)
+            )
+        (partial / _STATE).write_text(json.dumps(state))
+        files = {file.name: _stamp(file) for file in sorted(partial.iterdir())}
+        (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
+        if final.exists():  # torn, or the run would not have come here again
+            if foreign := _foreign(final):
+                raise FileExistsError(f"{', '.join(foreign)} in it is not of a checkpoint, move it away")
+            _remove(final)
+        partial.rename(final)
+        sync(parent)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            _unlink(partial)
+        kept = newest(folder)
+        raise OSError(
+            getattr(error, "errno", None) or errno.EIO,
+            f"the checkpoint after batch {batches} could not be written ({error}); "
+            + ("there is none before it" if kept is None else f"the newest is that after batch {kept}")
+            + ". Free some space, then resume",
+            str(final),
+        ) from error
+    kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
+    for number in _numbers(parent):
+        if number not in kept and not _foreign(parent / str(number)):
+            _remove(parent / str(number))
+
+
+def load_newest(folder: Path) -> Checkpoint:
+    """The newest whole checkpoint in a run's folder; each newer one that is torn is named in a warning.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        Torn: there are some, but none is whole.
+        ValueError: a checkpoint of another schema.
+    """
+    parent = folder / CHECKPOINTS
+    numbers = sorted(_numbers(parent), reverse=True)
+    if not numbers:
+        raise FileNotFoundError(
+            errno.ENOENT, "there is no checkpoint to resume from; start the run afresh", str(parent)
+        )
+    for number in numbers:
+        try:
+            return _read(parent / str(number), number)
+        except Torn as error:
+            log.warning("%s", error)
+    raise Torn(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
+
+
+def check_trainer(saved: Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that holds something other than a trainer's state.
+
+    Raises:
+        ValueError: names the file, and the place in it.
+    """
+    place = folder / CHECKPOINTS / str(saved.batches)
+    check_shape(saved.state, TRAINER, str(place / _STATE))
+    for name in _PAYLOADS:
+        if name not in saved.tensors:
+            raise ValueError(
+                f"{place / _MANIFEST}: {name}.safetensors is not among its files; the checkpoint was changed"
+            )
+    lengths = sum(length for _, length, _ in saved.state["rollouts"]["generations"])
+    held = {name: tuple(tensor.shape) for name, tensor in saved.tensors["payloads"].items()}
+    if held != {"tokens": (lengths,), "logprobs": (lengths,)}:
+        raise ValueError(
+            f"{_tensor_file(place, 'payloads')}: expected tokens and logprobs of {lengths} entries, as {_STATE} says, got "
+            f"{held}; the checkpoint was changed"
+        )
+
+
+def _read(place: Path, batches: int) -> Checkpoint:
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for file in (place / name for name in _checked_files(place) if name.endswith(".safetensors")):
+        try:
+            tensors[file.stem] = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise Torn(f"checkpoint {place} is torn: {file.name} is no safetensors file ({error})") from None
+    return Checkpoint(batches, _read_json(place, _STATE, dict), tensors)
+
+
+def _read_json(place: Path, name: str, shape: Shape) -> Any:
+    """Plain data of a shape, out of a file of a checkpoint.
+
+    Raises:
+        Torn: it is missing, cut off or of another shape.
+    """
+    try:
+        value = json.loads(read_text(place / name))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Torn(f"checkpoint {place} is torn: {name} is missing or cut off ({error})") from None
+    try:
+        check_shape(value, shape, name)
+    except ValueError as error:
+        raise Torn(f"checkpoint {place} is torn: {error}") from None
+    return value
+
+
+def _checked_files(place: Path) -> list[str]:
+    """Names of the files of a checkpoint.
+
+    Raises:
+        Torn: a file is missing or is not as it was written.
+        ValueError: another schema.
+    """
+    # The schema first: one of another version may be shaped as it likes.
+    if (manifest := _read_json(place, _MANIFEST, {"schema": object, ...: object}))["schema"] != SCHEMA:
+        raise ValueError(
+            f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
+            "resume with the version of rollalloc that wrote it"
+        )
+    files = _read_json(place, _MANIFEST, _MANIFEST_SHAPE)["files"]
+    for name in (_STATE, *files):
+        if name not in files or Path(name).name != name or not name:
+            raise Torn(f"checkpoint {place} is torn: {_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
+    for name, written in files.items():
+        file = place / name
+        if not file.is_file():
+            raise Torn(f"checkpoint {place} is torn: {name} is missing")
+        if (size := file.stat().st_size) != written["bytes"]:
+            raise Torn(f"checkpoint {place} is torn: {name} has {size} bytes of {written['bytes']}")
+        if _stamp(file) != written:
+            raise Torn(f"checkpoint {place} is torn: {name} is not what was written, its digest differs")
+    return list(files)
+
+
+def _places(parent: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not."""
+    named = [path for path in parent.iterdir() if path.name.isdecimal()] if parent.is_dir() else []
+    return [place for place in named if place.is_dir() and _ours(place)]
+
+
+def _numbers(parent: Path) -> list[int]:
+    return [int(place.name) for place in _places(parent)]
+
+
+def _ours(place: Path) -> set[str]:
+    """The names in a checkpoint's folder that it wrote, as its manifest says; one that is torn may have none."""
+    try:
+        named = set(json.loads(read_text(place / _MANIFEST))["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        named = {file.name for file in place.glob("*.safetensors")}
+    if place.name.startswith(_HIDDEN):
+        named |= {file.name for file in place.iterdir() if _TEMPORARY.fullmatch(file.name)}
+    return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}
+
+
+def _foreign(place: Path) -> list[str]:
+    """What somebody else put into a checkpoint's folder."""
+    ours = _ours(place)
+    return sorted(path.name for path in place.iterdir() if path.name not in ours)
+
+
+def _tensor_file(place: Path, name: str) -> Path:
+    return place / f"{name}.safetensors"
+
+
+def _stamp(file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": file_digest(opened, "sha256").hexdigest()}
+
+
+def _remove(place: Path) -> None:
+    """Remove a checkpoint with nothing else in it; half removed it does not pass for a torn one."""
+    _unlink(place.rename(_hidden(place.parent, place.name)))
+
+
+def _hidden(parent: Path, name: str) -> Path:
+    """A place that nothing has, for what is being written or removed: in an older one may be what is not ours to remove."""
+    return parent / f"{_HIDDEN}{name}-{token_hex(4)}"
+
+
+def _unlink(place: Path) -> None:
+    for name in sorted(_ours(place) - {_MANIFEST}):
+        (place / name).unlink()
+    (place / _MANIFEST).unlink(missing_ok=True)  # last: it says what is ours
+    if not any(place.iterdir()):
+        place.rmdir()
+
+
+# ------------------------------------------------------------------------------------------- metrics and logged rollouts
+
+
+def bytes_written(folder: Path) -> dict[str, int]:
+    """Bytes of each file that grows with the run, once the disk holds them."""
+    there = [name for name in _GROWING if (folder / name).exists()]
+    for name in there:
+        sync(folder / name)
+    return {name: (folder / name).stat().st_size for name in there}
+
+
+def check_written(folder: Path, written: Mapping[str, int]) -> None:
+    """Refuse to go on from files that are not those of a checkpoint.
+
+    Raises:
+        ValueError: one is missing, or shorter than it was then.
+    """
+    for name, expected in written.items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else 0
+        if size < expected:
+            raise ValueError(
+                f"{path} has {size} bytes, but had {expected} when the checkpoint was saved; it was changed or "
+                "belongs to another run: put it back, or start afresh"
+            )
+
+
+def cut_written(folder: Path, written: Mapping[str, int]) -> None:
+    """Take from those files what was written after a checkpoint."""
+    for name in _GROWING:
+        if (folder / name).exists():
+            os.truncate(folder / name, written.get(name, 0))
+
+
+# ------------------------------------------------------------------------------------------- model, optimizer, rollouts
+
+
+def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter:entry` → tensor."""
+    return {
+        f"{name}:{entry}": tensor
+        for name, parameter in trained(model)
+        for entry, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Let an optimizer of one group go on from what `moments` gave.
+
+    A parameter that has been stepped also gets a gradient of zero, as it has in a run that was never interrupted: without
+    one, AdamW would leave it out of a step in which no row has an advantage.
+    """
+    index_of = {name: index for index, (name, _) in enumerate(trained(model))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in saved.items():
+        name, _, entry = key.rpartition(":")
+        if name not in index_of:
+            raise ValueError(
+                f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
+            )
+        state.setdefault(index_of[name], {})[entry] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for _, parameter in trained(model):
+        parameter.grad = torch.zeros_like(parameter) if parameter in optimizer.state else None

@@ -1,0 +1,231 @@
+"""One run as a value: a model, prompts, a reward, a recipe and settings. Needs no PyTorch, which `execution` does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from errno import ENOENT
+from functools import cache
+from hashlib import file_digest
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.files.names import DESCRIPTION
+from rollalloc.files.opening import read_text
+from rollalloc.models.lora import Lora
+from rollalloc.named import make_recipe
+from rollalloc.train.settings import ASYNC, NEWER, SAVING, WAITING, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is trained, on what, for what reward.
+
+    Attributes:
+        model: name or folder of a causal language model.
+        prompts: parquet or JSONL files in verl's schema.
+        heldout: such a file for evaluation; None: no evaluation.
+        reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
+        single_answer: every held-out prompt has just one right answer, its ground truth: accuracy is then exact.
+        drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
+        reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
+        reward_limit_s: seconds a sample may take, in a process of its own.
+        reward_cache: scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
+        device: e.g. "cpu"; None: a GPU where there is one.
+        features: file of features of the prompts, for a recipe that predicts; "none": it goes without; None: made by the
+            initial model where the recipe uses them.
+        lora: adapters that are trained instead of the model's own weights; None: those are trained.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    model: str
+    prompts: tuple[str, ...]
+    heldout: str | None = None
+    reward: str
+    single_answer: bool = False
+    drop_overlong: bool = False
+    reward_workers: int = 1
+    reward_limit_s: float = 10.0
+    reward_cache: int = 10_000
+    overlong_buffer: int | None = None
+    device: str | None = None
+    features: str | None = None
+    lora: Lora | None = None
+
+    def __post_init__(self) -> None:
+        at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
+        at_least("reward_cache", self.reward_cache, 0, "0 remembers nothing")
+        if not 0 < self.reward_limit_s < 1e6:
+            raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
+        if self.overlong_buffer is not None:
+            at_least("overlong_buffer", self.overlong_buffer, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        source: model, prompts and reward.
+        recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
+        parameters: of the recipe.
+        settings: of the trainer.
+        max_rollouts: rollouts the run may pay; None: no limit.
+        staleness: instead of the recipe's `max_staleness`; None: that.
+        label: what the run is called in tables and figures; the recipe's name by default.
+        task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that its metrics go to as well (see `rollalloc.train.trackers`); they change nothing.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    source: Source
+    recipe: str
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Settings
+    max_rollouts: int | None = None
+    staleness: int | None = None
+    label: str = ""
+    task: str = ""
+    track: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_rollouts is not None:
+            at_least("max_rollouts", self.max_rollouts, 1)
+        if self.staleness is not None:
+            at_least("staleness", self.staleness, 0)
+
+    def made_recipe(self) -> Recipe:
+        """The recipe, with the run's budget and staleness.
+
+        Raises:
+            ValueError: it cannot be made.
+        """
+        recipe = make_recipe(self.recipe, self.parameters)
+        if self.staleness is not None:
+            recipe = replace(recipe, max_staleness=self.staleness)
+        if self.max_rollouts is None:
+            return recipe
+        return replace(recipe, budget=replace(recipe.budget, run_rollouts=self.max_rollouts))
+
+    @property
+    def name(self) -> str:
+        """The label, or the recipe's name."""
+        return self.label or self.recipe
+
+    def description(self) -> dict[str, Any]:
+        """The run as plain data: what must be equal for a finished run to be used again."""
+        described = asdict(self)
+        for name in (*SAVING, *WAITING, *(ASYNC if self.settings.engine == "sync" else ())):
+            del described["settings"][name]
+        del described["track"]
+        if self.staleness is None:
+            del described["staleness"]
+        # What came later is left out where it says nothing new, so that a run of before is still the same run.
+        if described["source"]["lora"] is None:
+            del described["source"]["lora"]
+        for name, before in NEWER.items():
+            if described["settings"][name] == before:
+                del described["settings"][name]
+        return json.loads(json.dumps(described))
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder's `run.json` is of this very run, on files with the same contents as now."""
+        saved, digests = self._saved_in(folder)
+        if saved != self.description():
+            return False
+        now = digests_of(self.source)
+        # A file that is gone has no contents that could differ.
+        return all(digests.get(name) == now[name] for name in now)
+
+    def is_described_in(self, folder: Path) -> bool:
+        """Whether a folder's `run.json` says the same, whatever its files held then; quick, however large they are."""
+        return self._saved_in(folder)[0] == self.description()
+
+    @staticmethod
+    def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """The description in a folder, and the digests beside it; empty where there is none."""
+        path = folder / DESCRIPTION
+        try:
+            saved = json.loads(read_text(path)) if path.exists() else {}
+            return saved, saved.pop("digests", {})  # of the files, which are not the run's
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
+
+    @staticmethod
+    def described_in(folder: Path) -> Run:
+        """The run that a folder's `run.json` describes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is of another version.
+        """
+        path = folder / DESCRIPTION
+        if not path.exists():
+            raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
+        try:
+            saved = Run._saved_in(folder)[0]
+            return _revived(Run, saved | {"settings": NEWER | saved["settings"]})
+        except (TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
+                "names a ledger"
+            ) from None
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: it has not those fields.
+    """
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, value in saved.items():
+        nested = next((each for each in (hints.get(name), *get_args(hints.get(name))) if is_dataclass(each)), None)
+        if nested is not None and isinstance(value, dict):
+            given[name] = _revived(cast("type[Any]", nested), value)
+        else:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)
+
+
+def folder_of(run: Run, folder: Path) -> Path:
+    """Where a run stands among others."""
+    return folder / run.task.replace("/", "-") / f"{run.name}-{run.settings.seed}"
+
+
+def digests_of(source: Source) -> dict[str, str]:
+    """SHA-256 of each file that a source names and that is on this machine, by its path."""
+    named = [*source.prompts, source.heldout, source.model, _reward_file(source.reward)]
+    places = [Path(name) for name in named if name is not None]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}
+
+
+@cache
+def _digest(file: Path, changed_ns: int) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _reward_file(reward: str) -> str | None:
+    """The file of a reward function, `file.py:function` or `package.module:function`; nothing is imported."""
+    module = reward.rpartition(":")[0]
+    if module.endswith(".py"):
+        return module
+    package, *inner = module.split(".")
+    found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if found is None or not inner:
+        return None if found is None else found.origin
+    places = [Path(place, *inner) for place in found.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return str(files[0]) if files else None

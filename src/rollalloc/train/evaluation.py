@@ -1,0 +1,185 @@
+"""Held-out accuracy of a policy, exact where each prompt has a single right answer, else the mean metric of samples;
+and how broad the policy still is, for a gain in the one may be paid with the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.seeds import rng
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.generate.sampler import Generation, Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.rewards.function import Outcome, Scored
+
+EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
+_RIGHT = 1 - 1e-6  # a metric from which on an answer is right: full marks
+Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts for evaluation. With `answers`, accuracy is exact by teacher forcing; else it is sampled.
+
+    Attributes:
+        prompts: never trained on.
+        answers: the single right answer of each prompt as token ids, end of sequence included; None: sample and score.
+    """
+
+    prompts: EncodedPrompts
+    answers: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Breadth:
+    """What a policy can still do in several attempts, and how much its attempts differ; None: not known.
+
+    Attributes:
+        k: attempts a prompt: `EXACT_K` where success rates are exact, else the samples.
+        pass_at_k: mean over prompts of the best metric of k attempts; of 0 and 1, the chance that one of k is right.
+        full_marks: share of attempts that have full marks, mean over prompts; the accuracy itself unless metrics are graded:
+            then that is a mean score. Only where answers are sampled.
+        distinct_right: different right answers of k attempts, mean over prompts; only where answers are sampled.
+        right_pairs_differ: the chance that two right answers of a prompt differ, mean over prompts with two; does not grow
+            with the number of right ones as `distinct_right` does.
+        entropy: of the next token, in nats: of sampled tokens the mean of −log π, else along the right answers.
+        tokens: of an attempt, on average; only where answers are sampled.
+    """
+
+    k: int
+    pass_at_k: float
+    full_marks: float | None
+    distinct_right: float | None
+    right_pairs_differ: float | None
+    entropy: float | None
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        accuracy: in [0, 1]; None where no sample has a score.
+        standard_error: over prompts; 0 where the accuracy is exact, None where it is not known.
+        unscored: samples without a score.
+        breadth: None where no sample has a score.
+    """
+
+    accuracy: float | None
+    standard_error: float | None
+    unscored: int = 0
+    breadth: Breadth | None = None
+
+
+def evaluate(
+    policy: Policy, heldout: HeldOut, score: Score, *, sampling: Sampling, samples: int, seed: int
+) -> Evaluation:
+    """The accuracy of a policy on held-out prompts, under the distribution that rollouts are sampled from.
+
+    Args:
+        policy: as it is now.
+        heldout: the prompts, and their answers where accuracy is to be exact.
+        score: (prompts, (index of the prompt, generation) of each sample) → outcome of each; unused where exact.
+        sampling: of rollouts.
+        samples: a prompt, where accuracy is not exact.
+        seed: of the run. Every evaluation samples alike: differences between evaluations are the model's.
+    """
+    if heldout.answers is not None:
+        return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature)
+    return _sampled(policy, heldout.prompts, score, sampling, samples, int(rng(seed, "evaluation").integers(2**31)))
+
+
+def _exact(
+    policy: Policy, prompts: EncodedPrompts, answers: Sequence[tuple[int, ...]], temperature: float
+) -> Evaluation:
+    p_N, entropy_N = exact_answers(policy.model, prompts.tokens, answers, pad_id=policy.pad_id, temperature=temperature)
+    pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
+    breadth = Breadth(EXACT_K, pass_at_k, None, None, None, float(entropy_N.mean()), None)
+    return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
+
+
+def _sampled(
+    policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, each: int, seed: int
+) -> Evaluation:
+    """Mean over prompts of their mean metric."""
+    requests = [
+        Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
+        for prompt, tokens in enumerate(prompts.tokens)
+    ]
+    made = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
+    return judged(made, score(prompts, [(generation.rollout // each, generation) for generation in made]), each)
+
+
+def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -> Evaluation:
+    """What samples say: the mean over prompts of their mean metric, and how broad the policy is.
+
+    Args:
+        made: `each` of a prompt, one prompt's after the other's.
+        outcomes: of each of them.
+        each: samples a prompt.
+    """
+    metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
+    metrics_NE = np.array(metrics).reshape(-1, each)
+    unscored = int(np.isnan(metrics_NE).sum())
+    scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
+    mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
+    if not mean_N.size:
+        return Evaluation(None, None, unscored)
+    error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
+    return Evaluation(float(mean_N.mean()), error, unscored, _breadth(made, metrics_NE[scored_N], scored_N))
+
+
+class Several(NamedTuple):
+    """What several attempts at each prompt say together; see `Breadth`."""
+
+    pass_at_k: float
+    full_marks: float
+    distinct_right: float
+    right_pairs_differ: float | None
+
+
+def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> Several:
+    """What E attempts at each of N prompts say together; an answer is right where its metric has full marks, 1.
+
+    Args:
+        answers_NE: equal numbers for equal answers.
+        metrics_NE: NaN for an attempt without a score; each prompt has one that has a score, and there is a prompt.
+    """
+    right_NE = metrics_NE >= _RIGHT
+    right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
+    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
+    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
+    return Several(
+        float(np.nanmax(metrics_NE, axis=1).mean()),
+        float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
+        float(np.mean([len(n) for n in times])),
+        float(np.mean(differ)) if differ else None,
+    )
+
+
+def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
+    """Of samples, one prompt's after the other's.
+
+    Args:
+        made: each sample, of prompts without any score too.
+        metrics_NE: of the prompts that have a score; NaN for a sample that has none.
+        scored_N: which those are, of all.
+    """
+    each = metrics_NE.shape[1]
+    answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
+    lengths = [len(one.tokens) for one in made]
+    tokens = sum(lengths)
+    return Breadth(
+        k=each,
+        **several(answers_NE, metrics_NE)._asdict(),
+        entropy=float(sum(-one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
+        tokens=float(np.mean(lengths)),
+    )

@@ -1,0 +1,259 @@
+"""A run carried out: trained, or resumed, in its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from errno import ENOENT
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.packing import differences
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.feature_file import read_features
+from rollalloc.data.features import Features
+from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
+from rollalloc.files.atomic import write_text
+from rollalloc.files.names import DESCRIPTION, FEATURES
+from rollalloc.generate.stream.begin import refuse_unfit_model
+from rollalloc.models.adapter import peft_module
+from rollalloc.models.features import features_of, weights_digest
+from rollalloc.models.policy import Policy, context_of, usable_device
+from rollalloc.rewards.function import RewardFunction, load_reward
+from rollalloc.rewards.overlong import OverlongScorer
+from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
+from rollalloc.train import checkpoint
+from rollalloc.train.description import Run, Source, digests_of
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.folder import RunFolder
+from rollalloc.train.native import Listener, Trainer
+from rollalloc.train.settings import Settings
+from rollalloc.train.trackers import tracked
+
+log = logging.getLogger(__name__)
+
+_NO_FEATURES = "none"
+
+_WHERE_IT_RUNS = (
+    "reward_workers",
+    "reward_limit_s",
+    "reward_cache",
+    "device",
+)  # of a source: a resumed run may have others
+
+
+def execute(
+    run: Run,
+    folder: Path,
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    accept_recipe: bool = False,
+    accept_data: bool = False,
+    overwrite: bool = False,
+) -> str:
+    """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
+
+    What can be wrong is checked in the order of what it costs: the folder, the reward, the prompts, and then the model.
+
+    Args:
+        folder: of the run; made new, or resumed, or refused.
+        listener: called with each line of the metrics.
+        resume: go on from the newest checkpoint in the folder; this very run begins again where it came to none.
+        accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
+        accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
+        overwrite: remove what another run wrote there, as its manifest says, when this one begins.
+
+    Raises:
+        InUse: another trainer is at work in the folder.
+        FileExistsError: the folder holds a run that is not to be resumed or overwritten, or files that are not ours.
+        ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
+        ImportError: a tracker's library is not installed, or the reward function cannot be imported.
+    """
+    source = run.source
+    with RunFolder(folder) as place:
+        goes_on = resume and checkpoint.newest(folder) is not None
+        if goes_on:
+            place.lock()
+            _refuse_another_source(run, folder)
+        else:
+            overwrite = overwrite or (resume and place.is_broken() and run.is_described_in(folder))
+            place.check(overwrite=overwrite)
+        prompts, held = check(run)
+        recipe = run.made_recipe()
+        with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
+            policy = Policy.load(source.model, device=source.device)
+            train = _encoded(source, policy, run.settings, prompts)
+            if run.settings.engine == "async":
+                refuse_unfit_model(policy.model, train.tokens, run.settings.sampling, run.settings.streaming)
+            heldout = None if held is None else _held_out(source, policy, run.settings, held)
+            features = _features(source, recipe, policy, train, folder if goes_on else None)
+            if source.lora is not None:  # after the features, which are the base model's
+                policy = policy.with_lora(source.lora, seed=run.settings.seed)
+            trainer = Trainer(
+                policy,
+                recipe,
+                train,
+                scorer,
+                run.settings,
+                heldout=heldout,
+                features=features,
+                folder=place,
+                listener=listen,
+            )
+            if goes_on:
+                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
+            else:
+                place.begin(overwrite=overwrite)
+            described = run.description() | {"digests": digests_of(source)}
+            write_text(folder / DESCRIPTION, json.dumps(described, indent=2))
+            return trainer.run()
+
+
+Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held out
+
+
+def check(run: Run, loaded: Loaded | None = None) -> Loaded:
+    """Refuse a run that cannot be, as far as that can be told without its model.
+
+    Args:
+        run: a run.
+        loaded: its prompts, where they were loaded and its reward tried before.
+
+    Returns:
+        Its prompts.
+
+    Raises:
+        ValueError: a device that cannot be used, a recipe that cannot be made or that there are too few prompts for, files
+            that nobody would read, rollouts longer than the model's context.
+        OSError: a file that is not there.
+        ImportError: what is needed is not installed, or the reward function cannot be imported.
+    """
+    source = run.source
+    usable_device(source.device)
+    recipe = run.made_recipe()
+    if source.lora is not None:
+        peft_module()
+    _check_features(source, recipe)
+    if loaded is None:
+        _loaded(source.reward)
+        context = context_of(source.model)
+        if context is not None:
+            refuse_longer(run.settings.sampling.max_new_tokens, context)
+        held = None if source.heldout is None else load_prompts(source.heldout)
+        loaded = load_prompts(*source.prompts), held
+    Allocator(recipe, len(loaded[0].keys), run.settings.seed)
+    return loaded
+
+
+def _refuse_another_source(run: Run, folder: Path) -> None:
+    """Refuse to resume with another model, evaluation or reward."""
+    saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
+    for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
+        saved[name] = given[name]
+    others = list(differences(saved, given, "source"))
+    if others:
+        raise ValueError(
+            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or start "
+            "afresh in another folder"
+        )
+
+
+def _check_features(source: Source, recipe: Recipe) -> None:
+    """Refuse features that nobody would read, or that are not there, before a model is loaded."""
+    if source.features is None:
+        return
+    if not recipe.reads_features:
+        raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not look at them; take them out")
+    if source.features != _NO_FEATURES and not Path(source.features).is_file():
+        raise FileNotFoundError(
+            ENOENT, "expected a file of features (`rollalloc features` makes one), or none", source.features
+        )
+
+
+def _features(
+    source: Source, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
+) -> Features | None:
+    """Features for a recipe that predicts: those that a resumed run began with, those of a file, or the initial model's."""
+    if not recipe.reads_features:
+        return None
+    keys = train.prompt_set.keys
+    if resumed is not None and (resumed / FEATURES).is_file():
+        try:
+            return read_features(resumed / FEATURES, keys)
+        except ValueError as error:
+            log.warning("the features of the run are made anew, since the prompts are others: %s", error)
+    if source.features == _NO_FEATURES:
+        log.warning("%s predicts without features: from each prompt's own record and the mean only", recipe.prompts)
+        return None
+    if source.features is not None:
+        return read_features(Path(source.features), keys, weights=weights_digest(policy.model))
+    return features_of(policy.model, train.tokens, pad_id=policy.pad_id)
+
+
+def one_thread() -> None:
+    """For a tiny model, or a run a core: more threads than cores would make each other wait."""
+    torch.set_num_threads(1)
+    disable_progress_bar()  # of transformers, which would write into ours
+
+
+def _scorer(run: Run) -> Scorer:
+    source = run.source
+    scorer: Scorer = InlineScorer(_loaded(source.reward))  # a wrong path fails now, not with the first rollouts
+    if source.reward_workers > 0:
+        workers, limit_s = source.reward_workers, source.reward_limit_s
+        scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
+    if source.overlong_buffer is None:
+        return scorer
+    return OverlongScorer(scorer, run.settings.sampling.max_new_tokens, source.overlong_buffer)
+
+
+def _loaded(reward: str) -> RewardFunction:
+    """A reward function by its path.
+
+    Raises:
+        ImportError: its module raises when it is imported, or leaves.
+    """
+    try:
+        return load_reward(reward)
+    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do
+        raise
+    except (Exception, SystemExit) as error:
+        raise ImportError(
+            f"{reward} cannot be loaded, since its module raises {type(error).__name__} when it is imported: {error}"
+        ) from error
+
+
+def _encoded(source: Source, policy: Policy, settings: Settings, prompts: PromptSet) -> EncodedPrompts:
+    encoded = encode_prompts(
+        prompts,
+        policy.tokenizer,
+        context=policy.context,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        overlong="drop" if source.drop_overlong else "error",
+    )
+    highest, known = max(map(max, encoded.tokens)), policy.vocabulary
+    if highest >= known:
+        raise ValueError(
+            f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only; "
+            "load the tokenizer that belongs to the model, or resize its embeddings"
+        )
+    return encoded
+
+
+def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptSet) -> HeldOut:
+    prompts = _encoded(source, policy, settings, given)
+    if not source.single_answer:
+        return HeldOut(prompts)
+    answers = tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)
+    longest, limit = max(map(len, answers)), settings.sampling.max_new_tokens
+    if longest > limit:
+        raise ValueError(
+            f"a held-out answer has {longest} tokens, end of sequence included, but a rollout at most {limit}, so that it "
+            "can never be right; raise max_new_tokens"
+        )
+    return HeldOut(prompts, answers)

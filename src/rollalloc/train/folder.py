@@ -1,0 +1,211 @@
+"""The folder of a run: made new, resumed or refused, with one trainer at a time in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from rollalloc.data.feature_file import write_features
+from rollalloc.data.features import Features
+from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse
+from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
+from rollalloc.runs.reader import newest_line
+from rollalloc.train import checkpoint
+
+_PARTIAL = ".unfinished-model"
+# All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
+_PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
+_REMEDY = (
+    "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
+)
+
+
+class Saves(Protocol):
+    """Can be kept in a folder."""
+
+    def save(self, folder: Path) -> None:
+        """Write it there."""
+        ...
+
+
+class RunFolder:
+    """The folder of a run, and its lock, which is held from `check`, `begin` or `go_on` until `release`.
+
+    Nothing is overwritten or removed but what the run's own manifest claims (see `rollalloc.files.claims`).
+
+    Args:
+        path: need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._claims, self._lock = Claims(path, "run"), Lock(path, "run")
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def lock(self) -> None:
+        """Be the only trainer in it, until `release`.
+
+        Raises:
+            InUse: another trainer is at work in it.
+        """
+        self._lock.take()
+
+    def release(self) -> None:
+        """Let others write there; where no run began, nothing is left behind."""
+        if self._begun:
+            self._lock.release()
+        else:
+            self._lock.withdraw()
+        self._begun = False
+
+    def held(self) -> str | None:
+        """The run of ours that the folder holds, in words; None where there is none, or nothing of it would be lost."""
+        if METRICS not in self._claims.names():
+            return None
+        last, saved = newest_line(self.path), checkpoint.newest(self.path)
+        if last is not None and last["kind"] == "end":
+            return "a run that has ended"
+        if saved is not None:
+            return f"a run that has not ended, with a checkpoint after batch {saved}"
+        if last is not None:
+            return "a run that has not ended, without a checkpoint"
+        left = [name for name in _PRODUCTS if (self.path / name).exists()]
+        return f"{', '.join(left)} of a run" if left else None
+
+    def is_broken(self) -> bool:
+        """Whether it holds a run that neither ended nor came to a checkpoint, so that it can only begin again."""
+        return (
+            checkpoint.newest(self.path) is None
+            and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
+            and METRICS in self._claims.names()
+        )
+
+    def check(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder in which no new run may begin; changes nothing.
+
+        Args:
+            overwrite: what a run of ours wrote there may be removed.
+
+        Raises:
+            InUse: another trainer is at work in it.
+            FileExistsError: it holds a run that is not to be overwritten, or what rollalloc did not write.
+            PermissionError: it cannot be made there.
+        """
+        if self.path.exists():
+            if not (self.path / HIDDEN).exists():  # nobody of ours was here
+                refuse(self.path, self._claims.foreign(_NAMES), _REMEDY)
+            self.lock()
+        else:  # said now rather than when the model is loaded
+            _refuse_read_only(self.path)
+        held = self.held()
+        if held is not None and not overwrite:
+            raise FileExistsError(
+                f"{self.path} holds {held}; go on with it (--resume), replace what it wrote (--overwrite), or give another "
+                "folder (--out)"
+            )
+        inside = [*self._claims.foreign(self._inside(MODEL)), *checkpoint.foreign(self.path)]
+        refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
+
+    def begin(self, *, overwrite: bool = False) -> None:
+        """Make it the folder of a new run, unless that was done since the lock was taken.
+
+        Args:
+            overwrite: remove what a run of ours that it holds wrote.
+
+        Raises:
+            InUse: as `check`.
+            FileExistsError: as `check`.
+        """
+        if self._begun:
+            return
+        self.lock()
+        self.check(overwrite=overwrite)
+        ours = self._claims.names()
+        if ours:
+            self._claims.remove([METRICS])
+            checkpoint.remove_all(self.path)
+            shutil.rmtree(self.path / _PARTIAL, ignore_errors=True)
+            self._claims.remove(ours)
+        self._claims.keep(_NAMES)
+        (self.path / METRICS).write_text("")
+        self._begun = True
+
+    def go_on(self) -> None:
+        """Go on with the run that it holds, whose checkpoint was found to be this run's.
+
+        One that a version of rollalloc without manifests began has none: what it wrote is claimed now.
+        """
+        self.lock()
+        names = self._claims.names()
+        if METRICS not in names:
+            names = names.union(_NAMES, self._inside(MODEL))
+        self._claims.keep(names)
+        self._begun = True
+
+    def save_features(self, keys: Sequence[str], features: Features) -> None:
+        """Write the features that the run began with: it goes on with these, whatever another machine would make of them.
+
+        Raises:
+            FileExistsError: somebody else put a file of the same name there.
+        """
+        self._claims.add({FEATURES})
+        write_features(self.path / FEATURES, keys, features, overwrite=True)
+
+    def save_model(self, model: Saves) -> None:
+        """Write the model, whole or not at all, in place of one that was written before.
+
+        Raises:
+            FileExistsError: somebody else put a file of the same name there.
+        """
+        partial, final = self.path / _PARTIAL, self.path / MODEL
+        if partial.exists():  # of a run that was killed
+            shutil.rmtree(partial)
+        model.save(partial)
+        files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
+        before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
+        names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}  # folders in it, too
+        self._claims.add(names)
+        self._claims.remove(before - names)
+        for file in files:
+            (final / file).parent.mkdir(parents=True, exist_ok=True)
+            (partial / file).replace(final / file)
+        shutil.rmtree(partial)
+        self._claims.keep(self._claims.names() - (before - names))
+
+    def slim(self) -> None:
+        """Remove the model and the state of a run that is over, as far as they are ours; its figures stay.
+
+        Raises:
+            InUse: a trainer is at work in it.
+        """
+        self.lock()
+        checkpoint.remove_all(self.path)
+        names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
+        self._claims.remove({*names, MODEL, ALLOCATOR, FEATURES, CHECKPOINTS})
+
+    def _inside(self, folder: str) -> list[str]:
+        """The files in a folder of the run."""
+        return [
+            file.relative_to(self.path).as_posix()
+            for file in (self.path / folder).rglob("*")
+            if file.is_symlink() or not file.is_dir()
+        ]
+
+
+def _refuse_read_only(folder: Path) -> None:
+    there = next(place for place in folder.absolute().parents if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES, f"{folder} cannot be made: nothing can be written there, give another folder", str(there)
+        )

@@ -1,0 +1,129 @@
+"""The grid of evaluations: held-out accuracy at fixed points of rollouts paid, the same points for every recipe."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from rollalloc.core.allocator import MetricError
+from rollalloc.train.evaluation import Evaluation
+from rollalloc.train.narrowing import narrowed
+from rollalloc.train.settings import Settings
+from rollalloc.train.state import Counters
+
+log = logging.getLogger(__name__)
+
+_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
+_POLITE_S = 0.1  # how often an evaluation looks whether it is to be given up, while it waits for scores
+
+
+class Interrupted(Exception):
+    """An evaluation was given up because the run was asked to stop."""
+
+
+class Grid:
+    """Evaluates a policy at the points of the grid.
+
+    Args:
+        measure: evaluates the weights as they are.
+        prompts: that it is evaluated on; 0: nothing is evaluated.
+        settings: of the trainer.
+        counters: of the run; holds the next point and the accuracies so far.
+    """
+
+    def __init__(self, measure: Callable[[], Evaluation], prompts: int, settings: Settings, counters: Counters) -> None:
+        self.measure, self.prompts, self.settings, self.counters = measure, prompts, settings, counters
+        # Version of the weights, what was found, and whether the policy has become narrower.
+        self._latest: tuple[int, Evaluation, str | None] | None = None
+
+    def until(self, rollouts: int, version: int) -> Iterator[dict[str, Any]]:
+        """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
+        while self.prompts and self.counters.next_at <= rollouts:
+            yield self.at(self.counters.next_at, version)
+            self.counters.next_at += self.settings.eval_every
+
+    def last(self, version: int) -> Iterator[dict[str, Any]]:
+        """What is found at the end of the run, which is no point of the grid."""
+        if self.prompts:
+            yield self.at(None, version)
+
+    def at(self, at: int | None, version: int) -> dict[str, Any]:
+        """What is found at one point, as fields of a line of the metrics. The same weights are not evaluated twice.
+
+        Raises:
+            Interrupted: it was given up.
+            FloatingPointError: the weights diverged.
+            MetricError: there is a target, but what is measured is no accuracy.
+        """
+        started = time.perf_counter()
+        if self._latest is None or self._latest[0] != version:
+            found = self._checked(self.measure())
+            self._latest = version, found, self._narrowed(found)
+        _, found, narrower = self._latest
+        known = self.counters.accuracies
+        if at is not None and found.accuracy is not None and [version] != [before for before, _ in known[-1:]]:
+            known.append((version, found.accuracy))
+        return {
+            "at": at,
+            "accuracy": found.accuracy,
+            "standard_error": found.standard_error,
+            "breadth": None if found.breadth is None else asdict(found.breadth),
+            "narrower": narrower,
+            "eval_unscored": found.unscored,
+            "eval_seconds": round(time.perf_counter() - started, 4),
+        }
+
+    def confirmed(self) -> float | None:
+        """The latest accuracy, where the last two weights evaluated on the grid are at the target; else None."""
+        target, latest = self.settings.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
+        return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
+
+    def _narrowed(self, found: Evaluation) -> str | None:
+        is_known = "narrower" in self.counters.watched
+        narrower, self.counters.watched = narrowed(self.counters.watched, found, self.prompts)
+        if narrower is not None and not is_known:
+            self.counters.watched["narrower"] = 1.0
+            log.warning(
+                "the policy is becoming narrower: %s. A lower learning rate keeps more of it, as failures at full weight do "
+                "(neg=1, where the recipe weighs them)",
+                narrower,
+            )
+        return narrower
+
+    def _checked(self, found: Evaluation) -> Evaluation:
+        settings = self.settings
+        if found.accuracy is None:
+            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
+        elif not isfinite(found.accuracy):
+            raise FloatingPointError(
+                f"the held-out accuracy is {found.accuracy} after {self.counters.made['optimizer_steps']} optimizer steps: "
+                "the weights diverged; try a smaller learning rate"
+            )
+        elif settings.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
+            raise MetricError(
+                f"the target {settings.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
+                'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
+            )
+        return found
+
+
+def patient(future: Future[Any], give_up: Callable[[], bool]) -> Any:
+    """The result of what is waited for, e.g. scores, which may hang by the hundred.
+
+    Args:
+        give_up: asked now and then; True cancels it.
+
+    Raises:
+        Interrupted: it was given up.
+    """
+    while not future.done():
+        if give_up():
+            future.cancel()
+            raise Interrupted
+        wait([future], _POLITE_S)
+    return future.result()

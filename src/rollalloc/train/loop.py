@@ -1,0 +1,473 @@
+"""The loop of a run, whoever samples and trains: ask, roll out, tell, train, evaluate, save, stop, go on.
+
+`native.Trainer` is the one whose model is in this process; `rollalloc.drivers.tinker` has one that asks a service.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.errors import NoScores
+from rollalloc.core.events import Actions, Batch, Updated
+from rollalloc.core.recipe import Budget
+from rollalloc.data.features import Features
+from rollalloc.files.atomic import write_text
+from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
+from rollalloc.generate.outcomes import Outcomes
+from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.train import checkpoint
+from rollalloc.train.folder import RunFolder, Saves
+from rollalloc.train.grid import Grid, Interrupted
+from rollalloc.train.schedule import check_budget, share_spent
+from rollalloc.train.settings import Settings
+from rollalloc.train.state import RunState
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[dict[str, Any]], None]
+_PATIENCE = 256  # groups, at least, without variance before a run is given up
+_NAMED = 20  # quarantined prompts that the last line of the metrics names
+
+
+class Rolls(Protocol):
+    """Carries out orders.
+
+    Attributes:
+        generations: by rollout, the payloads that the update needs and that are not released.
+        outcomes: what came of all rollouts.
+    """
+
+    generations: Any
+    outcomes: Outcomes
+
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
+        ...
+
+    def go_on(self, allocator: Allocator) -> None:
+        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+        ...
+
+    def updated(self, version: int) -> None:
+        """The weights changed, as the allocator was told."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, and how."""
+        ...
+
+    def drain(self, allocator: Allocator) -> None:
+        """Let what is under way end, and tell it, where it would be paid twice."""
+        ...
+
+    def close(self) -> None:
+        """The run pauses or ends."""
+        ...
+
+
+class Updates(Protocol):
+    """Trains.
+
+    Attributes:
+        steps: of the optimizer, taken so far.
+    """
+
+    steps: int
+
+    def update(
+        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_moved: bool = False
+    ) -> dict[str, Any]:
+        """Train on a batch, before which a share of the budget was spent.
+
+        Returns:
+            Figures, with "moved" where that was to be and could be measured.
+        """
+        ...
+
+
+class Loop:
+    """A run under a recipe.
+
+    Args:
+        allocator: decides.
+        keys: of the prompts to train on.
+        roller: carries out its orders.
+        updater: trains.
+        state: what outlives the process.
+        grid: of evaluations.
+        model: what is kept at the end.
+        report: says what scoring was like, as plain data.
+        settings: everything else.
+        stop: whether the run was asked to.
+        features: of the prompts, with what they cost; kept with the run.
+        place: its folder; None: nothing is written.
+        listener: called with each line of the metrics, for progress.
+
+    Raises:
+        ValueError: the learning rate falls over a budget, and the run has none.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocator: Allocator,
+        keys: Sequence[str],
+        roller: Rolls,
+        updater: Updates,
+        state: RunState,
+        grid: Grid,
+        model: Saves,
+        report: Callable[[], Mapping[str, Any]],
+        settings: Settings,
+        stop: StopRequest,
+        features: Features | None,
+        place: RunFolder | None,
+        listener: Listener | None,
+    ) -> None:
+        check_budget(settings.schedule, allocator.recipe.budget, settings.max_batches)
+        self.allocator, self.keys, self.model, self.settings = allocator, keys, model, settings
+        self.roller, self.updater, self.state, self.grid = roller, updater, state, grid
+        self.features, self.place, self.listener = features, place, listener
+        self.folder = None if place is None else place.path
+        self.counters = state.counters
+        self._stop, self._scoring = stop, report
+        self.counters.made = self._spent()
+        self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
+        self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def run(self, *, overwrite: bool = False) -> str:
+        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
+
+        Args:
+            overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
+
+        Raises:
+            FileExistsError: the folder holds a run that is not to be overwritten, or files that are not ours.
+            InUse: another trainer is at work in it.
+            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
+                or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
+            KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
+            NoScores: no rollout got a score, or none any more.
+            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
+            BackendDied: what generates is gone, or gave no sign of life for too long; what the run came to is saved.
+            OSError: a checkpoint could not be written; the one before it is still there.
+        """
+        try:
+            return self._run_in_place(overwrite=overwrite)
+        finally:
+            self.roller.close()
+
+    def _run_in_place(self, *, overwrite: bool) -> str:
+        if self.place is None:
+            return self._run()
+        if self._saved_at is None:
+            self.place.begin(overwrite=overwrite)
+            self._describe()
+            if self.features is not None:
+                self.place.save_features(self.keys, self.features)
+        self._saved_s = time.monotonic()
+        with self.place, self._stop.heard():
+            try:
+                return self._run()
+            except Interrupted:
+                self.roller.drain(self.allocator)
+                self._save()
+                raise self._stopped("in an evaluation after") from None
+            except BackendDied as died:
+                raise self._saved_as_it_is(died) from died
+            except (Stopped, NoScores):
+                raise
+            except Exception as error:
+                self._write_failure(error)
+                raise
+
+    def _run(self) -> str:
+        begins = self._saved_at is None and not self.counters.batches and not self.counters.next_at
+        if self.features is not None and begins:
+            self.counters.seconds += self.features.cost.seconds
+            cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
+            self._write({"kind": "features", **self._spent(), **cost})
+        self._evaluate_until(0)
+        why = self._why_stop()
+        while why is None:
+            if self.allocator.batch is None:  # one is there where the run was stopped in the evaluation before it
+                why = self._roll_out()
+            if batch := self.allocator.batch:
+                # The batch's own weights come too late for the points that its rollouts went beyond.
+                before = self.allocator.paid - 1
+                self._between()
+                self._evaluate_until(before)
+                self._train_on(batch)
+                why = self._why_stop()
+                if why is None:
+                    self._save_if_due()
+        self._finish(why)
+        return why
+
+    def _roll_out(self) -> str | None:
+        """Have the allocator's orders carried out; says why the run is over, if it is."""
+        started = time.perf_counter()
+        actions = self.roller.advance(self.allocator)
+        self.counters.seconds += time.perf_counter() - started
+        paid, accounts = self.allocator.paid, self.allocator.accounts()
+        if actions.finished is None or 2 * accounts["failed"] <= paid:
+            return actions.finished
+        why = f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.outcomes.commonest_failure()}"
+        if self.allocator.scoreless():
+            self._give_up(why)
+        return why
+
+    def _give_up(self, why: str) -> NoReturn:
+        """End a run whose rewards fail, without a checkpoint of it: the one before goes on once they are repaired."""
+        if self.folder is not None:
+            self._report()
+        self._write_last("failed", why)
+        raise NoScores(f"{why}. No model is saved; repair the reward, then resume (--resume)")
+
+    def _train_on(self, batch: Batch) -> None:
+        """The configured number of optimizer steps on a batch; then the weights have a new version."""
+        started = time.perf_counter()
+        figures = self.updater.update(
+            batch,
+            self.roller.generations,
+            spent=self._share_spent(self.allocator.recipe.budget),
+            measure_moved=self.allocator.recipe.reads_moved,
+        )
+        self.counters.batches += 1
+        groups = len({row.group for row in batch.rows if not row.replays})
+        has_signal = any(row.advantage for row in batch.rows)
+        self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
+        self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
+        self.roller.updated(self.allocator.version)
+        seconds = time.perf_counter() - started
+        self.counters.seconds += seconds
+        self.counters.made = self._spent()
+        ages = [batch.version - row.version for row in batch.rows]
+        self._write(
+            {
+                "kind": "batch",
+                "batch": self.counters.batches,
+                **self.counters.made,
+                **self.roller.figures(),
+                "rows": len(batch.rows),
+                "replayed": sum(row.replays > 0 for row in batch.rows),
+                "groups": groups,
+                "short_because": batch.short_because,
+                "staleness_mean": float(np.mean(ages)),
+                "staleness_max": max(ages),
+                "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
+                **self.allocator.away(),
+                "prediction": self.allocator.prompt_figures(),
+                **figures,
+                "update_seconds": round(seconds, 4),
+            }
+        )
+
+    def _share_spent(self, budget: Budget) -> float | None:
+        """Of a budget, when the weights were made."""
+        return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
+
+    def _between(self) -> None:
+        """While a batch is evaluated or trained: let what comes next go on."""
+        self.roller.go_on(self.allocator)
+
+    def _evaluate_until(self, rollouts: int) -> None:
+        """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""
+        self._write_evaluations(self.grid.until(rollouts, self.allocator.version))
+
+    def _write_evaluations(self, evaluations: Iterable[dict[str, Any]]) -> None:
+        """Write held-out accuracies, each beside what was paid when its weights were made."""
+        for found in evaluations:
+            self._write({"kind": "eval", **self.counters.made, **found})
+
+    def _why_stop(self) -> str | None:
+        """Why the run is over after this batch, if it is."""
+        settings, counters = self.settings, self.counters
+        if (accuracy := self.grid.confirmed()) is not None:
+            return f"target: held-out accuracy {accuracy:.4f} reaches {settings.target}"
+        if settings.max_batches is not None and counters.batches >= settings.max_batches:
+            return f"max_batches: {counters.batches} batches are trained"
+        if settings.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
+            return (
+                f"barren: the last {counters.barren_groups} groups had no reward variance, so nothing was learned; prompts "
+                f"by the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or "
+                "impossible"
+            )
+        return None
+
+    def _finish(self, why: str) -> None:
+        """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
+        self.roller.drain(self.allocator)
+        self._save()
+        self._evaluate_until(self.allocator.paid)
+        self._write_evaluations(self.grid.last(self.allocator.version))
+        if self.place is not None:
+            self.place.save_model(self.model)
+            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
+            self._report()
+        self._write_last("end", why)
+
+    def _write_failure(self, error: Exception) -> None:
+        """Let the metrics say that the run is over; resuming cuts that off again."""
+        with suppress(Exception):  # whatever is broken: what is raised is the first error
+            self._write_last("failed", f"{type(error).__name__}: {error}")
+
+    def _write_last(self, kind: str, why: str) -> None:
+        named = self._quarantined()[:_NAMED]
+        self._write({"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
+        """Take the state of the newest whole checkpoint in the folder, so that `run` goes on from it.
+
+        What the metrics hold beyond it is cut off: the run writes it again.
+
+        Args:
+            accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
+            accept_data: go on with this trainer's prompts although the checkpoint was saved with others; each is found again
+                by its key. What is known of prompts that are gone is dropped, their rollouts too; how many are gone and how
+                many are new is logged, and written to the metrics as a line of kind "resume".
+
+        Returns:
+            The batches trained so far.
+
+        Raises:
+            FileNotFoundError: no checkpoint.
+            InUse: another trainer is at work in the folder.
+            ValueError: no folder, no checkpoint that is whole, or one of another recipe, data set, model or other settings
+                than when to end and when to save; names the difference. Nothing was changed.
+        """
+        if self.place is None:
+            raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
+        folder = self.place.path
+        try:
+            self.place.lock()
+            saved = checkpoint.load_newest(folder)
+            changed = self.state.refuse_another(saved, folder, accept_data=accept_data)
+            checkpoint.check_written(folder, saved.state["written"])
+            self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
+        except BaseException:
+            self.place.release()
+            raise
+        self.place.go_on()
+        checkpoint.clear_away(folder)
+        checkpoint.cut_written(folder, saved.state["written"])
+        self._saved_at = saved.batches
+        self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
+        if changed is not None:
+            self.counters.barren_groups = 0  # counted groups of the old ones
+            log.warning("going on with other prompts: %s", changed)
+            self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
+        return saved.batches
+
+    def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
+        """Say what becomes of a learning rate that falls over the budget, where that is another than the checkpoint's."""
+        schedule, budget = self.settings.schedule, self.allocator.recipe.budget
+        if not schedule.over_budget:
+            return
+        before = Budget(**{name: value for name, value in saved.items() if name != "is"})
+        was, now = self._share_spent(before), self._share_spent(budget)
+        if before != budget and was is not None and now is not None:
+            step = self.updater.steps + 1
+            log.warning(
+                "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
+                "and the rate goes from %.3g to %.3g",
+                100 * now,
+                100 * was,
+                self.settings.learning_rate * schedule.share(step, was),
+                self.settings.learning_rate * schedule.share(step, now),
+            )
+
+    def _save_if_due(self) -> None:
+        batches, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        is_due = batches is not None and self.counters.batches % batches == 0
+        is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
+        if self._stop.by is not None:
+            self.roller.drain(self.allocator)
+        if is_due or is_late or self._stop.by is not None:
+            self._save()
+        if self._stop.by is not None:
+            raise self._stopped("after")
+
+    def _stopped(self, when: str) -> Stopped:
+        by = self._stop.by
+        assert by is not None
+        return Stopped(
+            f"stopped by {by.name} {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
+            "from it",
+            by,
+        )
+
+    def _saved_as_it_is(self, died: BackendDied) -> BackendDied:
+        """Save what there is without what generates; the error that says so."""
+        if self.allocator.tokens_paid:
+            self._save()
+        self._write_failure(died)
+        if self._saved_at is None:
+            return BackendDied(f"{died}; nothing was generated before, so that there is no checkpoint")
+        return BackendDied(
+            f"{died}; a checkpoint after batch {self._saved_at} is in {self.folder}, resuming (--resume) goes on from it"
+        )
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
+        batches = self.counters.batches
+        if self.folder is None or self._saved_at == batches:
+            return
+        state, tensors = self.state.packed(checkpoint.bytes_written(self.folder))
+        checkpoint.save(self.folder, batches, state, tensors, keep=self.settings.keep_checkpoints)
+        self._saved_at, self._saved_s = batches, time.monotonic()
+        self._report()
+
+    # --------------------------------------------------------------------------------------------------------- figures
+
+    def _spent(self) -> dict[str, Any]:
+        return {
+            "rollouts_paid": self.allocator.paid,
+            "tokens_paid": self.allocator.tokens_paid,
+            "optimizer_steps": self.updater.steps,
+            "version": self.allocator.version,
+            "epoch": self.allocator.epoch,
+            "seconds": round(self.counters.seconds, 3),
+            "accounts": self.allocator.accounts(),
+            "unscored": dict(self.roller.outcomes.unscored),
+            "prompts": self.allocator.ledger.counts(),
+            **self._bill(),
+        }
+
+    def _describe(self) -> None:
+        """Write what the run was told to do, unless whoever made the trainer does."""
+
+    def _bill(self) -> dict[str, Any]:
+        """What a service charged so far, as further fields of every line."""
+        return {}
+
+    def _quarantined(self) -> list[str]:
+        """Keys of the prompts whose rollouts always failed."""
+        return [self.keys[prompt] for prompt in self.allocator.quarantined()]
+
+    def _report(self) -> None:
+        """Write what scoring was like since this process began, and which prompts it has given up."""
+        assert self.folder is not None
+        report = dict(self._scoring()) | {"quarantined": self._quarantined()}
+        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.folder is not None:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        if self.listener is not None:
+            self.listener(line)

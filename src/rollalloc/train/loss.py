@@ -1,0 +1,101 @@
+"""The policy-gradient losses of the GRPO family: clipped surrogate, KL to a reference, and what they are a mean over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rollalloc.train.objective import Aggregation, Loss
+
+
+def token_losses(
+    logprobs_BT: Tensor,
+    proximal_BT: Tensor,
+    behaviour_BT: Tensor,
+    advantages_B: Tensor,
+    weights_B: Tensor,
+    loss: Loss,
+    reference_BT: Tensor | None = None,
+) -> Tensor:
+    """Clipped surrogate with decoupled importance weights, and a KL term.
+
+        rho = exp(logprobs - proximal),   iw = min(exp(proximal - behaviour), stale)
+        surrogate = min(rho · A, clamp(rho, 1 - low, 1 + high) · A)
+        surrogate = max(surrogate, dual · A) where A < 0
+        losses = weight · iw · (kl · rho · k3 - surrogate)
+
+    The proximal policy is the one before this batch's first step, the behaviour policy the one that sampled. For fresh
+    rows they are the same and iw is 1; for stale ones iw corrects, truncated, for what was sampled from older weights.
+    The clamp bounds the ratio of a bad token from below only; the dual clip bounds it from above, so that one that has
+    become far too likely cannot outweigh a batch. With rho before it, the gradient of k3 (see `divergences`) is that of
+    the divergence, unbiased, as it is with TRL's
+    `use_bias_correction_kl`.
+    PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641; truncated importance sampling,
+    arXiv 1802.01561; KL, arXiv 2512.02556.
+
+    Args:
+        logprobs_BT: under the policy being trained, with gradient.
+        proximal_BT: under the policy before the batch's first step.
+        behaviour_BT: under the policy that sampled each row.
+        advantages_B: one a row.
+        weights_B: the rows' loss weights.
+        loss: limits, and the weight of the KL term.
+        reference_BT: under the reference; None leaves out the KL term.
+
+    Returns:
+        Shape (B, T); their sum, each row by its share (see `shares`), is the caller's.
+    """
+    clip, advantage_B1 = loss.clip, advantages_B[:, None]
+    ratio_BT = (logprobs_BT - proximal_BT).exp()
+    surrogate_BT = torch.minimum(ratio_BT * advantage_B1, ratio_BT.clamp(1 - clip.low, 1 + clip.high) * advantage_B1)
+    if clip.dual is not None:
+        bounded_BT = torch.maximum(surrogate_BT, clip.dual * advantage_B1)
+        surrogate_BT = torch.where(advantage_B1 < 0, bounded_BT, surrogate_BT)
+    losses_BT = -surrogate_BT
+    if reference_BT is not None:
+        losses_BT = losses_BT + loss.kl * ratio_BT * divergences(logprobs_BT, reference_BT)
+    importance_BT = (proximal_BT - behaviour_BT).exp().clamp(max=clip.stale)
+    return weights_B[:, None] * importance_BT.detach() * losses_BT
+
+
+def divergences(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
+    """Per-token estimate of the KL divergence from the policy to a reference; never negative.
+
+        k3 = exp(reference - logprobs) - (reference - logprobs) - 1
+
+    Unbiased for tokens that the policy sampled (http://joschu.net/blog/kl-approx.html); GRPO's (arXiv 2402.03300).
+
+    Args:
+        logprobs_BT: under the policy being trained, with gradient.
+        reference_BT: under the reference.
+    """
+    log_ratio_BT = reference_BT - logprobs_BT
+    return log_ratio_BT.expm1() - log_ratio_BT
+
+
+def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> Tensor:
+    """What each row's sum of token losses counts for in the loss of a mini-batch of B rows.
+
+        loss = Σ_b shares[b] · Σ_t losses[b, t]
+        token_mean       1 / Σ lengths                every token counts the same (DAPO, arXiv 2503.14476)
+        sequence_mean    1 / (B · lengths[b])         every row counts the same (GRPO, arXiv 2402.03300)
+        dr_grpo          1 / (B · max_new_tokens)     every token, by a constant (Dr. GRPO, arXiv 2503.20783)
+
+    A mini-batch is all that one optimizer step sees, whatever the number of its forward passes, and rows without
+    advantage are among its B. In TRL's words, for one process: `token_mean` is its loss_type "dapo", `sequence_mean` its
+    "grpo", `dr_grpo` its "dr_grpo" with max_completion_length for max_new_tokens. TRL's "bnpo" is the token mean of each
+    forward pass, averaged over the passes of a step: `token_mean` where there is one pass.
+
+    Args:
+        lengths_B: tokens of each row's completion, at least 1.
+        aggregation: which of the three.
+        max_new_tokens: that a completion may have; for `dr_grpo`.
+    """
+    rows = len(lengths_B)
+    match aggregation:
+        case "token_mean":
+            return torch.ones(rows) / lengths_B.sum()
+        case "sequence_mean":
+            return 1 / (rows * lengths_B)
+        case "dr_grpo":
+            return torch.ones(rows) / (rows * max_new_tokens)

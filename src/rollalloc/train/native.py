@@ -1,0 +1,124 @@
+"""The native trainer: one process, one model, any recipe.
+
+What a run does is `loop.Loop`: ask the allocator, generate what it orders, tell it the scores, train on the batch it
+returns, tell it that the weights changed. Everything a recipe decides, it decides in the core.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.recipe import Recipe
+from rollalloc.data.features import Features
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.files.names import ROLLOUTS
+from rollalloc.generate.results import Rollouts
+from rollalloc.generate.stream.begin import begin
+from rollalloc.generate.stream.streamer import Streamer
+from rollalloc.generate.waves import Roller
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.policy import Policy
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.rewards.scorers import Scorer
+from rollalloc.train.evaluation import Evaluation, HeldOut, evaluate
+from rollalloc.train.folder import RunFolder
+from rollalloc.train.grid import Grid, patient
+from rollalloc.train.loop import Listener, Loop
+from rollalloc.train.settings import Settings
+from rollalloc.train.state import NativeState
+from rollalloc.train.update import Updater
+
+__all__ = ["HeldOut", "Listener", "Settings", "Stopped", "Trainer"]
+
+
+class Trainer(Loop):
+    """Trains a policy under a recipe.
+
+    Args:
+        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
+        recipe: which prompts get how many rollouts; its budget ends the run.
+        train: prompts to train on.
+        scorer: rewards.
+        settings: everything else.
+        heldout: prompts to evaluate on; None: no evaluation.
+        features: of the prompts to train on, for a recipe that predicts (`Recipe.reads_features`), in their order; see
+            `rollalloc.models.features.features_of`. None: it predicts from what it sees during the run alone.
+        folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
+            None: nothing is written. One that holds a run is refused, unless it is resumed.
+        listener: called with each line of the metrics, for progress.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: Recipe,
+        train: EncodedPrompts,
+        scorer: Scorer,
+        settings: Settings,
+        *,
+        heldout: HeldOut | None = None,
+        features: Features | None = None,
+        folder: Path | RunFolder | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.policy, self.train, self.scorer, self.heldout, self.settings = policy, train, scorer, heldout, settings
+        place = RunFolder(folder) if isinstance(folder, Path) else folder
+        allocator = Allocator(
+            recipe, train.prompt_set.table(None if features is None else features.blocks), settings.seed
+        )
+        logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
+        self.behaviour = Behaviour(policy, settings.sampling_dtype, plain=settings.engine == "async")
+        roller = self._rollouts(logged)
+        updater = Updater(policy, train.tokens, settings)
+        state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
+        super().__init__(
+            allocator=allocator,
+            keys=train.prompt_set.keys,
+            roller=roller,
+            updater=updater,
+            state=state,
+            grid=Grid(self._measure, 0 if heldout is None else len(heldout.prompts.tokens), settings, state.counters),
+            model=policy,
+            report=scorer.report,
+            settings=settings,
+            stop=StopRequest(),
+            features=features,
+            place=place,
+            listener=listener,
+        )
+        updater.between = self._between
+
+    roller: Rollouts
+    updater: Updater
+
+    def _rollouts(self, logged: Path | None) -> Rollouts:
+        """How rollouts are made: the one thing in which the engines differ."""
+        settings = self.settings
+        shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
+        if settings.engine == "sync":
+            return Roller(*shared)
+        return Streamer(
+            *shared,
+            begin=begin(
+                self.behaviour,
+                self.train.tokens,
+                settings.sampling,
+                settings.streaming,
+                seed=settings.seed,
+                limit_s=settings.generator_limit_s,
+            ),
+            streaming=settings.streaming,
+        )
+
+    def _measure(self) -> Evaluation:
+        assert self.heldout is not None
+        settings = self.settings
+        return evaluate(
+            self.behaviour.policy(),
+            self.heldout,
+            lambda prompts, made: patient(self.roller.submit(prompts, made), lambda: self._stop.by is not None),
+            sampling=settings.sampling,
+            samples=settings.eval_samples,
+            seed=settings.seed,
+        )

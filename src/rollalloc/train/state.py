@@ -1,0 +1,274 @@
+"""The state of a run: what a checkpoint holds, and whether one belongs to this run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.packing import differences
+from rollalloc.core.saving import another
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.generate.results import Rollouts
+from rollalloc.models.policy import Policy
+from rollalloc.models.weights import load_weights, weights_of
+from rollalloc.train import checkpoint
+from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.evaluation import HeldOut
+from rollalloc.train.settings import Settings
+from rollalloc.train.update import Updater
+
+log = logging.getLogger(__name__)
+
+_MEAN_NORM = "gradient:mean_norm"  # beside the optimizer's moments
+
+
+@dataclass
+class Counters:
+    """What the trainer itself counts.
+
+    Attributes:
+        batches: trained.
+        seconds: spent on anything but evaluation.
+        next_at: the next grid point to evaluate at, in rollouts paid.
+        made: what had been paid when the weights were made, as fields of a line of the metrics.
+        accuracies: of versions evaluated on the grid, where they have one.
+        barren_groups: trained since one had an advantage.
+        watched: what evaluations found of the policy's breadth, see `rollalloc.train.narrowing`.
+    """
+
+    batches: int = 0
+    seconds: float = 0.0
+    next_at: int = 0
+    made: dict[str, Any] = field(default_factory=dict[str, Any])
+    accuracies: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    barren_groups: int = 0
+    watched: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedData:
+    """Prompts that are gone, that are new, and that are still there, since a checkpoint was saved."""
+
+    lost: int
+    new: int
+    kept: int
+
+    def __str__(self) -> str:
+        return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
+
+
+class Keeps(Protocol):
+    """Holds rollouts."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything, as plain data and tensors."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        ...
+
+
+class Counts(Protocol):
+    """Counts optimizer steps."""
+
+    steps: int
+
+
+class RunState(ABC):
+    """Everything of a run that outlives its process; where the weights are, its kind knows.
+
+    Args:
+        settings: of the trainer.
+        allocator: under the run's recipe.
+        roller: holds the rollouts that are not released.
+        updater: counts its steps.
+
+    Attributes:
+        counters: the trainer's own.
+    """
+
+    def __init__(self, settings: Settings, allocator: Allocator, roller: Keeps, updater: Counts) -> None:
+        self.settings, self.allocator, self.roller, self.updater = settings, allocator, roller, updater
+        self.counters = Counters()
+
+    @cached_property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What must be the same, besides the recipe, for a checkpoint to belong to this run; "prompts" is a digest."""
+
+    @abstractmethod
+    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """Where the weights are, as further entries of the state, or the weights, as tensors by file and name."""
+
+    @abstractmethod
+    def load_weights(self, saved: Checkpoint) -> None:
+        """Have the weights that a checkpoint names or holds."""
+
+    @abstractmethod
+    def check(self, saved: Checkpoint, place: Path) -> None:
+        """Refuse a checkpoint that holds something other than the state of this kind of trainer.
+
+        Raises:
+            ValueError: names the file, and the place in it.
+        """
+
+    def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """Plain data, and tensors by file and name, for `checkpoint.save`.
+
+        Args:
+            written: bytes so far of each file that grows with the run.
+        """
+        rollouts, payloads = self.roller.state()
+        where, weights = self.weights()
+        state = {
+            "identity": self.identity,
+            "allocator": self.allocator.state_dict(),
+            "counters": asdict(self.counters),
+            "optimizer_steps": self.updater.steps,
+            "rollouts": rollouts,
+            "written": dict(written),
+            **where,
+        }
+        return state, {**weights, "payloads": payloads}
+
+    def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
+        """Refuse a checkpoint of another run; returns how its prompts differ, where that is accepted.
+
+        Raises:
+            ValueError: it is of another data set, model or other settings than when to end and when to save; names each
+                difference.
+        """
+        state = saved.state
+        self.check(saved, place)
+        changed = self._changed_data(state)
+        others = [*differences(_but_prompts(state["identity"]), _but_prompts(self.identity), "run")]
+        if changed and not accept_data:
+            others.append(f"run.prompts: {changed} (accept_data=True, or --accept-data, goes on with them)")
+        elif changed and state["allocator"]["batch"] is not None:
+            others.append(f"run.prompts: {changed}, and a batch of the old ones is still to be trained")
+        if others:
+            raise ValueError(
+                f"the checkpoint after batch {saved.batches} in {place} is of another run: {'; '.join(others)}; "
+                "give what it was saved with, or start afresh in another folder"
+            )
+        return changed
+
+    def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
+        """Go on from a checkpoint; warns where that is under another recipe.
+
+        Args:
+            saved: of this run, as `refuse_another` says.
+            accept_recipe: it may have been saved under another recipe.
+            remap: its prompts are others; each is found again by its key.
+
+        Raises:
+            ValueError: it was saved under another recipe, and that is not accepted. Nothing was changed.
+        """
+        state = saved.state
+        others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
+        if others and not accept_recipe:
+            what = f"the checkpoint was saved under {another(others)}, {'; '.join(others)}"
+            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, goes on under the one given now")
+        self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
+        if others:
+            log.warning("going on under %s: %s", another(others), "; ".join(others))
+        self.load_weights(saved)
+        self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
+        for name, value in state["counters"].items():
+            setattr(self.counters, name, value)
+        self.updater.steps = state["optimizer_steps"]
+
+    def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
+        """How the prompts differ from a checkpoint's; None where they do not."""
+        if state["identity"]["prompts"] == self.identity["prompts"]:
+            return None
+        saved = state["allocator"]["prompts"]
+        source_N = self.allocator.table.source_of(saved, "keys")
+        assert source_N is not None
+        new = int((source_N < 0).sum())
+        return ChangedData(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
+
+
+class NativeState(RunState):
+    """Of a run whose model is in this process.
+
+    Args:
+        policy: the model.
+        train: prompts to train on.
+        heldout: prompts to evaluate on, if any.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        train: EncodedPrompts,
+        heldout: HeldOut | None,
+        settings: Settings,
+        allocator: Allocator,
+        roller: Rollouts,
+        updater: Updater,
+    ) -> None:
+        super().__init__(settings, allocator, roller, updater)
+        self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
+
+    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        return {}, {
+            "weights": weights_of(self.policy.model),
+            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer) | self._limit(),
+        }
+
+    def load_weights(self, saved: Checkpoint) -> None:
+        load_weights(self.policy.model, saved.tensors["weights"])
+        moments = dict(saved.tensors["optimizer"])
+        mean = moments.pop(_MEAN_NORM, None)
+        self.updater.limit.mean = None if mean is None else float(mean)
+        checkpoint.load_moments(self.policy.model, self.updater.optimizer, moments)
+
+    def _limit(self) -> dict[str, Tensor]:
+        mean = self.updater.limit.mean
+        return {} if mean is None else {_MEAN_NORM: torch.tensor(mean, dtype=torch.float64)}
+
+    def check(self, saved: Checkpoint, place: Path) -> None:
+        checkpoint.check_trainer(saved, place)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
+        model, heldout = self.policy.model, self.heldout
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
+        return {
+            **frozen,
+            "settings": self.settings.identity(),
+            "prompts": digest(self.train),
+            "heldout": None
+            if heldout is None
+            else {"prompts": digest(heldout.prompts), "answers": sha(heldout.answers)},
+            "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
+            "reference": self.updater.reference_digest(),
+        }
+
+
+def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name != "prompts"}
+
+
+def digest(prompts: EncodedPrompts) -> str:
+    given = prompts.prompt_set
+    return sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
+
+
+def sha(value: Any) -> str:
+    return sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]

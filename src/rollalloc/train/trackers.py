@@ -1,0 +1,122 @@
+"""A run's metrics in TensorBoard or Weights & Biases: listeners for `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollalloc.train.native import Listener
+
+_QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")  # of the metrics' `lengths`
+_PAID = "rollalloc/rollouts_paid"
+
+
+@contextmanager
+def tracked(
+    names: Sequence[str], folder: Path, described: Mapping[str, Any], listener: Listener | None = None
+) -> Iterator[Listener]:
+    """A listener that gives each line of the metrics to every tracker named.
+
+    All are drawn against the rollouts paid, so that recipes can be compared at an equal price.
+
+    Args:
+        names: of `TRACKERS`.
+        folder: of the run.
+        described: the run as plain data, for trackers that show it.
+        listener: gets each line too.
+
+    Raises:
+        ValueError: an unknown name.
+        ImportError: a tracker's library is not installed.
+    """
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise ValueError(f"unknown tracker {', '.join(unknown)}; there are {', '.join(TRACKERS)}")
+    with ExitStack() as stack:
+        listeners = [] if listener is None else [listener]
+        listeners += [stack.enter_context(TRACKERS[name](folder, described)) for name in dict.fromkeys(names)]
+
+        def listen(line: dict[str, Any]) -> None:
+            for each in listeners:
+                each(line)
+
+        yield listen
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line of the metrics by name: all of them under `rollalloc/`, and the mean reward as `reward`.
+
+    Nested ones are named by their path. Reasons why rollouts had no score are text of any kind, and are summed. Of an
+    evaluation, only what it alone says.
+    """
+    own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
+    if line["kind"] == "eval":
+        own = {name: own[name] for name in ("accuracy", "standard_error", "breadth", "eval_unscored", "eval_seconds")}
+    else:
+        own["unscored"] = sum(line["unscored"].values())
+    if lengths := line.get("lengths"):
+        own["lengths"] = lengths | dict(zip(_QUANTILES, lengths["quantiles"], strict=True))
+    found = dict(_numbers(own, "rollalloc"))
+    if line.get("reward_mean") is not None:
+        found["reward"] = float(line["reward_mean"])
+    return found
+
+
+def _numbers(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}/{name}")
+        elif isinstance(value, Real):
+            yield f"{path}/{name}", float(value)
+
+
+@contextmanager
+def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
+    """Event files in the run's folder, beneath `tensorboard`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(f"--track tensorboard needs its library, pip install tensorboard ({error})") from error
+    writer = None
+
+    def listen(line: dict[str, Any]) -> None:
+        nonlocal writer
+        paid = line["rollouts_paid"]
+        # What a run that began here before, or broke off beyond its checkpoint, wrote from there on is hidden.
+        writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
+        for name, value in scalars(line).items():
+            writer.add_scalar(name, value, paid)
+
+    try:
+        yield listen
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+@contextmanager
+def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
+    """A run of Weights & Biases, named and grouped by its folder; a resumed run is another one of that group."""
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(f"--track wandb needs its library, pip install wandb ({error})") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(project="rollalloc", name=folder.name, group=folder.name, dir=str(folder), config=dict(described))
+    run.define_metric("*", step_metric=_PAID)
+    ended = False
+    try:
+        yield lambda line: run.log(scalars(line) | {_PAID: line["rollouts_paid"]})
+        ended = True
+    finally:
+        run.finish(exit_code=0 if ended else 1)
+
+
+TRACKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], AbstractContextManager[Listener]]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}

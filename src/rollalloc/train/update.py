@@ -1,0 +1,325 @@
+"""The update: optimizer steps on a batch of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from rollalloc.core.events import Batch, Row
+from rollalloc.core.seeds import rng
+from rollalloc.generate.sampler import Generation
+from rollalloc.models.adapter import digest_of
+from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
+from rollalloc.models.policy import Policy, computing, in_bf16
+from rollalloc.models.recomputing import recomputing
+from rollalloc.models.weights import trained
+from rollalloc.train.clipping import NormLimit
+from rollalloc.train.loss import divergences, shares, token_losses
+from rollalloc.train.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MEASURED = 16  # rows by which the way of the weights is measured
+
+
+@dataclass(slots=True, eq=False)
+class Example:
+    """A row with what its loss needs; each tensor has one entry a token of the completion, where the model is.
+
+    Attributes:
+        row: of the batch.
+        prompt: token ids.
+        tokens: of the completion.
+        behaviour_T: log-probabilities when it was sampled.
+        proximal_T: those under the weights before the batch's first step; None until a forward pass gave them.
+        reference_T: those under the initial policy; None without a KL term.
+        share: of the row's summed losses in its mini-batch's loss.
+    """
+
+    row: Row
+    prompt: Tokens
+    tokens: Tokens
+    behaviour_T: Tensor
+    proximal_T: Tensor | None
+    reference_T: Tensor | None = None
+    share: float = 0.0
+
+
+class Updater:
+    """Trains a policy on batches.
+
+    Args:
+        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a run that is resumed
+            must be given the policy that it began with, before it loads the weights of a checkpoint.
+        prompts: token ids of each prompt.
+        settings: of the trainer.
+
+    Raises:
+        ValueError: the model's layers cannot be computed again, and the settings say so.
+
+    Attributes:
+        optimizer: AdamW.
+        steps: taken so far.
+        limit: what the next gradient's norm is clipped to.
+        reference: a frozen copy of the initial policy's model; None without a KL term.
+        between: called after each forward pass, backward pass included: a moment for others.
+    """
+
+    def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
+        self.policy, self.prompts, self.settings = policy, prompts, settings
+        self._parameters = [parameter for _, parameter in trained(policy.model)]
+        self.optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self.steps = 0
+        self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
+        self.between: Callable[[], None] = _nothing
+        self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
+        with self._recomputing():  # one that cannot be is refused now
+            pass
+
+    def update(
+        self,
+        batch: Batch,
+        generations: Mapping[int, Generation],
+        *,
+        spent: float | None = None,
+        measure_moved: bool = False,
+    ) -> dict[str, Any]:
+        """Take the configured number of optimizer steps.
+
+        Args:
+            batch: rows with advantages and weights.
+            generations: by rollout, at least those of the batch.
+            spent: share of the run's budget that was spent before the batch, for a rate that falls over it.
+            measure_moved: find out, by a forward pass of a few rows, how far the steps moved the policy.
+
+        Returns:
+            Means over the steps, their number, and the last one's learning rate; with `measure_moved` also "moved", in nats
+            a token.
+
+        Raises:
+            FloatingPointError: a gradient is not finite.
+        """
+        examples = self._examples(batch, generations, measure_moved=measure_moved)
+        first, *later = self._parts(examples, batch.version)
+        self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
+        figures = [self._step(part, spent) for part in (first, *later)]
+        moved = {"moved": self._moved(examples)} if measure_moved else {}
+        return {
+            **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
+            **moved,
+            "steps_in_batch": len(figures),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _moved(self, examples: Sequence[Example]) -> float:
+        """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
+
+        mean over tokens of k3 = exp(after - before) - (after - before) - 1
+        """
+        sums, tokens = list[Tensor](), 0
+        for example, after_T in self._judged(self.policy.model, _measured(examples)):
+            assert example.proximal_T is not None, "a row whose step was taken has them"
+            sums.append(divergences(example.proximal_T, after_T).sum())
+            tokens += len(after_T)
+        return sum(torch.stack(sums).tolist()) / tokens
+
+    def reference_digest(self) -> str | None:
+        """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
+        return None if self.reference is None else digest_of(self.reference)[:16]
+
+    def _examples(
+        self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
+    ) -> list[Example]:
+        """The batch's rows, with their log-probabilities under the reference, where there is one.
+
+        A fresh row's proximal log-probabilities are its sampler's. Where the sampler or the update computes in half
+        precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
+        truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
+        """
+        of_rows = [generations[row.rollout] for row in batch.rows]
+        sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
+        examples = [
+            Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T)
+            for row, made, sampled_T in zip(
+                batch.rows, of_rows, sampled.split([len(made.tokens) for made in of_rows]), strict=True
+            )
+        ]
+        settings = self.settings
+        rounded = in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
+        stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
+        if rounded and measure_moved:  # or the rounding would be measured as a movement
+            stale += _measured(examples)
+        for each in stale:
+            each.proximal_T = None
+        if self.reference is not None:
+            for example, logprobs_T in self._judged(self.reference, examples):
+                example.reference_T = logprobs_T
+        return examples
+
+    def _judge(self, examples: Sequence[Example]) -> None:
+        """Find the proximal log-probabilities of those rows that have none.
+
+        A row of the batch's first step needs no pass for that: the weights that its loss is computed with are the proximal
+        ones still, so that `_loss` has them anyway.
+        """
+        for example, logprobs_T in self._judged(self.policy.model, [e for e in examples if e.proximal_T is None]):
+            example.proximal_T = logprobs_T
+
+    def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
+        parts = self.settings.optimizer_steps_per_batch
+        for part in mini_batches([example.row for example in examples], parts, self.settings.seed, version):
+            yield [examples[index] for index in part]
+
+    def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
+        """One optimizer step on the loss of a mini-batch."""
+        self.optimizer.zero_grad(set_to_none=False)
+        names, figures = self._backward(examples)
+        norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # all that the host waits for in a step
+        if not isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
+                "try a smaller learning rate"
+            )
+        self.limit.saw(norm)
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
+        self.optimizer.step()
+        return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
+
+    def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
+        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens, with names.
+
+        Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
+        """
+        settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
+        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
+        for example, share in zip(examples, of_rows.tolist(), strict=True):
+            example.share = share
+        names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
+        figures = torch.zeros(len(names), dtype=torch.float64, device=self.policy.model.device)
+        tokens = int(lengths_B.sum())
+        needed = [each for each in examples if each.row.advantage or self.reference is not None]
+        for part in passes(needed, settings.tokens_per_forward):
+            loss, sums = self._loss(part)
+            loss.backward()
+            self.between()
+            figures += torch.stack(
+                [loss.detach().double(), *(of_tokens.double() / tokens for of_tokens in sums.values())]
+            )
+        return names, figures
+
+    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
+        loss = self.settings.loss
+        with self._recomputing():
+            logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+        for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
+            if each.proximal_T is None:
+                each.proximal_T = now_T[: len(each.tokens)]
+        behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
+        proximal_BT = _beside([each.proximal_T for each in examples if each.proximal_T is not None], logprobs_BT)
+        columns = zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
+        advantages_B, weights_B, shares_B = sent(np.array(list(columns), np.float32), logprobs_BT.device)
+        reference_BT = None
+        if self.reference is not None:
+            reference_BT = _beside([each.reference_T for each in examples if each.reference_T is not None], logprobs_BT)
+        losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, advantages_B, weights_B, loss, reference_BT)
+        with torch.no_grad():
+            ratio_BT = (logprobs_BT - proximal_BT).exp()
+            outside_BT = (ratio_BT < 1 - loss.clip.low) | (ratio_BT > 1 + loss.clip.high)
+            sums = {"clip_fraction": (outside_BT & mask_BT & (advantages_B != 0)[:, None]).sum()}
+            if reference_BT is not None:
+                sums["kl"] = (divergences(logprobs_BT, reference_BT) * mask_BT).sum()
+        return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
+
+    def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
+        """Log-probabilities of each row under a model, without gradient; kept where the model is."""
+        for part in passes(examples, self.settings.tokens_per_forward):
+            with torch.no_grad():
+                logprobs_BT, _ = self._logprobs(model, part)
+            self.between()
+            yield from ((each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True))
+
+    def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        with computing(model.device, self.settings.precision):
+            return completion_logprobs(
+                model,
+                [each.prompt for each in examples],
+                [each.tokens for each in examples],
+                pad_id=self.policy.pad_id,
+                temperature=self.settings.sampling.temperature,
+                share=not self.settings.gradient_checkpointing,  # it needs a cache
+            )
+
+    def _recomputing(self) -> AbstractContextManager[None]:
+        return recomputing(self.policy.model) if self.settings.gradient_checkpointing else nullcontext()
+
+
+def _measured(examples: Sequence[Example]) -> list[Example]:
+    """The rows by which the way of the weights is measured."""
+    return [each for each in examples if not each.row.replays][:MEASURED] or list(examples[:MEASURED])
+
+
+def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
+    """A batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few.
+
+    Args:
+        rows: of the batch.
+        parts: optimizer steps, at least 1.
+        seed: of the run.
+        version: of the weights; each batch is shuffled otherwise.
+
+    Returns:
+        Of each part the indices of its rows.
+    """
+    by_group: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_group.setdefault(row.group, []).append(index)
+    units = list(by_group.values()) if len(by_group) >= parts else [[index] for index in range(len(rows))]
+    if len(units) < parts:
+        log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+    order = rng(seed, "mini-batches", version).permutation(len(units))
+    for part in np.array_split(order, min(parts, len(units))):
+        yield [index for unit in part.tolist() for index in units[unit]]
+
+
+def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
+    """Rows that share a forward pass: of like length, and with padding no more than so many tokens, or a row alone."""
+    part: list[Example] = []
+    longest_prompt = 0
+    for example in sorted(examples, key=lambda each: (len(each.tokens), len(each.prompt))):
+        longest_prompt = max(longest_prompt, len(example.prompt))
+        width = longest_prompt + len(example.tokens)
+        if part and (len(part) + 1) * width > tokens_per_forward:
+            yield part
+            part, longest_prompt = [], len(example.prompt)
+        part.append(example)
+    if part:
+        yield part
+
+
+def _nothing() -> None:
+    pass
+
+
+def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
+    """A row's entries a row of a matrix, 0 beyond its end."""
+    return pad_sequence(list(rows), batch_first=True).to(like_BT.dtype)

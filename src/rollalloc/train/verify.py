@@ -1,0 +1,104 @@
+"""Whether a run that is killed and resumed is the run that it would have been."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from rollalloc.files.names import METRICS
+from rollalloc.processes.stopping import unheard
+from rollalloc.runs.reader import lines_in
+from rollalloc.train.description import Run
+from rollalloc.train.execution import execute
+
+
+def first_difference(run: Run, batches: int, folder: Path) -> str | None:
+    """Train a run's first batches unbroken, and again killed half-way and resumed, each in a process of its own.
+
+    Args:
+        run: its limits of batches and its target are replaced.
+        batches: to train, at least 2.
+        folder: gets `unbroken` and `resumed`.
+
+    Returns:
+        The first difference between their metrics, times aside, or between their final weights; None: they are identical.
+
+    Raises:
+        ValueError: fewer than 2 batches, or a run that ends before it could be killed.
+        RuntimeError: a run failed.
+    """
+    if batches < 2:
+        raise ValueError(f"batches must be at least 2, one before the kill and one after, got {batches}")
+    half = batches // 2
+    settings = replace(run.settings, max_batches=batches, target=None, checkpoint_every=half)
+    run = replace(run, settings=settings)
+    unbroken, resumed = folder / "unbroken", folder / "resumed"
+    _succeed(run, unbroken)
+    if _exit_code(run, resumed, kill_after=half + 1) != -signal.SIGKILL:
+        raise ValueError(
+            f"the run ended before batch {half + 1} was trained, so it could not be killed; verify fewer batches"
+        )
+    _succeed(run, resumed)
+    return _in_metrics(unbroken, resumed) or _in_weights(unbroken, resumed)
+
+
+def _succeed(run: Run, folder: Path) -> None:
+    code = _exit_code(run, folder)
+    if code != 0:
+        raise RuntimeError(f"the run in {folder} failed with exit code {code}; its error is above")
+
+
+def _exit_code(run: Run, folder: Path, kill_after: int | None = None) -> int | None:
+    process = multiprocessing.get_context("spawn").Process(target=_execute, args=(run, folder, kill_after))
+    with unheard():
+        process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # where Ctrl-C came; one that has ended does not mind
+    return process.exitcode
+
+
+def _execute(run: Run, folder: Path, kill_after: int | None) -> None:
+    """Carry out or resume a run; `kill_after` that many batches this process ends itself as `kill -9` would."""
+
+    def listen(line: dict[str, Any]) -> None:
+        if kill_after is not None and line["kind"] == "batch" and line["batch"] >= kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    execute(run, folder, listen, resume=True)
+
+
+def _in_metrics(unbroken: Path, resumed: Path) -> str | None:
+    pairs = zip_longest(*(_untimed(folder) for folder in (unbroken, resumed)))
+    for number, (one, other) in enumerate(pairs, start=1):
+        if one is None or other is None:
+            return f"metrics: the {'unbroken' if other is None else 'resumed'} run has more than {number - 1} lines"
+        for name in dict.fromkeys([*one, *other]):
+            if one.get(name) != other.get(name):
+                return f"metrics line {number}, {name}: unbroken {one.get(name)}, resumed {other.get(name)}"
+    return None
+
+
+def _untimed(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without what a clock measured."""
+    lines = lines_in(folder / METRICS)
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
+def _in_weights(unbroken: Path, resumed: Path) -> str | None:
+    for file in sorted((unbroken / "model").glob("*.safetensors")):
+        one, other = load_file(file), load_file(resumed / "model" / file.name)
+        for name, tensor in one.items():
+            if not torch.equal(tensor, other[name]):
+                furthest = float((tensor.double() - other[name].double()).abs().max())
+                return f"weights {name}: they differ by up to {furthest:g}"
+    return None

@@ -1,0 +1,70 @@
+"""The house: imports point one way, and the floors stand in one list."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import rollalloc
+
+FLOORS = (
+    "core",
+    "predict",
+    "rules",
+    "recipes",
+    "named",
+    "files",
+    "processes",
+    "rewards",
+    "data",
+    "runs",
+    "models",
+    "generate",
+    "train",
+    "testing",
+    "drivers",
+    "experimental",
+    "lab",
+    "cli",
+)
+ROOT = Path(rollalloc.__file__).parent
+
+
+def floor(module: str) -> str | None:
+    """The floor that a module stands on; None for what is no module of ours, and for the package itself."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "rollalloc" and len(parts) > 1 else None
+
+
+def imported(source: str) -> set[str]:
+    """Floors that a module's text imports from, within functions too."""
+    found: set[str | None] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {floor(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"rollalloc.{alias.name}" for alias in node.names] if node.module == "rollalloc" else [node.module]
+            found |= {floor(name or "") for name in names}
+    return {each for each in found if each in FLOORS}
+
+
+def test_every_module_stands_on_a_floor():
+    there = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__"} == set(FLOORS)
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_no_import_points_up(name):
+    here = ROOT / name
+    for path in [*here.rglob("*.py")] if here.is_dir() else [here.with_suffix(".py")]:
+        up = {each for each in imported(path.read_text("utf-8")) if FLOORS.index(each) > FLOORS.index(name)}
+        assert not up, f"{path.relative_to(ROOT)} imports {', '.join(sorted(up))}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import rollalloc.cli", "from rollalloc import cli", "def f():\n    from rollalloc.cli.app import x"],
+)
+def test_an_import_is_seen_wherever_it_stands(source):
+    assert imported(source) == {"cli"}
