@@ -146,6 +146,17 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
     assert code == 0, output
 
 
+def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call, own, tmp_path):
+    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(2)]
+    rows[1] |= {"reward_model": {"ground_truth": "twelve"}, "extra_info": {"index": 7}}
+    write_prompts(tmp_path / "held.jsonl", rows)
+    arguments = (*OWN, "--heldout", tmp_path / "held.jsonl", "--single-answer", *SHORT[:2])
+    code, output = call("train", *arguments, "--out", tmp_path / "out")
+    assert code == 2
+    assert "the answer to held-out prompt 'm/7' " in said(output)
+    assert "its content is 'twelve'; take it out of the data, or" in said(output)
+
+
 # Mistakes
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import PathLike
@@ -415,19 +415,42 @@ def _readable_without_template(prompt_set: PromptSet, tokenizer: Any) -> Sequenc
 
 def _tokens(key: str, prompt: Prompt, tokenizer: Any) -> tuple[int, ...]:
     how: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-    try:
-        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else None
-        ids = tokenizer.apply_chat_template(list(prompt), **how) if ids is None else ids
-    except Exception as error:  # of a template's or a tokenizer's own, which need be no ValueError
-        raise ValueError(
-            f"prompt {key!r} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(prompt)}; take it "
-            "out of the data, or take a tokenizer that knows all of it"
-        ) from error
-    if None in ids:  # a tokenizer without an unknown token gives that for what it does not know
-        raise ValueError(
-            f"prompt {key!r} has words that the tokenizer does not know, its content is {short(prompt)}; take it out of "
-            "the data, or give the tokenizer an unk_token"
+
+    def tokenize() -> Any:
+        return (
+            tokenizer(prompt)["input_ids"]
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(list(prompt), **how)
         )
+
+    ids = known_tokens(f"prompt {key!r}", prompt, tokenize)
     if not ids:
         raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
-    return tuple(ids)
+    return ids
+
+
+def known_tokens(what: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
+    """Token ids of a text of the data.
+
+    Args:
+        what: whose content it is, for errors, e.g. "prompt 'mine/7'".
+        content: the text, or the messages.
+        tokenize: gives its token ids.
+
+    Raises:
+        ValueError: it cannot be tokenized, or not all of it.
+    """
+    try:
+        ids = tokenize()
+    except Exception as error:  # of a template's or a tokenizer's own, which need be no ValueError
+        raise ValueError(
+            f"{what} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(content)}; take it "
+            "out of the data, or take a tokenizer that knows all of it"
+        ) from error
+    known = tuple(each for each in ids if each is not None)
+    if len(known) < len(ids):  # a tokenizer without an unknown token gives None for what it does not know
+        raise ValueError(
+            f"{what} has words that the tokenizer does not know, its content is {short(content)}; take it out of "
+            "the data, or give the tokenizer an unk_token"
+        )
+    return known

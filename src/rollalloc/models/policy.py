@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.data.hub import why_unreachable
+from rollalloc.data.prompts import known_tokens
 from rollalloc.models.adapter import Adapter, plain_weights
 from rollalloc.models.caching import why_not
 from rollalloc.models.dtypes import Precision
@@ -122,9 +123,20 @@ class Policy:
         """A completion as text, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def answer(self, text: str) -> tuple[int, ...]:
-        """A right answer as the token ids of a completion, end of sequence included."""
-        return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0])
+    def answer(self, text: str, *, to: str = "a prompt") -> tuple[int, ...]:
+        """A right answer as the token ids of a completion, end of sequence included.
+
+        Args:
+            text: the answer.
+            to: what it answers, for errors.
+
+        Raises:
+            ValueError: the tokenizer does not know all of it.
+        """
+        ids = known_tokens(
+            f"the answer to {to}", text, lambda: self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+        return (*ids, self.eos_ids[0])
 
 
 def load_tokenizer(name: str | Path) -> Any:

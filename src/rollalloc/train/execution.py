@@ -249,7 +249,10 @@ def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptS
     prompts = _encoded(source, policy, settings, given)
     if not source.single_answer:
         return HeldOut(prompts)
-    answers = tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)
+    named, truths = prompts.prompt_set.keys, prompts.prompt_set.ground_truths
+    answers = tuple(
+        policy.answer(str(truth), to=f"held-out prompt {key!r}") for key, truth in zip(named, truths, strict=True)
+    )
     longest, limit = max(map(len, answers)), settings.sampling.max_new_tokens
     if longest > limit:
         raise ValueError(
