@@ -34,10 +34,11 @@ def test_foresight_draws_and_credits_where_pilot_commit_stages():
     foresight = recipes.foresight(4, replay=4)
     mixed = recipes.mix(PILOT_COMMIT, foresight)
     assert mixed.prompts == foresight.prompts
-    assert mixed.advantage == advantages.AgainstBaseline(0.3)
+    assert mixed.advantage == advantages.AgainstBaseline(0.1)
     assert mixed.replay == foresight.replay == Replay(rows=4, max_staleness=12)
     assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
-    assert foresight.stages[0].judge == judges.Complete(NOW)
+    assert foresight.stages[0].judge == judges.Complete(NEXT_EPOCH)
+    assert recipes.foresight(4, once=False).stages[0].judge == judges.Complete(NOW)
     assert mixed.stages[-1].judge == judges.Complete(NEXT_EPOCH)
 
 
@@ -56,14 +57,17 @@ def test_pods_and_darts_choose_rows_and_bring_no_statistics_where_a_baseline_is_
 
 
 REFUSED = {
-    "both recipes change judge: Complete.* and NonzeroVariance": (recipes.foresight(4, 4), recipes.dapo(4, 4, 12)),
+    "both recipes change judge: Complete.* and NonzeroVariance": (
+        recipes.foresight(4, 4, once=False),
+        recipes.dapo(4, 4, 12),
+    ),
     "both recipes change prompts: Foresight.* and Tracker": (recipes.foresight(4), recipes.spo(4)),
     "both recipes change over_batch: BatchMean.* and BatchNormalised": (recipes.reinforce(4), recipes.spo(4)),
-    r"both recipes change advantage: AgainstBaseline\(neg=0.3\) and OverChosen\(GRPO": (
+    r"both recipes change advantage: AgainstBaseline\(neg=0.1\) and OverChosen\(GRPO": (
         recipes.foresight(4),
         recipes.darts(4, 3, 1, deviation="sample"),
     ),
-    r"both recipes change advantage: AgainstBaseline\(neg=0.3\) and Successes": (recipes.foresight(4), recipes.raft(4)),
+    r"both recipes change advantage: AgainstBaseline\(neg=0.1\) and Successes": (recipes.foresight(4), recipes.raft(4)),
     "both recipes change advantage: rloo and pods; .*make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
     "both recipes change replay: Replay.*rows=4.* and Replay.*rows=8": (
         recipes.foresight(4, replay=4),

@@ -654,7 +654,7 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
     plain = Settings(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
         run = run_of(Given(task=task), "foresight", {}, 0)
-        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 64, "n": 1}
+        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 64, "n": 1, "replay": 64}
         assert run.settings.learning_rate == presets.DEFAULT_RATE
         assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
         tuned = run_of(Given(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)

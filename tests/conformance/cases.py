@@ -18,7 +18,7 @@ QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, tr
 def foresight(n=2, exponent=3.0, **how):
     """Foresight that predicts after a few rollouts."""
     rule = beliefs.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
-    return replace(recipes.foresight(4, n, exponent, **how), prompts=rule)
+    return replace(recipes.foresight(4, n, exponent, **{"neg": 0.3, "once": False} | how), prompts=rule)
 
 
 def featured(prompts):

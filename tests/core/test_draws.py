@@ -398,10 +398,10 @@ def test_spo_by_hand(drive):
 
 
 def test_foresight_by_hand(drive):
-    """p̂ = 1/2 before the first rollout: 1 - 1/2, and 0.3 · (0 - 1/2)."""
+    """p̂ = 1/2 before the first rollout: 1 - 1/2, and 0.1 · (0 - 1/2)."""
     driver = drive(recipes.foresight(4), 4, {0: [1.0]}, default=(0.0,))
     rows = driver.until_batch().batch.rows
-    assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 0.5} | dict.fromkeys((1, 2, 3), -0.15))
+    assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 0.5} | dict.fromkeys((1, 2, 3), -0.05))
     driver.update()
     driver.ask()
     beliefs = {group["prompt"]: group["belief"] for group in driver.allocator.state_dict()["groups"]}
@@ -414,7 +414,8 @@ def test_what_the_plain_recipes_are():
     assert recipes.foresight(4).replay is None
     assert recipes.foresight(4, replay=8).replay.rows == 8
     assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH
-    assert recipes.foresight(4).stages[0].judge.until == recipes.spo(4).stages[0].judge.until == NOW
+    assert recipes.foresight(4).stages[0].judge.until == NEXT_EPOCH
+    assert recipes.foresight(4, once=False).stages[0].judge.until == recipes.spo(4).stages[0].judge.until == NOW
 
 
 @pytest.mark.parametrize(
@@ -441,7 +442,7 @@ def test_a_number_out_of_its_range_is_refused(recipe, how, message):
 
 def test_a_prompt_whose_rollouts_failed_comes_back_when_the_judge_says(drive):
     """`Complete(NOW)`: at once, not at the next epoch; three such visits are one too many."""
-    for recipe, again in ((recipes.foresight(1), True), (recipes.grpo(1, 1), False)):
+    for recipe, again in ((recipes.foresight(1, once=False), True), (recipes.grpo(1, 1), False)):
         driver = drive(replace(recipe, prompts=prompts.InOrder()), 3, {0: [None]})
         driver.answer(driver.ask().generate)
         assert bool(driver.allocator._run.roster.free_N[0]) is again
