@@ -82,5 +82,12 @@ def test_the_readme_leads_to_every_guide(name):
 @pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
 def test_the_readme_names_every_extra(extra):
     readme = (ROOT / "README.md").read_text("utf-8")
-    (install,) = re.findall(r"^## Install it\n(.*?)^## ", readme, re.DOTALL | re.MULTILINE)
+    (install,) = re.findall(r"^## Install\n(.*?)^## ", readme, re.DOTALL | re.MULTILINE)
     assert f"`{extra}`" in install or f"[{extra}]" in install
+
+
+def test_the_front_page_is_one():
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 150
+    assert sum(len(line.split()) for line in lines) <= 1000
+    assert lines.index("## Install") < 40

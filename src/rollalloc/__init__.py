@@ -10,7 +10,7 @@ from rollalloc.core.allocator import Allocator, EventError, MetricError, RuleErr
 from rollalloc.core.recipe import Budget, Recipe, Replay, Stage
 from rollalloc.core.table import PromptTable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Allocator",
     "Budget",
