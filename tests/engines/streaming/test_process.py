@@ -285,6 +285,44 @@ def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, wa
     assert process.exitcode == -signal.SIGKILL
 
 
+def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_of):
+    """What is sent to it is more than a pipe holds."""
+    backend = process_of(longest_prompt=20_000)
+    backend.start(rows(1, first=20))
+    drained(backend, 1)
+    process = backend._spawned.process
+    pid = stop(backend)
+    backend._silence.limit_s = 0.1
+    many = [Row(each, 0, (5,) * 20_000) for each in range(20)]
+    begun = threading.Thread(target=backend.start, args=(many,), daemon=True)
+    begun.start()
+    begun.join(20)
+    assert not begun.is_alive()
+    with pytest.raises(BackendDied, match=rf"\({pid}\) has given no sign of life for \d+ s, and 20 rollouts"):
+        drained(backend, 20)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_process_that_stood_still_goes_on_where_it_was(policy, process_of):
+    """Stopped with rollouts and new weights on their way to it."""
+    ended = []
+    for stands in (False, True):
+        backend = process_of(seed=7)
+        backend.start(rows(1, first=90))
+        drained(backend, 1)
+        if stands:
+            stop(backend)
+        backend.load(other(policy.model, 0.25), 1)
+        backend.start(rows(30))
+        if stands:
+            assert backend.step(0.1) == []
+            go_on(backend)
+        ended.append({rollout: (each.tokens, each.spans) for rollout, each in drained(backend, 30).items()})
+        assert backend.figures() == {"restarts": 0}
+    assert ended[0] == ended[1]
+    assert {span for _, spans in ended[1].values() for span, _ in spans} == {1}
+
+
 def test_a_process_at_work_says_so(process_of, monkeypatch):
     monkeypatch.setattr("rollalloc.generate.stream.process._SPEAKS_S", 0.0)
     backend = process_of(eos_ids=())

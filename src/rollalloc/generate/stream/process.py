@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -146,6 +147,7 @@ class ProcessBackend:
 
     def close(self) -> None:
         self._spawned.end()  # it has nothing to save
+        self._told.end()
         self._heard.end(self._spawned.connection)
         self._rows.clear()
 
@@ -165,13 +167,12 @@ class ProcessBackend:
             _serve, *shared, self._version, self._options, self._threads, name="rollalloc generator"
         )
         self._heard = _Heard(self._spawned.connection)
+        self._told = _Told(self._spawned.connection)
         self._silence.begin()
-        with suppress(OSError):  # it is gone, as `step` will hear
-            self._spawned.connection.send((self._blueprint, self._device))
+        self._told.say((self._blueprint, self._device))
 
     def _send(self, what: str, with_it: Any) -> None:
-        with suppress(OSError):  # it is gone, as `step` will hear
-            self._spawned.connection.send((what, with_it))
+        self._told.say((what, with_it))
 
     def _take(self, said: Any) -> list[Ended]:
         if said is _GONE:
@@ -192,6 +193,7 @@ class ProcessBackend:
     def _replace(self) -> list[Ended]:
         """The process is gone: begin with another one, and with what ran in it."""
         code = self._spawned.end(_GRACE_S)
+        self._told.end()
         self._heard.end(self._spawned.connection)
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         if not self._ended_since:
@@ -210,6 +212,29 @@ class ProcessBackend:
         self._aborted.clear()
         self._send("start", list(self._rows.values()))
         return lost
+
+
+class _Told:
+    """What goes into a pipe, so that its reader is not waited for: one that has stopped takes in what the pipe holds."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, args=(pipe,), name="rollalloc generator's ear", daemon=True)
+        self._thread.start()
+
+    def say(self, what: Any) -> None:
+        """Say it after what was said before; where nobody hears it any more, `step` will hear that."""
+        self._outbox.put(ForkingPickler.dumps(what))  # here, where an error belongs
+
+    def end(self) -> None:
+        """Of a process that is gone; before its pipe is closed."""
+        self._outbox.put(None)
+        self._thread.join(_GRACE_S)
+
+    def _write(self, pipe: Connection) -> None:
+        with suppress(OSError):
+            while (what := self._outbox.get()) is not None:
+                pipe.send_bytes(what)
 
 
 class _Heard:
