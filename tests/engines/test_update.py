@@ -245,3 +245,16 @@ def test_log_probs_that_are_not_the_forward_passs_own_are_corrected(updater_of, 
             assert not torch.allclose(each.behaviour_T, now_T, atol=0.05)
         else:
             assert torch.equal(each.proximal_T, each.behaviour_T)
+
+
+def test_a_step_in_which_nothing_has_an_advantage_says_nothing_of_the_norms_to_clip_to(updater_of):
+    """A KL term's gradient there is what rounding makes: clipped to that, the steps after it would teach nothing."""
+    updater = updater_of(loss=Loss(kl=0.1), max_grad_norm=1.0, adaptive_clip=1.5, learning_rate=1e-2)
+    lengths = (3, 7, 2, 8, 5, 1)
+    assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] < 1e-3
+    assert updater.limit.mean is None
+    updater.update(*batch_of(lengths, (1.0, -1.0, 0.5, -0.5, 1.0, -1.0)))
+    mean = updater.limit.mean
+    assert mean is not None
+    assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] > 0
+    assert updater.limit.mean == mean

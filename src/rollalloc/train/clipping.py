@@ -18,7 +18,8 @@ class NormLimit:
         limit = min(most, factor · m),   m ← 0.95 m + 0.05 min(norm, 2 limit),   m₁ = min(norm, most)
 
     A fixed norm of 1 hardly ever binds. A rare large gradient that meets a small second moment of AdamW is what a run falls
-    by; this limit follows the run's own gradients, whatever their scale. A step without a gradient says nothing of it.
+    by; this limit follows the run's own gradients, whatever their scale. A step in which no row has an advantage says
+    nothing of it, though a KL term has a gradient there.
 
     Attributes:
         most: never more than this.
