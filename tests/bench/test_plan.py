@@ -65,7 +65,7 @@ def test_what_a_plan_pays_by_hand():
     shapes = {each.label: each.matched for each in plan.contestants}
     assert shapes == {"grpo": {"groups": 4, "n": 4}, "reinforce": {"groups": 16, "n": 1}}
     shapes = {each.label: each.defaults for each in plan.contestants}
-    assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 64, "n": 1}}
+    assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 64, "n": 1, "replay": 64}}
 
 
 @pytest.mark.parametrize(

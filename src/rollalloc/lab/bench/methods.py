@@ -8,16 +8,20 @@ from typing import Any
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}  # 64 rollouts a batch
 
 
+_REPLAYED = ("reinforce", "foresight")
+
+
 def default(recipe: str) -> dict[str, Any]:
     """A recipe's parameters where nobody says or searched for others, on every task and model; the rest are its defaults.
 
-    Foresight trains again on as many rows as a batch has. Not every trainer can, so `recipes.foresight` itself has none.
+    REINFORCE and foresight train again on as many rows as a batch has. Not every trainer can, so that the recipes themselves
+    have none.
 
     Raises:
         ValueError: a recipe that is not of this package.
     """
     shape = matched(recipe, **DEFAULT_SHAPE)
-    return shape | ({"replay": shape["groups"]} if recipe == "foresight" else {})
+    return shape | ({"replay": shape["groups"]} if recipe in _REPLAYED else {})
 
 
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
