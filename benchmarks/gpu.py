@@ -349,6 +349,8 @@ def plan_of(
         shape={"groups": size.groups, "n": size.n},
         search=(Rung(len(rates), (1000,), 0.5),),
         seeds=size.seeds,
+        default_rate=rates[0],
+        default_seeds=(),  # of the tuned track alone
         made_with={**made_with(), **made},
     )
 

@@ -130,7 +130,7 @@ def test_no_single_answer_reaches_a_rungs_target(task):
 def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
     """Within four standard deviations: fails once in 15,000 seeds. An answer drawn for another may be right by chance."""
     shown = []
-    monkeypatch.setattr(gym, "save_warm_model", lambda *given: shown.append(given[3](4000)))
+    monkeypatch.setattr(gym, "save_warm_model", lambda *given, **_: shown.append(given[3](4000)))
     prepare(tmp_path / "sums", "rg/chain_sum", replace(SUMS, wrong=0.4))
     truths = dict(zip(*gym._warm_up_examples(SUMS, frozenset()), strict=True))
     answers = list(truths.values())

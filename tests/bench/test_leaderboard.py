@@ -30,7 +30,7 @@ from rollalloc.train.settings import Settings
 @pytest.fixture
 def tiny(task, monkeypatch):
     """The tasks of a tier are all this one, which is made."""
-    monkeypatch.setattr(presets, "_prepare", lambda name, folder: task)
+    monkeypatch.setattr(presets, "_prepare", lambda name, folder, shown: task)
 
 
 def ended(folder):
@@ -116,7 +116,7 @@ def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **chang
     (place / "run.json").write_text(json.dumps(replace(run, **changes).description()))
     lines = [
         {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
-        | {"optimizer_steps": at / 32, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
+        | {"optimizer_steps": at // 32, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
         | {"accounts": {"trained": at}, "breadth": {"k": 8, "pass_at_k": at / 128, "entropy": 1 - at / 128}}
         for at in range(0, 129, 32)
     ]

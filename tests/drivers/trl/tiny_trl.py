@@ -41,7 +41,7 @@ RECIPES = {
 }
 ONE_EACH = {  # of which a batch has one row a prompt
     "reinforce": recipes.reinforce(groups=16, neg=0.5),
-    "reinforce_running": recipes.reinforce(groups=16, baseline="running"),
+    "reinforce_running": recipes.reinforce(groups=16, baseline="running", neg=1),
     "raft": recipes.raft(groups=16),
     "spo": recipes.spo(groups=16),
     "foresight": recipes.foresight(groups=16),

@@ -16,7 +16,7 @@ RECIPES = {
     "dr_grpo": {"recipe": "dr_grpo"},
     "raft": {"recipe": "raft"},
     "reinforce": {"recipe": "reinforce", "neg": 0.5},
-    "reinforce_running": {"recipe": "reinforce", "baseline": "running"},
+    "reinforce_running": {"recipe": "reinforce", "baseline": "running", "neg": 1},
     "mopps": {"recipe": "mopps"},
     "greso": {"recipe": "greso", "gen_groups": 8},
     "reinforce_ada": {"recipe": "reinforce_ada", "round_n": 2, "rounds": 3},
