@@ -1,9 +1,13 @@
 """Questions and answers in columns of any name become prompts in verl's schema, or an error that names the row."""
 
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from rollalloc.data._files import write_rows
 from rollalloc.data.convert import Converted, convert
@@ -11,8 +15,8 @@ from rollalloc.data.prompts import load_prompts
 
 GSM8K = [
     {"question": "How many clips?", "answer": "48 / 2 = <<48/2=24>>24, and 1,234 in all.\n#### 1,234"},
-    {"question": "And now?", "answer": "#### -5"},
     {"question": "Who knows?", "answer": None},
+    {"question": "And now?", "answer": "#### -5"},
 ]
 TRL = [
     {
@@ -40,7 +44,7 @@ def run(tmp_path):
 def test_gsm8ks_columns(run, suffix):
     made, prompts = run(GSM8K, "question", "answer", suffix, system="Be brief.")
     assert made == Converted(prompts=2, unanswered=1)
-    assert prompts.keys == ("mine/0", "mine/1")
+    assert prompts.keys == ("mine/0", "mine/2")
     assert prompts.ground_truths == ("1234", "-5")
     assert prompts.prompts[1] == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "And now?"})
 
@@ -60,6 +64,29 @@ def test_trls_messages_and_any_column_of_answers(run, suffix):
 )
 def test_what_an_answer_is(run, given, truth):
     assert run([{"q": "?", "a": given}], "q", "a")[1].ground_truths == (truth,)
+
+
+def test_numbers_that_are_none_and_exact_ones(run):
+    answers = [Decimal("1.50"), Decimal("1200.00"), Decimal("0.001"), None]
+    made, prompts = run([{"q": str(row), "a": answer} for row, answer in enumerate(answers)], "q", "a", ".parquet")
+    assert (made.unanswered, prompts.ground_truths) == (1, ("1.5", "1200", "0.001"))
+    made, prompts = run([{"q": "0", "a": math.nan}, {"q": "1", "a": 1.0}], "q", "a", ".jsonl")
+    assert (made.unanswered, prompts.ground_truths) == (1, ("1",))
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    columns = [pyarrow.array(["?"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["q", "a", "a"]), tmp_path / "mine.parquet")
+    with pytest.raises(ValueError, match=r"mine\.parquet: .*column 'a' is there twice"):
+        convert(tmp_path / "mine.parquet", tmp_path / "out.parquet", question="q", answer="a")
+
+
+def test_a_link_to_nowhere_is_not_written_through(tmp_path):
+    write_rows(tmp_path / "mine.jsonl", TRL)
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(FileExistsError):
+        convert(tmp_path / "mine.jsonl", tmp_path / "out.jsonl", question="prompt", answer="solution")
+    assert not (tmp_path / "elsewhere.jsonl").exists()
 
 
 @pytest.mark.parametrize(

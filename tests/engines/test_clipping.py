@@ -27,6 +27,15 @@ def test_norms_that_are_always_large_leave_the_fixed_limit():
     assert limit.value == 1.0
 
 
+def test_a_first_norm_beyond_all_others_is_forgotten():
+    limit = NormLimit(most=1.0, factor=1.5)
+    limit.saw(1e30)
+    assert limit.mean == 1.0
+    for _ in range(60):
+        limit.saw(0.1)
+    assert limit.value == pytest.approx(1.5 * (0.1 + 0.9 * 0.95**60))
+
+
 def test_without_a_factor_nothing_is_followed():
     limit = NormLimit(most=0.7, factor=None)
     limit.saw(0.01)

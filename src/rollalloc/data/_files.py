@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: an unknown suffix, a file that cannot be read to its end, a line that is not JSON or names a key
-            twice, or no rows at all.
+        ValueError: an unknown suffix, a file that cannot be read to its end, a line that is not JSON, a key or column
+            that is there twice, or no rows at all.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; prompts are read from .parquet, .jsonl and .json files")
@@ -78,6 +79,8 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         # Not `read_table`: it would take a folder named `split=train` on the way for a column.
         with parquet.ParquetFile(path) as file:
+            if twice := [name for name, times in Counter(file.schema_arrow.names).items() if times > 1]:
+                raise ValueError(f"the column {twice[0]!r} is there twice")
             batches = file.iter_batches(_ROWS)
             while (batch := next(batches, None)) is not None:
                 try:

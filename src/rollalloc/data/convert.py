@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from math import inf
 from pathlib import Path
 from reprlib import repr as short
@@ -104,13 +105,14 @@ def _answer(place: str, given: Any) -> str | None:
     if given is None or (isinstance(given, str) and not given.strip()) or given != given:
         return None
     if isinstance(given, bool) or not (
-        isinstance(given, str) or (isinstance(given, (int, float)) and abs(given) != inf)
+        isinstance(given, str) or (isinstance(given, (int, float, Decimal)) and abs(given) != inf)
     ):
         raise ValueError(
             f"{place} must be text or a number, got {short(given)}; name a column that holds the answer alone"
         )
     if not isinstance(given, str):
-        return str(int(given) if isinstance(given, float) and given.is_integer() else given)
+        exact = f"{given:f}".rstrip("0") if isinstance(given, Decimal) else given
+        return str(int(given) if given == int(given) else exact)
     found = (final(given) or "").strip()
     if not found:
         raise ValueError(
