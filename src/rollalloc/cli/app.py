@@ -17,6 +17,7 @@ from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
 from rollalloc.cli.model import model
+from rollalloc.cli.options import with_numbers_checked
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.simulate import simulate
@@ -33,9 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (train, compare, bench, features, model, report, watch, board):
-    app.command()(command)
+    app.command()(with_numbers_checked(command))
 for command in (waste, simulate, verify_resume, recipes):
-    app.command()(command)
+    app.command()(with_numbers_checked(command))
 app.add_typer(data, name="data")
 
 

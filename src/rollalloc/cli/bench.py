@@ -60,7 +60,11 @@ def bench(
         _written(console, table)
         return
     made = make_plan(
-        tier, tasks=_names(tasks), recipes=_names(recipes), own=recipe or (), tracks=tuple(track or TRACKS)
+        tier,
+        tasks=_names("--tasks", tasks),
+        recipes=_names("--recipes", recipes),
+        own=recipe or (),
+        tracks=tuple(track or TRACKS),
     )
     cores = processes or os.cpu_count() or 1
     refuse_another(made, out)
@@ -131,8 +135,11 @@ def _hours(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minute{'s' * (minutes != 1)}"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(option: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if text and not names:  # it would mean all
+        raise ValueError(f"{option}: expected names between commas, got {text!r}; leave it out for all")
+    return names
 
 
 class Shown:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollalloc.cli.console import say
-from rollalloc.cli.options import folder, place
+from rollalloc.cli.options import folder, place, with_numbers_checked
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
@@ -19,6 +19,7 @@ data = typer.Typer(help="Prepare data sets.", no_args_is_help=True, pretty_excep
 
 
 @data.command()
+@with_numbers_checked
 def prepare(
     sets: Annotated[
         list[str],

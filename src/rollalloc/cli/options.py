@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+_LEAST, _MOST = 1e-30, 2**63  # of numbers: less is 0 to a float32 that divides by it, more is none to an int64
 _WHAT, _HOW, _STREAM, _WHERE = "What to train on", "Training", "Streaming", "Output"
 
 
@@ -43,6 +44,20 @@ def folder(text: str | Path) -> Path:
     there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
+    return Path(text)
+
+
+def source(text: str | Path) -> Path:
+    """A file to read, as an option gives it; whether it is there its reader says.
+
+    Raises:
+        typer.BadParameter: its name is empty, or it is a folder, a pipe or a device.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter("expected the name of a file, got an empty one")
+    if Path(text).exists() and not Path(text).is_file():
+        kind = "a folder" if Path(text).is_dir() else "a pipe or a device"
+        raise typer.BadParameter(f"expected a file, {text} is {kind}")
     return Path(text)
 
 
@@ -80,8 +95,10 @@ class Given:
         ),
     ] = "defaults"
     model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
-    prompts: Annotated[list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT)] = None
-    heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT)] = None
+    prompts: Annotated[
+        list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source)
+    ] = None
+    heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT, parser=source)] = None
     reward: Annotated[
         str | None, _option("package.module:function or file.py:function, called as verl's compute_score.", _WHAT)
     ] = None
@@ -230,6 +247,25 @@ def with_options(
 
     called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]
     called.__annotations__ = {each.name: each.annotation for each in (*keyword, *shared)}
+    return called
+
+
+def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that refuses, before anything else, numbers beyond what PyTorch and NumPy can hold, whichever option's.
+
+    What is no number or infinite is left to the option's own range, which says what it should be.
+    """
+
+    @wraps(command)
+    def called(**options: Any) -> None:
+        for name, value in options.items():
+            if isinstance(value, (int, float)) and isfinite(value) and value and not _LEAST <= abs(value) < _MOST:
+                raise typer.BadParameter(
+                    f"expected 0, or a number from {_LEAST:g} to {_MOST:.3g} or its negative, got {value!r:.40}",
+                    param_hint=f"'--{name.replace('_', '-')}'",
+                )
+        command(**options)
+
     return called
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rollalloc.cli.compare import said
 from rollalloc.cli.console import say
 from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import option, parameters_of, with_options
+from rollalloc.cli.options import option, parameters_of, source, with_options
 from rollalloc.cli.progress import staged
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
@@ -97,10 +97,13 @@ def simulate(
     ] = None,
     latency: Annotated[
         Path | None,
-        typer.Option(help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for 7.6B on H100s."),
+        typer.Option(
+            help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for 7.6B on H100s.",
+            parser=source,
+        ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="rollouts.jsonl of a run: its lengths and successes, by prompt.")
+        Path | None, typer.Option(help="rollouts.jsonl of a run: its lengths and successes, by prompt.", parser=source)
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Of --log take distributions fitted to it.")] = False,
     prompts: Annotated[int | None, typer.Option(help="In the data set; 8192, or with --log those logged.")] = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,7 +74,8 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     if given.schedule == "constant" and given.schedule_floor != Given.schedule_floor:
         raise ValueError("--schedule-floor: a constant rate has none; give --schedule linear or cosine, or take it out")
     refuse_missing(_streaming(given))
-    run = _task_run(given, recipe, parameters, seed) if given.task else _own_run(given, recipe, parameters, seed)
+    made = _own_run if given.task is None else _task_run
+    run = made(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
     if given.max_rows is not None:
         sampling = replace(run.settings.sampling, max_rows=given.max_rows)
@@ -182,7 +184,8 @@ def _lora(given: Given) -> Lora | None:
         ValueError: what they are to be like is said, but not their rank; or a value out of its range.
     """
     if given.lora is not None:
-        return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
+        with _named("--lora, --lora-alpha, --lora-target"):
+            return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
     said = [name for name in ("lora_alpha", "lora_target") if getattr(given, name) != getattr(Given, name)]
     if said:
         options = _as_said(said)
@@ -203,13 +206,17 @@ def model_name(text: str) -> str:
 
 def _update(given: Given) -> dict[str, Any]:
     """Settings of the update, the same for every recipe and task."""
+    with _named("--schedule, --warmup-steps, --schedule-steps, --schedule-floor"):
+        schedule = Schedule(
+            given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
+        )
+    with _named("--dual-clip"):
+        clip = Clip(dual=given.dual_clip)
     return {
         **_optimizer(given),
         "optimizer_steps_per_batch": given.optimizer_steps,
-        "schedule": Schedule(
-            given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
-        ),
-        "loss": Loss(clip=Clip(dual=given.dual_clip), aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
+        "schedule": schedule,
+        "loss": Loss(clip=clip, aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
         "tokens_per_forward": given.tokens_per_forward,
         "precision": given.precision,
         "sampling_dtype": given.sampling_dtype,
@@ -237,6 +244,15 @@ def _streaming(given: Given) -> Streaming:
         keep_stopped=given.keep_stopped,
         backend=cast("Generator", given.backend),
     )
+
+
+@contextmanager
+def _named(options: str) -> Iterator[None]:
+    """Say which options a value is of, where what refuses it has other names for them."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{options}: {error}") from None
 
 
 def _or(given: Any, otherwise: Any) -> Any:

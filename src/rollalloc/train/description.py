@@ -20,6 +20,8 @@ from rollalloc.models.lora import Lora
 from rollalloc.named import make_recipe
 from rollalloc.train.settings import ASYNC, NEWER, SAVING, WAITING, Settings
 
+_MOST_WORKERS = 1024  # processes that score: each is a Python of its own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -61,6 +63,8 @@ class Source:
 
     def __post_init__(self) -> None:
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
+        if self.reward_workers > _MOST_WORKERS:
+            raise ValueError(f"reward_workers must be at most {_MOST_WORKERS} processes, got {self.reward_workers}")
         at_least("reward_cache", self.reward_cache, 0, "0 remembers nothing")
         if not 0 < self.reward_limit_s < 1e6:
             raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
@@ -100,6 +104,9 @@ class Run:
     def __post_init__(self) -> None:
         if self.max_rollouts is not None:
             at_least("max_rollouts", self.max_rollouts, 1)
+        buffer, longest = self.source.overlong_buffer, self.settings.sampling.max_new_tokens
+        if buffer is not None and buffer > longest:
+            raise ValueError(f"overlong_buffer must be at most max_new_tokens, {longest}, got {buffer}")
         if self.staleness is not None:
             at_least("staleness", self.staleness, 0)
 

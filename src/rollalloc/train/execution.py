@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
-from rollalloc.data.feature_file import read_features
+from rollalloc.data.feature_file import is_own, read_features
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.atomic import write_text
@@ -128,7 +128,8 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
         Its prompts.
 
     Raises:
-        ValueError: a device that cannot be used, a recipe that cannot be made or that there are too few prompts for, files
+        ValueError: a device that cannot be used, a recipe that cannot be made or that there are too few prompts or
+            rollouts for, files
             that nobody would read, rollouts longer than the model's context.
         OSError: a file that is not there.
         ImportError: what is needed is not installed, or the reward function cannot be imported.
@@ -146,7 +147,9 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
             refuse_longer(run.settings.sampling.max_new_tokens, context)
         held = None if source.heldout is None else load_prompts(source.heldout)
         loaded = load_prompts(*source.prompts), held
-    Allocator(recipe, len(loaded[0].keys), run.settings.seed)
+    begun = Allocator(recipe, len(loaded[0].keys), run.settings.seed).ask(capacity=0)
+    if begun.finished is not None:  # such a run would train nothing, and end as if all were well
+        raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
     return loaded
 
 
@@ -169,10 +172,14 @@ def _check_features(source: Source, recipe: Recipe) -> None:
         return
     if not recipe.reads_features:
         raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not look at them; take them out")
-    if source.features != _NO_FEATURES and not Path(source.features).is_file():
+    if source.features == _NO_FEATURES:
+        return
+    if not Path(source.features).is_file():
         raise FileNotFoundError(
             ENOENT, "expected a file of features (`rollalloc features` makes one), or none", source.features
         )
+    if not is_own(Path(source.features).resolve()):
+        raise ValueError(f"features: {source.features} is not what `rollalloc features` writes, or it is damaged")
 
 
 def _features(

@@ -129,7 +129,8 @@ class Settings:
             raise ValueError(f"generator_limit_s must be at least 1 and finite, got {self.generator_limit_s}")
         if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
-                f"weight_decay must be 0 or more and betas two numbers in [0, 1), got {self.weight_decay} and {self.betas}"
+                "weight_decay must be 0 or more and betas, the second of them adam_beta2, two numbers in [0, 1), got "
+                f"{self.weight_decay} and {self.betas}"
             )
         if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
             raise ValueError(
