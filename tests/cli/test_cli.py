@@ -244,6 +244,14 @@ def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call,
         ((*OWN, "--recipe", "broken:recipe"), "its module raises SyntaxError when it is imported"),
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
         ((*OWN, "--max-new-tokens", "64"), "max_new_tokens must be less than the model's context of 64 tokens"),
+        ((*OWN, "--recipe", "grpo", "--set", "n=99999999999"), "max_rollouts: not one group fits, the budget of 4,096"),
+        (("--task", ""), "unknown task ''"),
+        ((*OWN, "--reward-workers", "2000"), "reward_workers must be at most 1024 processes, got 2000"),
+        ((*OWN, "--overlong-buffer", "5"), "overlong_buffer must be at most max_new_tokens, 4, got 5"),
+        (
+            (*OWN, "--recipe", "foresight", "--features", "prompts.parquet"),
+            "prompts.parquet is not what `rollalloc features` writes",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):

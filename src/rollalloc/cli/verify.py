@@ -15,7 +15,7 @@ from rollalloc.cli.options import place
 
 def verify_resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.", parser=place)],
-    batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.")] = 6,
+    batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.", min=2)] = 6,
 ) -> None:
     """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""
     from rollalloc.train.description import Run  # torch takes seconds to import, `--help` should not
