@@ -98,12 +98,6 @@ def test_the_overlong_penalty_shapes_the_reward_alone(call, tmp_path, workers):
         assert line["metric_mean"] - 1 <= line["reward_mean"] <= line["metric_mean"] - 0.25
 
 
-def test_an_overlong_buffer_longer_than_a_rollout_is_refused(call, tmp_path):
-    code, output = call("train", *OWN, *SHORT, *GRPO, "--overlong-buffer", 5, "--out", tmp_path)
-    assert code == 2
-    assert "buffer must be in [1, max_tokens], got buffer 5 and max_tokens 4" in said(output)
-
-
 def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path):
     """`--reward module:function` names a file beside the prompts; a script's own search path does not hold it."""
     arguments = ("train", *OWN[:-1], "my_reward:score", *SHORT, *GRPO, "--seed", 3, "--out", tmp_path)
