@@ -104,6 +104,7 @@ def test_a_sparkline_is_blocks_the_newest_last(values, blocks):
 def test_what_remains_is_the_budget_at_the_pace_so_far(write_run):
     assert remaining(read_run(write_run(why=None, batches=15, max_rollouts=6000))).total_seconds() == 90
     assert remaining(read_run(write_run())) is None
+    assert remaining(replace(read_run(write_run(why=None)), unread=1)) is None
     assert remaining(read_run(write_run(why=None, max_rollouts=None))) is None
     slow = read_run(write_run(why=None, max_rollouts=2**53))
     assert remaining(replace(slow, metrics=[slow.last | {"seconds": 2.0**53}])) is None

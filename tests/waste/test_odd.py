@@ -242,3 +242,12 @@ def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, see
     assert type(refused) is ValueError
     assert str(refused).isprintable()
     assert str(folder) in str(refused) or "its accounts are all 0" in str(refused)
+
+
+@pytest.mark.parametrize(("size", "noted"), [(1, True), (2, False)])
+def test_rollouts_that_stand_alone_are_said_to_count_as_in_grpo(tmp_path, size, noted):
+    """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
+    rows = [{"input": f"p{at}", "output": "x", "score": at % 2, "step": 1} for at in range(40) for _ in range(size)]
+    log = read_log(lines(tmp_path / "1.jsonl", *rows))
+    said = [note for note in find(log, resamples=2).notes if "alone in their group" in note]
+    assert [note.startswith("40 rollouts") for note in said] == [True] * noted

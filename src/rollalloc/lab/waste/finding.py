@@ -203,6 +203,12 @@ def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> l
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
             "all counts as one that taught; --threshold tells right from wrong instead"
         )
+    alone = int((groups.size_V == 1).sum())
+    if alone > _LITTLE * groups.size_V.sum():
+        found.append(
+            f"{alone:,} rollouts are alone in their group, and count as having taught nothing, as they do in GRPO; a method "
+            "that compares each with a prediction or a running mean learns from them"
+        )
     if (groups.first_V < groups.size_V).any():
         found.append(
             "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
