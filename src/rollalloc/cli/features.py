@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import file, source
+from rollalloc.cli.options import source
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def features(
         str, typer.Option(help="A causal language model, by name or folder: the one that training will begin with.")
     ],
     prompts: Annotated[list[Path], typer.Option(help="Parquet or JSONL in verl's schema; repeatable.", parser=source)],
-    out: Annotated[Path, typer.Option(help="The file to write; it ends in .safetensors.", parser=file)],
+    out: Annotated[Path, typer.Option(help="The file to write; it ends in .safetensors.")],
     width: Annotated[int, typer.Option(help="Columns of a block at most.")] = 256,
     seed: Annotated[int, typer.Option(help="Of the projection and the hash.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default a GPU where there is one.")] = None,

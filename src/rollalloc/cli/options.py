@@ -47,24 +47,14 @@ def folder(text: str | Path) -> Path:
     return Path(text)
 
 
-def file(text: str | Path) -> Path:
-    """A file by its name, whatever is there.
-
-    Raises:
-        typer.BadParameter: it is empty.
-    """
-    if not str(text).strip():
-        raise typer.BadParameter("expected the name of a file, got an empty one")
-    return Path(text)
-
-
 def source(text: str | Path) -> Path:
     """A file to read, as an option gives it; whether it is there its reader says.
 
     Raises:
         typer.BadParameter: its name is empty, or it is a folder, a pipe or a device.
     """
-    file(text)
+    if not str(text).strip():
+        raise typer.BadParameter("expected the name of a file, got an empty one")
     if Path(text).exists() and not Path(text).is_file():
         kind = "a folder" if Path(text).is_dir() else "a pipe or a device"
         raise typer.BadParameter(f"expected a file, {text} is {kind}")

@@ -93,7 +93,7 @@ def simulate(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; an interval from five on.")] = "0,1,2,3,4",
     staleness: Annotated[
         int | None,
-        typer.Option(help="max_staleness of all recipes; by default their own, at least 1 where async."),
+        typer.Option(help="max_staleness of all recipes; by default their own, at least 1 where async.", max=1_000_000),
     ] = None,
     latency: Annotated[
         Path | None,

@@ -70,7 +70,9 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
         NotADirectoryError, PermissionError: nothing can be written there.
     """
     if path.suffix != SUFFIX or path.name == SUFFIX:
-        raise ValueError(f"expected the name of a file that ends in {SUFFIX}, got {str(path)!r}; e.g. features{SUFFIX}")
+        raise ValueError(
+            f"expected the name of a file that ends in {SUFFIX}, got {str(path)!r}; e.g. --out features{SUFFIX}"
+        )
     if os.path.lexists(path):
         if not is_own(path):
             raise FileExistsError(f"{path} is not what `{_MADE_BY}` writes; move it away, or give another --out")
