@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rollalloc.generate.sampling import Sampling
 from rollalloc.train.clipping import NormLimit
+from rollalloc.train.settings import Settings
 
 
 def test_the_limit_follows_the_norms_by_hand():
@@ -40,3 +42,8 @@ def test_without_a_factor_nothing_is_followed():
     limit = NormLimit(most=0.7, factor=None)
     limit.saw(0.01)
     assert (limit.value, limit.mean) == (0.7, None)
+
+
+def test_checkpoints_that_say_nothing_of_it_are_of_runs_without():
+    assert "adaptive_clip" not in Settings(sampling=Sampling(3), adaptive_clip=None).identity()
+    assert Settings(sampling=Sampling(3)).identity()["adaptive_clip"] == 1.5
