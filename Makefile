@@ -27,8 +27,8 @@ VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 	touch .venv/ready
 
 demo: .venv/ready
-	.venv/bin/rollalloc compare --task skills/late --recipes grpo,reinforce,foresight,dapo,dapo_carry,pilot_commit,pods,darts \
-		--settings tuned --seeds 0,1,2,3,4 --out runs/demo --overwrite
+	.venv/bin/rollalloc compare --task skills/late --recipes grpo,reinforce,foresight,dapo_carry,pilot_commit,pods,darts \
+		--seeds 0,1,2,3,4 --max-rollouts 16000 --out runs/demo --overwrite
 
 laptop: .venv/ready
 	test -e runs/smollm2/config.json || .venv/bin/rollalloc model smollm2 runs/smollm2
