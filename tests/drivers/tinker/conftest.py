@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc import Budget, recipes
-from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.drivers.tinker import Remote, Rewarded, Service, TinkerTrainer
+from rollalloc import recipes
+from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling
-from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_tinker
 from fake_tinker import Client, Cloud
+from tinker_toys import rewarded, within
 
 MODEL = "some/model"
 
@@ -36,38 +35,6 @@ def sdk(request, monkeypatch):
 def by_hand(monkeypatch):
     monkeypatch.setattr(fake_tinker, "IS_INSTALLED", False)
     monkeypatch.setitem(sys.modules, "tinker", fake_tinker.module())
-
-
-def decode(tokens):
-    return "".join(" abcde"[token] for token in tokens)
-
-
-def first_is(*, solution_str, ground_truth, **_):
-    """Right where the first letter is the one."""
-    return float(solution_str[:1] == ground_truth)
-
-
-def prompts_of(count):
-    return EncodedPrompts(
-        PromptSet(
-            keys=tuple(f"toy/{n}" for n in range(count)),
-            sources=("toy",) * count,
-            prompts=tuple(map(str, range(count))),
-            ground_truths=tuple("abcde"[n % 5] for n in range(count)),
-            extra_infos=({},) * count,
-        ),
-        tuple((7, 8 + n) for n in range(count)),
-    )
-
-
-def rewarded(count=8, reward=first_is):
-    return Rewarded(prompts_of(count), InlineScorer(reward), decode)
-
-
-def within(recipe, rollouts):
-    from dataclasses import replace
-
-    return replace(recipe, budget=Budget(run_rollouts=rollouts))
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_tinker import Cloud, ModelInput
+from tinker_toys import decode
 
-from conftest import decode
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, rollouts

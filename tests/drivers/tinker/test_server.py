@@ -13,8 +13,8 @@ import os
 import signal
 
 import pytest
+from tinker_toys import prompts_of, within
 
-from conftest import prompts_of, within
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_tinker import AuthenticationError, Cloud, sequence
+from tinker_toys import rewarded
 
-from conftest import rewarded
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
