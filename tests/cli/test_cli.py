@@ -459,7 +459,7 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     arguments += (*SHORT[:2], *SHORT[4:], "--reward-workers", 0, "--out", tmp_path / "run")
     code, output = call(*arguments, "--max-rollouts", 64)
     assert code == 0, output
-    assert "reinforce {'groups': 64, 'n': 1}, learning rate 1e-06, at most 64 rollouts" in said(output)
+    assert "reinforce {'groups': 64, 'n': 1, 'replay': 64}, learning rate 1e-06, at most 64 rollouts" in said(output)
     code, output = call(*arguments, "--resume")
     assert code == 0, output
     assert "at most 64 rollouts" in said(output)

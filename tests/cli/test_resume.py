@@ -223,7 +223,7 @@ def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batches", "message"), [(1, "batches must be at least 2"), (100, "the run ended before batch 51 was trained")]
+    ("batches", "message"), [(1, "for '--batches'"), (100, "the run ended before batch 51 was trained")]
 )
 def test_verify_resume_refuses_what_it_cannot_break(call, stopped, batches, message):
     code, output = call("verify-resume", stopped, "--batches", batches)

@@ -75,12 +75,18 @@ def test_it_is_known_who_reads_features():
     assert READERS == ["foresight"]
 
 
+def assert_none_too_old(batches, staleness):
+    """A row that is replayed, as REINFORCE's and foresight's are by default, may be twelve versions old."""
+    for line in batches:
+        assert line["staleness_max"] <= (12 if line.get("replayed") else staleness)
+
+
 @pytest.mark.parametrize(("recipe", "engine"), PAIRS)
 def test_every_recipe_starts_under_every_engine(started, forked_generators, recipe, engine):
     staleness = STALENESS[(AT[recipe] // 3 + AT[engine]) % 3]
     batches = started(recipe, *ENGINES[engine], "--staleness", staleness)
     assert batches
-    assert max(line["staleness_max"] for line in batches) <= staleness
+    assert_none_too_old(batches, staleness)
 
 
 @pytest.mark.parametrize(("engine", "staleness", "features"), PREDICTING)
@@ -168,7 +174,7 @@ def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
     monkeypatch.setitem(sys.modules, "rollalloc.generate.stream.vllm_engine", engine)
     monkeypatch.setattr(settings, "find_spec", lambda name: True)
     batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
-    assert max(line["staleness_max"] for line in batches) <= staleness
+    assert_none_too_old(batches, staleness)
 
 
 @pytest.fixture(scope="module")
