@@ -27,9 +27,9 @@ from rollalloc.generate.stream import backend as streamed
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.lab.bench.tasks import chat
 from rollalloc.lab.bench.tasks.chat import CHAT_TASKS
+from rollalloc.models.device import Counts, stand_in
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy
-from rollalloc.testing.device import Counts, stand_in
 
 PAD, EOS, VOCABULARY = 0, 1, 54
 ROWS, GROUP, PROMPT_TOKENS = 1024, 8, 8

@@ -30,7 +30,11 @@ from zipfile import ZipFile
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 # What a person would miss who found it gone, whatever git says.
-NEEDED = ("rollalloc/py.typed", "rollalloc/bench/tuned/skills-late.json", "rollalloc/report/templates/report.html.j2")
+NEEDED = (
+    "rollalloc/py.typed",
+    "rollalloc/lab/bench/tuned/skills-late.json",
+    "rollalloc/lab/report/templates/report.html.j2",
+)
 # Imports what needs no extra, every module of it.
 CORE = """
 import importlib, pkgutil, rollalloc

@@ -1,6 +1,6 @@
 """On a device that is not the CPU: nothing is where it should not be, the same tokens come, and the host seldom waits.
 
-The device is `rollalloc.testing.device`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
+The device is `rollalloc.models.device`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rollalloc.generate.sampler import Generation, Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream import backend, process
 from rollalloc.generate.stream.local import LocalBackend
+from rollalloc.models.device import elsewhere, register, stand_in
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.processes.spawned import Spawned
-from rollalloc.testing.device import elsewhere, register, stand_in
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings, Streaming
