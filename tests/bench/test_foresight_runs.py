@@ -36,8 +36,19 @@ def predicting(run_of):
     return made
 
 
+# About half of any model's answers are right: what is replayed must not hang on what a hardly trained one happens to solve.
+HALF = """
+from hashlib import sha256
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return float(sha256(f"{ground_truth} {solution_str}".encode()).digest()[0] % 2)
+"""
+
+
 def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_path):
-    run = predicting()
+    (tmp_path / "half.py").write_text(HALF)
+    run = predicting(reward=f"{tmp_path / 'half.py'}:compute_score")
     execute(run, tmp_path / "run")
     prompts = load_prompts(*run.source.prompts)
     kept = read_features(tmp_path / "run" / "features.safetensors", prompts.keys)

@@ -25,10 +25,10 @@ def ctrl_c():
 
 
 def test_loads_from_a_file_and_from_a_module(monkeypatch, tmp_path):
-    (tmp_path / "my_rewards.py").write_text(SAMPLES.read_text())
+    (tmp_path / "rewards_by_path.py").write_text(SAMPLES.read_text())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for path in (f"{SAMPLES}:equals", "my_rewards.py:equals", "my_rewards:equals"):
+    for path in (f"{SAMPLES}:equals", "rewards_by_path.py:equals", "rewards_by_path:equals"):
         function = load_reward(path)
         assert call(function) == Scored(1.0, 1.0)
         assert call(function, "5") == Scored(0.0, 0.0)

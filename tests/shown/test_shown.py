@@ -103,12 +103,24 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of it, as the working directory."""
     shutil.copytree(furnished, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")
     monkeypatch.syspath_prepend(".")
-    return tmp_path / "home"
+    names = {Path(block.file).stem for block in BLOCKS if block.file} & sys.modules.keys()
+    for name in names:  # another test's, or another page's
+        monkeypatch.delitem(sys.modules, name)
+    before = set(sys.modules)
+    yield tmp_path / "home"
+    for name in [name for name in sys.modules.keys() - before if _stands_in(sys.modules[name], tmp_path)]:
+        del sys.modules[name]
+
+
+def _stands_in(module: Any, folder: Path) -> bool:
+    """Whether a module was loaded from a file under a folder."""
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)
 
 
 def test_what_is_excused_is_there() -> None:
