@@ -163,7 +163,7 @@ def main() -> None:
     rewards = np.random.default_rng(0).standard_normal(1_000_000)
     subset, sort = seconds(lambda: max_variance_subset(rewards, 250_000)), seconds(lambda: np.sort(rewards))
     print(f"max_variance_subset of 1,000,000: {subset / sort:.1f} times sorting them ({subset:.3f} s), bar 20")
-    print("bytes a prompt: " + ", ".join(f"{name} {value:.1f}" for name, value in memory().items()) + "; bar 64")
+    print("bytes per prompt: " + ", ".join(f"{name} {value:.1f}" for name, value in memory().items()) + "; bar 64")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ EDGES = (0.001, HOPELESS_BELOW, 0.05, 0.15, 0.35, 0.65, 0.85, SOLVED_FROM, 0.98)
 EACH, ATTEMPTS = 60, 64  # prompts of a bin; rollouts of each in search of a wrong one
 BINS = len(EDGES) + 1
 Floats = NDArray[np.float64]
-SIZES = (4, 8, 16, 32, 64)  # rollouts a group
+SIZES = (4, 8, 16, 32, 64)  # rollouts per group
 RESAMPLES = 200
 WINDOW = (0.125, 0.75)
 LATE_SHARES = (0.3, 0.5)  # hopeless, solved: those of skills/late
@@ -213,14 +213,14 @@ def piloted(rate_N: Floats, pilots: int, n: int, window: tuple[float, float] = (
 
 
 def plain(rate_N: Floats, pool_B: Floats, neg: float, baseline: bool = True) -> Method:
-    """One rollout a prompt against the pool's mean reward, failures times `neg`; without a baseline and with 0 RAFT."""
+    """One rollout per prompt against the pool's mean reward, failures times `neg`; without a baseline and with 0 RAFT."""
     b = float(pool_B @ by_bin(rate_N, rate_N)) if baseline else 0.0
     spread_N, one_N = rate_N * (1 - rate_N), np.ones_like(rate_N)
     return _method(rate_N, one_N, spread_N * (1 - b + neg * b), rate_N * (1 - b) ** 2, (1 - rate_N) * (neg * b) ** 2)
 
 
 def discarded(groups: int, generated: int, mixed: float) -> float:
-    """Share of its mixed groups that DAPO keeps, which generates so many prompts a round until `groups` are mixed.
+    """Share of its mixed groups that DAPO keeps, which generates so many prompts per round until `groups` are mixed.
 
     groups / mixed over generated · E[rounds],   E[rounds] = Σ_r P(Bin(generated · r, mixed) < groups)
     """
@@ -260,7 +260,7 @@ class Map:
         return self._groups[key]
 
     def plain(self, pool_B: Floats, neg: float = 0.1, baseline: bool = True) -> Method:
-        """REINFORCE with one rollout a prompt, or RAFT."""
+        """REINFORCE with one rollout per prompt, or RAFT."""
         return plain(self.some_N, pool_B, neg, baseline)
 
     def keeps(self, pool_B: Floats, n: int, groups: int) -> float:

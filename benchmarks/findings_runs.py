@@ -91,7 +91,7 @@ QUESTIONS: dict[str, dict[str, Variant]] = {
         "0 to 0.75, 8 groups": _pilot_commit(groups=8, p_lower=0.0),
     },
 }
-# The check of the map: pool, rollouts a group. A batch has 64 rows for all.
+# The check of the map: pool, rollouts per group. A batch has 64 rows for all.
 CHECKED = ("GRPO", "DAPO, carried", "Pilot-Commit", "REINFORCE")  # with real training, for want of time for more
 CELLS = (("pool/40-40-2048", 16), ("pool/10-10-2048", 16))
 

@@ -5,8 +5,8 @@
     python benchmarks/gpu.py OUT --model runs/smollm2 --data runs/chat --minutes 24
 
 GRPO, DAPO (surplus carried), Pilot-Commit, PODS, the plain estimators REINFORCE and RAFT, and foresight, on two tasks of
-`rollalloc data chat`, all with 64 rollouts a batch and one optimizer step for each: three learning rates on a tuning seed,
-then five seeds at the best one, under a frozen plan, several runs at a time. Before that it measures tokens a second,
+`rollalloc data chat`, all with 64 rollouts per batch and one optimizer step for each: three learning rates on a tuning seed,
+then five seeds at the best one, under a frozen plan, several runs at a time. Before that it measures tokens per second,
 against `model.generate`, and the share of what the memory's bandwidth allows. OUT gets `speed.json`, `plan.json`,
 `leaderboard.md` and `.html` (rollouts, tokens and seconds to the target, ratios paired by seed, with intervals; seconds are
 of a device that runs share), and the metrics of each run. Killed or out of time: the same command goes on. Exit code 0

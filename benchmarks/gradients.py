@@ -24,7 +24,7 @@ from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import Scored, load_reward
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.rules.beliefs import Foresight
+from rollalloc.rules.predictions import Foresight
 from rollalloc.train.execution import one_thread
 from rollalloc.train.native import Trainer
 
@@ -42,7 +42,7 @@ class Stand:
     paid: int
 
     def drawn(self, exponent: float | None) -> tuple[list[int], NDArray[np.float64]]:
-        """Prompts as the rule would draw them with that exponent, and their beliefs."""
+        """Prompts as the rule would draw them with that exponent, and their predictions."""
         rng = np.random.default_rng([0, self.paid])
         pool = rng.choice(len(self.trainer.train.tokens), POOL, replace=False)
         features = self.trainer.features

@@ -1,4 +1,4 @@
-"""How much prediction could gain: foresight where the belief is the true success rate, beside foresight and REINFORCE.
+"""How much prediction could gain: foresight that predicts the true success rate, beside foresight and REINFORCE.
 
 `python benchmarks/oracle.py TASKS OUT [TASK ...]`, tuning seeds. On tasks with one right answer a prompt the rate under the
 current weights is exact, by teacher forcing. The oracle looks at the weights and pays nothing for it: it is a diagnostic of

@@ -33,7 +33,7 @@ def median_of(action: Callable[[], object], repeats: int = 7, before: Callable[[
 
 
 def speed() -> None:
-    """Draws and refits of 1,000,000 prompts with 256 features each, and events a second beside creating a `Done`."""
+    """Draws and refits of 1,000,000 prompts with 256 features each, and events per second beside creating a `Done`."""
     rng = np.random.default_rng(0)
     features = {"hidden": rng.standard_normal((PROMPTS, WIDTH), np.float32)}
     predictor = Predictor(fit_every=1)
@@ -54,7 +54,7 @@ def speed() -> None:
 
     costs, yards = zip(*(observe(predictor.events) for _ in range(9)), strict=True)
     cost, yard = statistics.median(costs), statistics.median(yards)
-    print(f"observe: {1 / cost:,.0f} events a second, bar 100,000; {cost / yard:.1f} times creating one")
+    print(f"observe: {1 / cost:,.0f} events per second, bar 100,000; {cost / yard:.1f} times creating one")
     square = rng.standard_normal((predictor.events, WIDTH + 1))
     print(f"yardstick, XᵀX of the {predictor.events} events that are kept: {median_of(lambda: square.T @ square)}")
     print(f"first fit: {median_of(lambda: predictor.refit(memory, features), 1)}, bar 1000 ms")

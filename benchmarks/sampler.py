@@ -168,7 +168,7 @@ def seconds(action: Callable[[], object], clock: Callable[[], float] = time.perf
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="rollouts a second, as ratios to transformers' generate")
+    parser = argparse.ArgumentParser(description="rollouts per second, as ratios to transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", help="folder of a pretrained model; default: a small one with random weights")
     parser.add_argument("--asked", type=int, nargs=3, default=(64, 8, 32), metavar=("PROMPTS", "ROLLOUTS", "TOKENS"))
@@ -195,14 +195,14 @@ def main() -> None:
             (seconds(lambda n=limit: baseline(model, requests, n)), {name: seconds(ways[name]) for name in bars})
             for _ in range(repeats)
         ]
-        print(f"{ROWS}x{limit}: {mean:.1f} tokens a rollout, {theirs:.1f} with generate, which samples "
-              f"{ROWS / statistics.median(base for base, _ in taken):,.0f} rollouts a second")  # fmt: skip
+        print(f"{ROWS}x{limit}: {mean:.1f} tokens per rollout, {theirs:.1f} with generate, which samples "
+              f"{ROWS / statistics.median(base for base, _ in taken):,.0f} rollouts per second")  # fmt: skip
         for name, bar in bars.items():
             ratios = [base / ours[name] for base, ours in taken]
             rate = ROWS / statistics.median(ours[name] for _, ours in taken)
             print(
                 f"  {name}: {statistics.median(ratios):.2f} times generate ({min(ratios):.2f} to {max(ratios):.2f}), "
-                f"bar {bar}; {rate:,.0f} rollouts a second"
+                f"bar {bar}; {rate:,.0f} rollouts per second"
             )
     flipped, compared = flips(model, requests, 4 * repeats)
     print("on a device, which the CPU stands in for:")

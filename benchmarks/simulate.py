@@ -1,6 +1,6 @@
 """The cluster simulator: its speed, its error against the real sampler, and DARTS's published speed-ups against its own.
 
-python benchmarks/simulate.py speed      # simulated rollouts a minute
+python benchmarks/simulate.py speed      # simulated rollouts per minute
 python benchmarks/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
 python benchmarks/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python benchmarks/simulate.py darts      # DARTS, part by part, in the published shape
@@ -46,7 +46,7 @@ def speed() -> None:
                 began = time.process_time()
                 paid = simulate(recipe, scenario, seed).paid
                 rates.append(60 * paid / (time.process_time() - began))
-            print(f"{name}, {schedule}: {statistics.median(rates):,.0f} rollouts a minute "
+            print(f"{name}, {schedule}: {statistics.median(rates):,.0f} rollouts per minute "
                   f"({min(rates):,.0f} to {max(rates):,.0f}), bar 1,000,000")  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def sampler() -> None:
         simulated = simulate(recipes.grpo(SAMPLED_ROWS[-1] // 8, 8), scenario, 0).seconds
         off.append(simulated / real - 1)
         print(f"real {real:.2f} s, simulated {simulated:.2f} s, off by {off[-1]:+.0%}; mean length "
-              f"{statistics.mean(tokens):.0f}; ms a token at {', '.join(map(str, SAMPLED_ROWS))} rows: "
+              f"{statistics.mean(tokens):.0f}; ms per token at {', '.join(map(str, SAMPLED_ROWS))} rows: "
               f"{', '.join(f'{1000 * value:.2f}' for value in seconds)}", flush=True)  # fmt: skip
     print(f"off by {statistics.median(off):+.0%} in the median, {min(off):+.0%} to {max(off):+.0%}")
 
@@ -161,7 +161,7 @@ def arms(tail: Any) -> dict[str, Recipe]:
 def darts(schedule: Any = "sync") -> None:
     """32 GPUs, 2 a replica, 256 prompts, 8 = 7 + 1 of 12 on average and 16 at most, 8,192 tokens.
 
-    GRPO's seconds a batch over each arm's, paired by seed. Published: 1.09, 1.40, 1.63 for the parts (14B), 1.29 to 1.77
+    GRPO's seconds per batch over each arm's, paired by seed. Published: 1.09, 1.40, 1.63 for the parts (14B), 1.29 to 1.77
     for the whole. 512 prompts, each visited twice before it counts: in the first pass no prompt has a record of lengths,
     so that sizes cannot adapt.
     """

@@ -4,10 +4,10 @@ python benchmarks/streaming.py TASKS                    # the ablation; TASKS: w
 python benchmarks/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap" --task walks/mixed
 python benchmarks/streaming.py TASKS --only "grpo; darts: + overlap @ 3e-4"   # at a learning rate of its own
 
-Every line trains 16 groups of 8 rows a batch, from the same initial model with the same settings. Runs are interleaved: one
-of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
-accuracy and tokens of an answer at equal batches. Decoding steps are of lines in one process that stream. Seconds are from
-the end of the second batch to that of the last one. On a machine that others share they say little, so that processor
+Every line trains 16 groups of 8 rows per batch, from the same initial model with the same settings. Runs are interleaved:
+one of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last
+one: accuracy and tokens of an answer at equal batches. Decoding steps are of lines in one process that stream. Seconds are
+from the end of the second batch to that of the last one. On a machine that others share they say little, so that processor
 seconds stand beside them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker
 than the larger of the two.
 """
@@ -170,7 +170,7 @@ def main() -> None:
     task.seconds(lines(((1, 1.0),))["grpo: streaming"], 4999, given.batches)
     curve = fitted_latency([(rows, seconds) for rows, seconds in task.steps if rows])
     points = tuple(zip(curve.concurrency, curve.seconds_per_token, strict=True))
-    print("seconds a token by rollouts at once:", ", ".join(f"{at}: {seconds:.4f}" for at, seconds in points))
+    print("seconds per token by rollouts at once:", ", ".join(f"{at}: {seconds:.4f}" for at, seconds in points))
     measured = lines(points)
     if given.only:
         measured = {each.strip(): at_a_rate_of_its_own(measured, each) for each in given.only.split(";")}

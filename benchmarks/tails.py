@@ -74,7 +74,7 @@ def trained(
 
 def main(to: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
-    print("| tail | task | mean tokens | right | steps a batch | tokens a batch |\n|---|---|---|---|---|---|")
+    print("| tail | task | mean tokens | right | steps per batch | tokens per batch |\n|---|---|---|---|---|---|")
     for name, (recipe, color, label) in TAILS.items():
         for at, (task, right) in enumerate(TASKS.items()):
             tokens_R, score_R, weight_R, steps, paid = trained(recipe, right, 0)

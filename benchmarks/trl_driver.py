@@ -158,7 +158,7 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
         print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step [{low:.2f}, {high:.2f}], bar {bar}")
     made = trainers["our sampler"].allocation.generated
     print(f"stock TRL's step: {statistics.median(times['stock TRL'].seconds):.2f} s; "
-          f"{sum(len(each.made.tokens) for each in made) / len(made):.1f} tokens a rollout")  # fmt: skip
+          f"{sum(len(each.made.tokens) for each in made) / len(made):.1f} tokens per rollout")  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ learning

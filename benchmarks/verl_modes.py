@@ -102,7 +102,9 @@ def main() -> None:
     recipes, modes = args.recipes.split(","), args.modes.split(",")
     if unknown := {*recipes} - {*RECIPES} | {*modes} - {*MODES}:
         parser.error(f"recipes are {', '.join(RECIPES)}, modes {', '.join(MODES)}, got {', '.join(sorted(unknown))}")
-    print("| recipe | mode | step, s, median (least–most) | mean | generating | update | rollouts a step |", flush=True)
+    print(
+        "| recipe | mode | step, s, median (least–most) | mean | generating | update | rollouts per step |", flush=True
+    )
     print("|---|---|---|---|---|---|---|", flush=True)
     for recipe in recipes:
         for mode in modes:

@@ -1,7 +1,7 @@
 """A recipe of your own on the leaderboard: GRPO that drops groups in which a single rollout differs from the others.
 
 One file with three names: a function that returns the recipe, `GRID`, the settings that it is tuned over, and `matched`,
-its parameters where every method has the same groups and rollouts a group. From the folder of this file:
+its parameters where every method has the same groups and rollouts per group. From the folder of this file:
 
     rollalloc bench --recipe new_recipe:no_loners
 """
@@ -45,5 +45,5 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
 
 
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
-    """Its parameters for these groups a batch and rollouts a group."""
+    """Its parameters for these groups per batch and rollouts per group."""
     return {"groups": groups, "n": n, "gen_groups": 3 * groups}

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from rollalloc import recipes
+from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Recipe, Replay, Stage
-from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.rules import advantages, judges, rows
 from rollalloc.testing import check_recipe
 

@@ -13,7 +13,7 @@ from rollalloc.files.opening import opened, read_text
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.lab.bench.tasks.sort import Config
 from rollalloc.runs.reader import newest_line, read_metrics
-from rollalloc.train.checkpoint import Torn, load_newest
+from rollalloc.train.checkpoint import CorruptCheckpoint, load_newest
 from rollalloc.train.description import Run
 
 
@@ -73,7 +73,7 @@ def test_a_fifo_among_metrics_and_checkpoints_is_not_waited_for(tmp_path):
     place.mkdir(parents=True)
     (place / "state.json").write_text("{}")
     os.mkfifo(place / "manifest.json")
-    with pytest.raises(Torn, match="none of the checkpoints"):
+    with pytest.raises(CorruptCheckpoint, match="none of the checkpoints"):
         load_newest(tmp_path)
 
 

@@ -42,7 +42,7 @@ TESTS: dict[str, str] = {
     "tests/engines/test_likelihood.py": "rows padded and alone, prompts shared and not",
     "tests/engines/test_attention.py": "attention by two kernels",
     "tests/engines/test_sampler.py": "rollouts in waves of any width, cached and by a forward pass",
-    "tests/engines/test_native.py": "log-probabilities when sampled and when trained; budgets of tokens a pass",
+    "tests/engines/test_native.py": "log-probabilities when sampled and when trained; budgets of tokens per pass",
     "tests/engines/streaming/test_exactness.py": "rollouts in waves and as they come",
     "tests/engines/streaming/test_backends.py": "rollouts in any company",
     "tests/drivers/trl/test_trainer.py": "TRL's trainer beside ours, batches in parts",

@@ -6,7 +6,7 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 """
 
 from rollalloc import recipes
-from rollalloc.core.allocator import Allocator, EventError, MetricError, RuleError, Starved
+from rollalloc.core.allocator import Allocator, EventError, MetricError, NoProgress, RuleError
 from rollalloc.core.recipe import Budget, Recipe, Replay, Stage
 from rollalloc.core.table import PromptTable
 
@@ -16,11 +16,11 @@ __all__ = [
     "Budget",
     "EventError",
     "MetricError",
+    "NoProgress",
     "PromptTable",
     "Recipe",
     "Replay",
     "RuleError",
     "Stage",
-    "Starved",
     "recipes",
 ]

@@ -21,7 +21,7 @@ def dapo_carry(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
         gen_groups: prompts generated at a time, at least 1.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
         deviation: as for `recipes.grpo`.

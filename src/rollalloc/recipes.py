@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Act, Budget, PromoteRule, PromptRule, Recipe, Replay, SizeRule, Stage, at_least
-from rollalloc.core.roster import NEXT_EPOCH, NOW
-from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
 
 _PROMOTE: Mapping[str, PromoteRule] = {
     "top_variance": promote.TopVariance(),
@@ -29,7 +29,7 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
+        n: rollouts per prompt, at least 1.
         deviation: what advantages are divided by: the "population"'s standard deviation of the group's rewards, or the
             "sample"'s. None: that of what trains: the population's in rollalloc's own trainer, the sample's in TRL and verl.
 
@@ -67,7 +67,7 @@ def reinforce(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
+        n: rollouts per prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
             newest counting most, and the batch's where a prompt was drawn before the first reward.
         neg: weight of what did worse than the baseline, 0 or more; at 1 runs fell below where they began.
@@ -79,16 +79,16 @@ def reinforce(
     """
     _one_of("baseline", baseline, ("batch", "running"))
     base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
-    prompts = beliefs.RunningMean() if baseline == "running" else base.prompts
+    prompts = predictions.RunningMean() if baseline == "running" else base.prompts
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
 def rloo(groups: int, n: int) -> Recipe:
-    """RLOO: n rollouts a prompt, each against the mean of the others of its prompt. arXiv 2402.14740.
+    """RLOO: n rollouts per prompt, each against the mean of the others of its prompt. arXiv 2402.14740.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
 
     Raises:
         ValueError: a number out of its range.
@@ -98,14 +98,14 @@ def rloo(groups: int, n: int) -> Recipe:
 
 
 def dr_grpo(groups: int, n: int) -> Recipe:
-    """Dr. GRPO: n rollouts a prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
+    """Dr. GRPO: n rollouts per prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
 
     The paper's other half, a loss that is not divided by a rollout's length, is the trainer's: `aggregation="dr_grpo"`
     (`loss_type="dr_grpo"` in TRL).
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
 
     Raises:
         ValueError: a number out of its range.
@@ -119,7 +119,7 @@ def raft(groups: int, n: int = 1) -> Recipe:
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
+        n: rollouts per prompt, at least 1.
 
     Raises:
         ValueError: a number out of its range.
@@ -134,7 +134,7 @@ def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: in
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
+        n: rollouts per prompt, at least 1.
         target: the success rate looked for, in (0, 1).
         decay: λ in [0, 1]; the past fades by it at every visit.
         pool: candidates for each prompt drawn, at random, at least 1.
@@ -155,8 +155,8 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
-        half_way: how far, in nats a token, the weights move until half of a prompt's record is forgotten; above 0.
+        n: rollouts per prompt, at least 1.
+        half_way: how far, in nats per token, the weights move until half of a prompt's record is forgotten; above 0.
         spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
 
     Raises:
@@ -166,7 +166,7 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
-        prompts=beliefs.Tracker(half_way=half_way, spread=spread),
+        prompts=predictions.Tracker(half_way=half_way, spread=spread),
         advantage=advantages.AgainstBaseline(),
         over_batch=advantages.BatchNormalised(),
     )
@@ -191,14 +191,14 @@ def foresight(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 1.
+        n: rollouts per prompt, at least 1.
         exponent: the larger, the more hard prompts; None: drawn uniformly, once an epoch, only the baseline is predicted.
         neg: weight of what did worse than expected, 0 or more.
         floor: share of uniform draws, in [0, 1].
         once: no prompt is drawn a second time before all were; False: each may come again at once.
         replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
         replay_staleness: updates of the weights after which they are not, at least 1.
-        weigh_draw: each rollout counts for the inverse of its prompt's odds in the draw, at most for this, 1 or more, so
+        weigh_draw: each rollout counts for the inverse of its prompt's sampling ratio, at most for this, 1 or more, so
             that prompts count as if they were drawn uniformly; None: each counts once.
 
     Raises:
@@ -208,7 +208,7 @@ def foresight(
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),
-        prompts=beliefs.Foresight(exponent, floor),
+        prompts=predictions.Foresight(exponent, floor),
         rows=rows.Everything() if weigh_draw is None else rows.AsIfUniform(weigh_draw),
         advantage=advantages.AgainstBaseline(neg),
         replay=_replay_of(replay, replay_staleness),
@@ -227,7 +227,7 @@ def dapo(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
         gen_groups: prompts generated at a time, at least 1.
         surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
@@ -266,7 +266,7 @@ def greso(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
         gen_groups: prompts generated at a time at most, at least 1.
         zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
         max_candidates: as for `dapo`.
@@ -289,7 +289,7 @@ def knapsack(
     most: int = 128,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Knapsack RL: GRPO with n rollouts a prompt on average, most where they are worth most. arXiv 2509.25849.
+    """Knapsack RL: GRPO with n rollouts per prompt on average, most where they are worth most. arXiv 2509.25849.
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
 
@@ -297,9 +297,9 @@ def knapsack(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt on average, at least `least`; in its first visit exactly so many.
-        least: rollouts a prompt at least, 1 or more; what solved ones get.
-        most: rollouts a prompt at most, at least n.
+        n: rollouts per prompt on average, at least `least`; in its first visit exactly so many.
+        least: rollouts per prompt at least, 1 or more; what solved ones get.
+        most: rollouts per prompt at most, at least n.
         deviation: as for `grpo`.
 
     Raises:
@@ -307,7 +307,7 @@ def knapsack(
     """
     size = sizes.Knapsack(n, least, most)
     base = grpo(groups, n, deviation)
-    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=beliefs.LastVisit())
+    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=predictions.LastVisit())
 
 
 def reinforce_ada(
@@ -327,7 +327,7 @@ def reinforce_ada(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts trained on of each prompt, at least 2.
-        round_n: rollouts a round, at least 1.
+        round_n: rollouts per round, at least 1.
         rounds: at most, from 1 to 1,000; together they have at least n rollouts.
         stop: a prompt has enough with half of n right and the rest wrong ("balanced"), or with one right ("positive").
 
@@ -371,7 +371,7 @@ def vcrl(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt, at least 2.
+        n: rollouts per prompt, at least 2.
         kappa: in (0, 1].
         kappa_first: instead, in the first `first` updates of the weights, in (0, 1].
         first: 0 or more.
@@ -498,7 +498,7 @@ def pods(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts a prompt.
+        n: rollouts per prompt.
         m: rollouts trained on, in [1, n].
         rule: which m: "max_variance", or one of those that the paper compares it with, "max_reward", "random" and
             "percentile". Under "max_reward" a prompt with m or more right answers of n teaches nothing.
@@ -736,8 +736,8 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
     # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
-    others = [rule for rule in (first, second) if rule != beliefs.LastVisit()]
-    if "prompts" not in take and len(others) == 1 and getattr(others[0], "believes", False):
+    others = [rule for rule in (first, second) if rule != predictions.LastVisit()]
+    if "prompts" not in take and len(others) == 1 and getattr(others[0], "predicts", False):
         return others[0]
     return _either("prompts", first, second, _PLAIN["prompts"], take)
 

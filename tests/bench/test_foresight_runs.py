@@ -117,8 +117,8 @@ def test_features_that_nobody_reads_or_that_are_not_there_are_refused(
 
 def test_spo_is_told_how_far_the_weights_moved(predicting, tmp_path):
     execute(predicting({"groups": 8}, "spo"), tmp_path / "run")
-    moved = [batch["moved"] for batch in lines(tmp_path / "run", "batch")]
+    moved = [batch["approx_kl"] for batch in lines(tmp_path / "run", "batch")]
     assert all(0 <= each < 1 for each in moved)
     assert max(moved) > 0
     state = json.loads((tmp_path / "run" / "allocator.json").read_text())
-    assert state["moved"] == pytest.approx(sum(moved))
+    assert state["kl_sum"] == pytest.approx(sum(moved))

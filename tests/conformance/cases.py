@@ -8,7 +8,7 @@ import numpy as np
 from rollalloc import PromptTable, recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules import beliefs, prompts
+from rollalloc.rules import predictions, prompts
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
 # Fitted early and often, and cheap to copy: the kit copies a rule's memory at every decision.
@@ -17,7 +17,7 @@ QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, tr
 
 def foresight(n=2, exponent=3.0, **how):
     """Foresight that predicts after a few rollouts."""
-    rule = beliefs.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
+    rule = predictions.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
     return replace(recipes.foresight(4, n, exponent, **{"neg": 0.3, "once": False} | how), prompts=rule)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from cases import RECIPES, TABLES
 
-from rollalloc import Allocator, Budget, PromptTable, Starved
+from rollalloc import Allocator, Budget, NoProgress, PromptTable
 from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Row, Updated
 from rollalloc.core.recipe import OfferedPromptRule, Recipe
 from rollalloc.named import make_recipe
@@ -109,8 +109,8 @@ class _Driver:
             self._offer()
             try:
                 actions = self.allocator.ask(self._capacity(slots))
-            except Starved:
-                yield "starved"
+            except NoProgress:
+                yield "no_progress"
                 break
             yield _plain(actions)
             self._take(actions)
@@ -168,7 +168,7 @@ class _Driver:
     def _meaning(self) -> Any:
         """What the state says, in words that do not hang on how it is kept."""
         now = self.allocator
-        records = [now.ledger.record(prompt) for prompt in range(PROMPTS)]
+        records = [now.statistics.record(prompt) for prompt in range(PROMPTS)]
         return {
             "accounts": list(now.accounts().values()),
             "figures": [now.paid, now.tokens_paid, now.epoch, now.version, now.replayed, now.wanted()],

@@ -16,9 +16,9 @@ from rollalloc import PromptTable, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Act, Budget, Replay, Sample, Verdict
-from rollalloc.core.roster import NOW
-from rollalloc.rules import advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
 from rollalloc.testing import ConformanceError, check_recipe
 
 # --------------------------------------------------------------------------------------------- allocators that break a law
@@ -197,7 +197,7 @@ class Misbooked(Allocator):
 
 class CountsEveryPrompt(Allocator):
     def ask(self, capacity=None):
-        self.ledger.attempts_N.sum()  # in place: nothing is allocated
+        self.statistics.attempts_N.sum()  # in place: nothing is allocated
         return super().ask(capacity)
 
 
@@ -601,7 +601,7 @@ class RedundancyUpsideDown(sizes.Redundant):
     """Most rollouts where lengths vary least."""
 
     def __call__(self, groups, view, memory):
-        std = [view.ledger.record(group.prompt).length_std for group in groups]
+        std = [view.statistics.record(group.prompt).length_std for group in groups]
         falling = sorted(super().__call__(groups, view, memory), reverse=True)
         rank = np.argsort(np.argsort(std))
         return [falling[at] for at in rank]
@@ -620,7 +620,7 @@ class PricedUpsideDown(sizes.Priced):
     """Most rollouts where lengths vary least."""
 
     def __call__(self, groups, view, memory):
-        std = [view.ledger.record(group.prompt).length_std for group in groups]
+        std = [view.statistics.record(group.prompt).length_std for group in groups]
         falling = sorted(sizes.Redundant(1.5, self.max_factor)(groups, view, memory), reverse=True)
         return [falling[at] for at in np.argsort(np.argsort(std))]
 
@@ -645,7 +645,7 @@ class GivesTheSolved(sizes.Knapsack):
     def __call__(self, groups, view, memory):
         made = super().__call__(groups, view, memory)
         known = sorted(
-            (g for g, group in enumerate(groups) if group.belief is not None), key=lambda g: groups[g].belief
+            (g for g, group in enumerate(groups) if group.predicted is not None), key=lambda g: groups[g].predicted
         )
         sizes_up = sorted(made[g] for g in known)
         for g, size in zip(known, sizes_up, strict=True):
@@ -657,9 +657,9 @@ class GivesTheSolved(sizes.Knapsack):
 class NothingForTheHopeless(sizes.Knapsack):
     def __call__(self, groups, view, memory):
         made = super().__call__(groups, view, memory)
-        over = sum(size - self.least for size, group in zip(made, groups, strict=True) if group.belief == 0)
-        made = [self.least if group.belief == 0 else size for size, group in zip(made, groups, strict=True)]
-        self._evenly(made, [g for g, group in enumerate(groups) if group.belief != 0], over)
+        over = sum(size - self.least for size, group in zip(made, groups, strict=True) if group.predicted == 0)
+        made = [self.least if group.predicted == 0 else size for size, group in zip(made, groups, strict=True)]
+        self._evenly(made, [g for g, group in enumerate(groups) if group.predicted != 0], over)
         return made
 
 
@@ -865,13 +865,13 @@ class UnitTail(rows.ShortestAndLongest):
 @dataclass(frozen=True)
 class WeighsTheLikely(rows.AsIfUniform):
     def __call__(self, group, view, rng):
-        return np.arange(group.scored), np.full(group.scored, min(group.odds, self.limit))
+        return np.arange(group.scored), np.full(group.scored, min(group.sampling_ratio, self.limit))
 
 
 @dataclass(frozen=True)
 class WeighsWithoutLimit(rows.AsIfUniform):
     def __call__(self, group, view, rng):
-        return np.arange(group.scored), np.full(group.scored, 1 / group.odds)
+        return np.arange(group.scored), np.full(group.scored, 1 / group.sampling_ratio)
 
 
 @dataclass(frozen=True)
@@ -1106,7 +1106,7 @@ class WeighsAll(prompts.Selective):
 
 
 @dataclass(frozen=True)
-class OwnBaselines(beliefs.RunningMean):
+class OwnBaselines(predictions.RunningMean):
     """A baseline for each prompt, where one for all is promised."""
 
     def pick(self, memory, k, free_N, view, rng):
@@ -1115,33 +1115,33 @@ class OwnBaselines(beliefs.RunningMean):
 
 
 @dataclass(frozen=True)
-class MeanOfMetrics(beliefs.RunningMean):
+class MeanOfMetrics(predictions.RunningMean):
     def observe(self, memory, group, view):
         memory["reward_sum"] += float(group.metrics_G.sum())
         memory["reward_count"] += group.scored
 
 
 @dataclass(frozen=True)
-class NeverABaseline(beliefs.RunningMean):
+class NeverABaseline(predictions.RunningMean):
     def pick(self, memory, k, free_N, view, rng):
         return [each._replace(baseline=None) for each in super().pick(memory, k, free_N, view, rng)]
 
 
 @dataclass(frozen=True)
-class ExpectsAlways(beliefs.LastVisit):
+class ExpectsAlways(predictions.LastVisit):
     def pick(self, memory, k, free_N, view, rng):
-        return [each._replace(belief=each.belief or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
+        return [each._replace(predicted=each.predicted or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
 
 
 @dataclass(frozen=True)
-class RemembersRewards(beliefs.LastVisit):
+class RemembersRewards(predictions.LastVisit):
     def observe(self, memory, group, view):
         if group.scored:
             memory["rate_N"][group.prompt] = np.clip(group.rewards_G.mean(), 0, 1)
 
 
 @dataclass(frozen=True)
-class TracksRewards(beliefs.Tracker):
+class TracksRewards(predictions.Tracker):
     def observe(self, memory, group, view):
         for reward in np.clip(group.rewards_G, 0, 1).tolist():
             memory["hits_N"][group.prompt] += reward
@@ -1149,55 +1149,55 @@ class TracksRewards(beliefs.Tracker):
 
 
 @dataclass(frozen=True)
-class ExpectsHalf(beliefs.Tracker):
+class ExpectsHalf(predictions.Tracker):
     def pick(self, memory, k, free_N, view, rng):
         picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(belief=0.5, baseline=0.5) for each in picked]
+        return [each._replace(predicted=0.5, baseline=0.5) for each in picked]
 
 
 @dataclass(frozen=True)
-class FavoursTheCertain(beliefs.Tracker):
+class FavoursTheCertain(predictions.Tracker):
     def pick(self, memory, k, free_N, view, rng):
         picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(odds=1 / (each.odds or 1)) for each in picked]
+        return [each._replace(sampling_ratio=1 / (each.sampling_ratio or 1)) for each in picked]
 
 
 @dataclass(frozen=True)
-class TracksAll(beliefs.Tracker):
+class TracksAll(predictions.Tracker):
     def pick(self, memory, k, free_N, view, rng):
         self._rates(memory, np.arange(free_N.size))
         return super().pick(memory, k, free_N, view, rng)
 
 
 @dataclass(frozen=True)
-class ExpectsTheMetric(beliefs.Foresight):
+class ExpectsTheMetric(predictions.Foresight):
     """The reward is taken for the metric."""
 
     def pick(self, memory, k, free_N, view, rng):
-        return [each._replace(baseline=each.belief) for each in super().pick(memory, k, free_N, view, rng)]
+        return [each._replace(baseline=each.predicted) for each in super().pick(memory, k, free_N, view, rng)]
 
 
 @dataclass(frozen=True)
-class DrawsTheEasy(beliefs.Foresight):
+class DrawsTheEasy(predictions.Foresight):
     def chances(self, belief_K):
         return super().chances(1 - belief_K)
 
 
 @dataclass(frozen=True)
-class LearnsFromTokens(beliefs.Foresight):
+class LearnsFromTokens(predictions.Foresight):
     def observe(self, memory, group, view):
         super().observe(memory, group, view)
         memory["mean_hits"] += float(group.tokens_G.sum() > 100)
 
 
 @dataclass(frozen=True)
-class DrawsHalf(beliefs.Foresight):
+class DrawsHalf(predictions.Foresight):
     def pick(self, memory, k, free_N, view, rng):
         return super().pick(memory, max(1, k // 2), free_N, view, rng)
 
 
 @dataclass(frozen=True)
-class PredictsAll(beliefs.Foresight):
+class PredictsAll(predictions.Foresight):
     def pick(self, memory, k, free_N, view, rng):
         self.predictor(memory, view.table.features, np.arange(free_N.size))
         return super().pick(memory, k, free_N, view, rng)
@@ -1247,7 +1247,7 @@ class AgainstItself(advantages.AgainstBaseline):
 @dataclass(frozen=True)
 class AgainstTheBelief(advantages.AgainstBaseline):
     def __call__(self, group, chosen_M):
-        return (group.rewards_G - (group.belief or 0.0))[chosen_M]
+        return (group.rewards_G - (group.predicted or 0.0))[chosen_M]
 
 
 @dataclass(frozen=True)
@@ -1458,7 +1458,7 @@ def liar(recipe):
     ("law", "recipe"), [pytest.param(law, recipe, id=f"{of}: {liar(recipe)}") for law, of, recipe in RULES]
 )
 def test_a_rule_breaks_its_promise(law, recipe):
-    table = visited if isinstance(recipe.prompts, beliefs.LastVisit) else PromptTable.of
+    table = visited if isinstance(recipe.prompts, predictions.LastVisit) else PromptTable.of
     with pytest.raises(ConformanceError, match=rf"law {law}: "):
         check_recipe(recipe, table=table)
 
@@ -1470,7 +1470,7 @@ def test_grpo_that_calls_itself_dapo():
 
 def test_every_rule_is_among_the_mutated():
     """A new rule states its promise, and has a mutant here that breaks it."""
-    families = (advantages, beliefs, intake, judges, promote, prompts, rows, sizes, stops)
+    families = (advantages, predictions, intake, judges, promote, prompts, rows, sizes, stops)
     public = {
         kind.__name__: kind
         for family in families

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rollalloc import Allocator, Budget, EventError, MetricError, PromptTable, RuleError, Stage, Starved, recipes
+from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
 from rollalloc.core.recipe import CAUSES, Act, Verdict
 from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
@@ -137,7 +137,7 @@ def test_pilot_commit_by_hand(drive):
         ids([order for order in pilots if order.prompt == 3]) + ids(commits)
     )
     assert nonzero(driver.allocator.accounts()) == {"trained": 6, "out_of_band": 8, "surplus": 4}
-    fates = [driver.allocator.ledger.record(prompt).fate for prompt in range(4)]
+    fates = [driver.allocator.statistics.record(prompt).fate for prompt in range(4)]
     assert fates == ["out_of_band/solved", "out_of_band/too_hard", "surplus", "trained"]
 
 
@@ -386,8 +386,8 @@ def test_a_group_lives_on_when_one_of_its_rollouts_fails(drive):
     assert [row.rollout for row in actions.batch.rows] == [second, third]
     assert actions.release == (first,)
     assert nonzero(driver.allocator.accounts()) == {"trained": 2, "failed": 1}
-    assert driver.allocator.ledger.record(actions.batch.rows[0].prompt).attempts == 2  # unscored is not wrong
-    assert driver.allocator.ledger.record(actions.batch.rows[0].prompt).tokens == 17
+    assert driver.allocator.statistics.record(actions.batch.rows[0].prompt).attempts == 2  # unscored is not wrong
+    assert driver.allocator.statistics.record(actions.batch.rows[0].prompt).tokens == 17
 
 
 def test_a_group_of_which_all_failed_ends_and_its_prompt_comes_back_next_epoch(drive):
@@ -396,7 +396,7 @@ def test_a_group_of_which_all_failed_ends_and_its_prompt_comes_back_next_epoch(d
     driver.allocator.tell([Failed(rollout, "x") for rollout in ids(orders)])
     again = driver.ask().generate
     assert again[0].prompt != orders[0].prompt
-    assert driver.allocator.ledger.record(orders[0].prompt).fate == "failed"
+    assert driver.allocator.statistics.record(orders[0].prompt).fate == "failed"
     driver.allocator.tell([Failed(rollout, "x") for rollout in ids(again)])
     assert driver.ask().generate
     assert driver.allocator.epoch == 1
@@ -504,7 +504,7 @@ def test_defect_5_held_pilots_eviction_and_counters_survive_a_load(drive):
 
 
 def test_defect_6_an_epochs_end_loses_nothing(drive):
-    """5 prompts, 2 groups a batch, pilots ahead: epochs end in the middle of batches, again and again."""
+    """5 prompts, 2 groups per batch, pilots ahead: epochs end in the middle of batches, again and again."""
     driver = drive(recipes.pilot_commit(2, 2, 2, 3, p_lower=0.0), prompts=5)
     for _ in range(30):
         assert driver.until_batch().batch.short_because is None
@@ -556,7 +556,7 @@ def test_defect_12_selection_looks_at_the_metric_and_training_at_the_reward(driv
 def test_defect_13_commits_update_the_estimate_and_oldest_is_not_newest(drive):
     driver = drive(recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0), prompts=1, default=(1, 0, 1, 1, 1, 1))
     driver.until_batch()
-    record = driver.allocator.ledger.record(0)
+    record = driver.allocator.statistics.record(0)
     assert (record.attempts, record.successes, record.tokens, record.fate) == (6, 5.0, 60, "trained")
 
 
@@ -651,7 +651,7 @@ def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, re
         driver.update()
     assert (visits(driver, 0), visits(driver, 5)) == (after, after)
     assert driver.allocator.quarantined() == [0, 5]
-    assert driver.allocator.ledger.record(0).fate == "quarantined"
+    assert driver.allocator.statistics.record(0).fate == "quarantined"
     assert driver.allocator.away() == {"evicted": 0, "revived": 0, "quarantined": 2}
     assert driver.allocator.accounts()["failed"] == 2 * 2 * after
 
@@ -679,7 +679,7 @@ def test_what_the_driver_cancels_is_no_failure_of_the_prompt(drive):
     for _ in range(9):
         driver.allocator.tell([Cancelled(rollout, 1) for rollout in ids(driver.ask().generate)])
     assert driver.allocator.quarantined() == []
-    assert driver.allocator.ledger.record(0).failures == 0
+    assert driver.allocator.statistics.record(0).failures == 0
 
 
 def test_a_reward_that_never_scores_ends_the_run_long_before_the_data_do(drive):
@@ -699,7 +699,7 @@ def test_a_run_in_which_something_scores_now_and_then_goes_on(drive):
 
 def test_quarantine_survives_a_load_and_moves_with_the_prompts(drive):
     driver = drive(recipes.grpo(1, 2), PromptTable(("a", "b", "c")), rewards={0: [None], 1: [None]})
-    driver.allocator.ledger.failures_N[1] = 1
+    driver.allocator.statistics.failures_N[1] = 1
     for _ in range(12):
         driver.until_batch()
         driver.update()
@@ -749,7 +749,7 @@ def offered(recipe):
 def test_as_offered_takes_the_loaders_prompts_in_its_order_and_says_how_many_it_wants():
     allocator = Allocator(offered(recipes.grpo(2, 2)), 10, 0)
     assert allocator.wanted() == 2
-    with pytest.raises(Starved, match=r"tell Offered with more \(Allocator.wanted\(\) says how many\)"):
+    with pytest.raises(NoProgress, match=r"tell Offered with more \(Allocator.wanted\(\) says how many\)"):
         allocator.ask()
     allocator.tell([Offered((7, 3, 5), 0)])
     assert allocator.wanted() == 0
@@ -876,7 +876,7 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Allocator(recipes.grpo(4, 2), 3, 0), "trains on 4 groups a batch but there are only 3 prompts; use fewer"),
+        (lambda: Allocator(recipes.grpo(4, 2), 3, 0), "4 groups per batch but there are only 3 prompts; use fewer"),
         (lambda: Allocator(recipes.grpo(1, 2), 3, -1), "seed must be 0 or more, got -1"),
         (lambda: Allocator(recipes.grpo(1, 2), 0, 0), "needs at least one prompt, got none"),
         (lambda: PromptTable(["a", "b", "a"]), "prompt key 'a' occurs at 0 and at 2; keys must be unique"),
@@ -986,7 +986,7 @@ class StopsFinished:
 
 
 def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
-    with pytest.raises(Starved, match=r"Returns\(value=0\) opens no group although none is there"):
+    with pytest.raises(NoProgress, match=r"Returns\(value=0\) opens no group although none is there"):
         drive(replace(recipes.grpo(1, 1), intake=Returns(0))).ask()
 
 
@@ -999,14 +999,14 @@ def test_an_intake_that_stops_early_gives_a_short_batch(drive):
     driver = drive(replace(recipes.grpo(2, 1), intake=Once()))
     assert "opens no more groups" in driver.until_batch().batch.short_because
     driver.update()
-    with pytest.raises(Starved, match="opens no group"):
+    with pytest.raises(NoProgress, match="opens no group"):
         driver.ask()
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_promote_that_promotes_none_starves_and_is_named(drive, stage):
     driver = drive(with_promote(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0), Returns(()), stage), prompts=9)
-    with pytest.raises(Starved, match=r"Returns\(value=\(\)\)"):
+    with pytest.raises(NoProgress, match=r"Returns\(value=\(\)\)"):
         driver.until_batch()
 
 

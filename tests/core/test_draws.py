@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
 from rollalloc.core.events import FARTHEST, Done, Updated
+from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Drawn, View
-from rollalloc.core.roster import NEXT_EPOCH, NOW
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
 from rollalloc.rules.advantages import BatchMean, Rewards
@@ -26,7 +26,7 @@ THOUGHTS = st.tuples(
 
 @dataclass(frozen=True)
 class Says(prompts.InOrder):
-    """Prompts in order, with these thoughts: (belief, baseline, odds) of each."""
+    """Prompts in order, with these thoughts: (predicted, baseline, sampling_ratio) of each."""
 
     thoughts: tuple = ()
 
@@ -49,7 +49,7 @@ class Sees:
     """An advantage that is the group's baseline, and remembers what it saw of the groups."""
 
     def __call__(self, group, chosen_M):
-        SEEN.append((group.prompt, group.belief, group.baseline, group.odds))
+        SEEN.append((group.prompt, group.predicted, group.baseline, group.sampling_ratio))
         return np.full(chosen_M.size, group.baseline or 0.0)
 
 
@@ -66,7 +66,7 @@ def done(allocator, orders, reward=1.0):
     allocator.tell([Done(r, reward, 1.0, 1, allocator.version) for o in orders for r in o.rollouts])
 
 
-# ------------------------------------------------------------------------------------------- beliefs travel with the group
+# ----------------------------------------------------------------------------------------- predictions travel with the group
 
 
 @settings(deadline=None)
@@ -99,11 +99,13 @@ def test_thoughts_in_drawn_are_saved_and_follow_their_prompts_to_other_data():
     copy = copy_of(allocator, PromptTable(keys), remap="keys")
     state = copy.state_dict()
     assert state["drawn"] == [[1, *thoughts[3], 0]]
-    in_flight = [[group[name] for name in ("prompt", "belief", "baseline", "odds")] for group in state["groups"]]
+    in_flight = [
+        [group[name] for name in ("prompt", "predicted", "baseline", "sampling_ratio")] for group in state["groups"]
+    ]
     assert in_flight == [[2, *thoughts[1]]]
 
 
-@pytest.mark.parametrize("name", ["belief", "baseline", "odds"])
+@pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
 def test_a_torn_thought_is_refused(name, value):
     recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(batch_rollouts=1))
@@ -114,7 +116,7 @@ def test_a_torn_thought_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"groups\[0\]: {name}: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
     state = allocator.state_dict()
-    state["drawn"][0][1 + ["belief", "baseline", "odds"].index(name)] = value
+    state["drawn"][0][1 + ["predicted", "baseline", "sampling_ratio"].index(name)] = value
     with pytest.raises(ValueError, match=r"drawn: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
 
@@ -124,8 +126,8 @@ def test_saved_odds_are_above_0(value):
     allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
     allocator.ask()
     state = allocator.state_dict()
-    state["groups"][0]["odds"] = value
-    with pytest.raises(ValueError, match=r"groups\[0\]: odds: expected a number above 0 or null"):
+    state["groups"][0]["sampling_ratio"] = value
+    with pytest.raises(ValueError, match=r"groups\[0\]: sampling_ratio: expected a number above 0 or null"):
         Allocator(allocator.recipe, 8, 0).load_state_dict(state)
 
 
@@ -134,11 +136,16 @@ def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
     allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made="numpy")), 8, 0)
     assert [order.prompt for order in allocator.ask().generate] == [3, 5]
     group = allocator.state_dict()["groups"][0]
-    assert [type(group[name]) for name in ("prompt", "belief", "baseline", "odds")] == [int, float, float, float]
+    assert [type(group[name]) for name in ("prompt", "predicted", "baseline", "sampling_ratio")] == [
+        int,
+        float,
+        float,
+        float,
+    ]
     assert json.dumps(copy_of(allocator).state_dict()) == json.dumps(allocator.state_dict())
 
 
-_NUMBERS = "must draw with a belief in .* a finite baseline and finite odds above 0"
+_NUMBERS = "must draw with a predicted rate in .* a finite baseline and finite sampling_ratio above 0"
 MADE = {}
 WRONG = {
     "a tuple that is no Drawn": ([(0, 0.5, 0.5, 0.5)], "must pick indices of prompts or `Drawn`s"),
@@ -148,19 +155,19 @@ WRONG = {
     "nothing": (None, "must pick indices"),
     "a number": (3, "must pick indices"),
     "a fraction in Drawn": ([Drawn(0.5)], "must pick indices"),
-    "a belief that is text": ([Drawn(0, "x")], "must pick indices"),
-    "a belief that is an array": ([Drawn(0, np.array([0.5, 0.1]))], "must pick indices"),
+    "a predicted rate that is text": ([Drawn(0, "x")], "must pick indices"),
+    "a predicted rate that is an array": ([Drawn(0, np.array([0.5, 0.1]))], "must pick indices"),
     "before the first": ([-1], "different free prompts"),
     "after the last": ([Drawn(8)], "different free prompts"),
     "twice": ([Drawn(1, 0.5), 1], "different free prompts"),
     "too many": ([0, 1, 2], "at most 2 different free prompts"),
-    "belief nan": ([Drawn(0, float("nan"))], _NUMBERS),
-    "belief above 1": ([Drawn(0, 1.0001)], _NUMBERS),
-    "belief below 0": ([Drawn(0, -1e-9)], _NUMBERS),
+    "predicted nan": ([Drawn(0, float("nan"))], _NUMBERS),
+    "predicted above 1": ([Drawn(0, 1.0001)], _NUMBERS),
+    "predicted below 0": ([Drawn(0, -1e-9)], _NUMBERS),
     "baseline infinite": ([Drawn(0, baseline=float("inf"))], _NUMBERS),
     "baseline nan": ([Drawn(0, baseline=np.float64("nan"))], _NUMBERS),
-    "odds 0": ([Drawn(0, odds=0.0)], _NUMBERS),
-    "odds infinite": ([Drawn(0, odds=float("inf"))], _NUMBERS),
+    "sampling_ratio 0": ([Drawn(0, sampling_ratio=0.0)], _NUMBERS),
+    "sampling_ratio infinite": ([Drawn(0, sampling_ratio=float("inf"))], _NUMBERS),
 }
 
 
@@ -254,33 +261,33 @@ def test_groups_that_the_batch_gives_nothing_are_booked_as_zero_variance(drive):
 # ----------------------------------------------------------------------------------------------------------- how far
 
 
-@pytest.mark.parametrize("moved", ["x", [1], -1e-9, float("nan"), 1j, None])
-def test_how_far_the_weights_went_is_a_number(moved):
+@pytest.mark.parametrize("approx_kl", ["x", [1], -1e-9, float("nan"), 1j, None])
+def test_how_far_the_weights_went_is_a_number(approx_kl):
     allocator = Allocator(recipes.grpo(1, 1), 2, 0)
-    if moved is None:
+    if approx_kl is None:
         allocator.tell([Updated(1, None)])
     else:
-        with pytest.raises(EventError, match=r"Updated\(1\): moved must be a number of 0 or more"):
-            allocator.tell([Updated(1, moved)])
-    assert allocator.version == int(moved is None)
+        with pytest.raises(EventError, match=r"Updated\(1\): approx_kl must be a number of 0 or more"):
+            allocator.tell([Updated(1, approx_kl)])
+    assert allocator.version == int(approx_kl is None)
 
 
 def test_the_way_of_the_weights_adds_up_and_is_saved():
     allocator = Allocator(recipes.grpo(1, 1), 4, 0)
     allocator.tell([Updated(1, np.float32(0.5)), Updated(2), Updated(3, 0.25)])
-    assert allocator._run.view().moved == copy_of(allocator)._run.view().moved == 0.75
+    assert allocator._run.view().kl_sum == copy_of(allocator)._run.view().kl_sum == 0.75
     state = allocator.state_dict()
     for wrong in (-1.0, "far", float("nan"), None):
-        with pytest.raises(ValueError, match="moved: expected a finite number"):
-            Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"moved": wrong})
-    Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"moved": 0})  # as other writers of JSON have 0.0
+        with pytest.raises(ValueError, match="kl_sum: expected a finite number"):
+            Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": wrong})
+    Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": 0})  # as other writers of JSON have 0.0
 
 
 @pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
 def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far):
     allocator = Allocator(recipes.spo(1, 1), 4, 0)
     allocator.tell([Updated(1, far), Updated(2, far), Updated(3, 0.25)])
-    assert allocator._run.view().moved == 2 * FARTHEST + 0.25
+    assert allocator._run.view().kl_sum == 2 * FARTHEST + 0.25
 
 
 # ----------------------------------------------------------------------------------------------------------- features
@@ -393,8 +400,8 @@ def test_spo_by_hand(drive):
     )
     driver.update()
     driver.ask()
-    beliefs = {group["prompt"]: group["belief"] for group in driver.allocator.state_dict()["groups"]}
-    assert beliefs == pytest.approx({0: 4.5 / 8} | dict.fromkeys((1, 2, 3), 3.5 / 8), abs=1e-6)
+    predictions = {group["prompt"]: group["predicted"] for group in driver.allocator.state_dict()["groups"]}
+    assert predictions == pytest.approx({0: 4.5 / 8} | dict.fromkeys((1, 2, 3), 3.5 / 8), abs=1e-6)
 
 
 def test_foresight_by_hand(drive):
@@ -404,8 +411,8 @@ def test_foresight_by_hand(drive):
     assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 0.5} | dict.fromkeys((1, 2, 3), -0.05))
     driver.update()
     driver.ask()
-    beliefs = {group["prompt"]: group["belief"] for group in driver.allocator.state_dict()["groups"]}
-    assert beliefs[0] > max(beliefs[prompt] for prompt in (1, 2, 3)) + 0.05
+    predictions = {group["prompt"]: group["predicted"] for group in driver.allocator.state_dict()["groups"]}
+    assert predictions[0] > max(predictions[prompt] for prompt in (1, 2, 3)) + 0.05
 
 
 def test_what_the_plain_recipes_are():
@@ -445,7 +452,7 @@ def test_a_prompt_whose_rollouts_failed_comes_back_when_the_judge_says(drive):
     for recipe, again in ((recipes.foresight(1, once=False), True), (recipes.grpo(1, 1), False)):
         driver = drive(replace(recipe, prompts=prompts.InOrder()), 3, {0: [None]})
         driver.answer(driver.ask().generate)
-        assert bool(driver.allocator._run.roster.free_N[0]) is again
+        assert bool(driver.allocator._run.pool.free_N[0]) is again
 
 
 @pytest.mark.parametrize("name", ["reinforce", "spo", "foresight"])

@@ -13,8 +13,8 @@ from rollalloc import Allocator, recipes
 from rollalloc.core import lengths
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import Sample
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import ShortestAndLongest
 
 SPREAD = 0.5  # deviation of log-lengths
@@ -54,7 +54,7 @@ def test_it_is_a_number_whatever_comes(seen, bounds, before):
 
 
 def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
-    """DARTS in an engine that gives every running rollout a token a unit of time and stops what it is told to."""
+    """DARTS in an engine that gives every running rollout per token a unit of time and stops what it is told to."""
     draw, allocator = (
         np.random.default_rng(seed),
         Allocator(recipes.darts(32, shortest, longest, tail=tail), prompts, seed),
@@ -78,7 +78,7 @@ def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
             del begun[rollout]
             reward = float(draw.random() < 0.5)
             allocator.tell([Done(rollout, reward, reward, length, allocator.version)])
-    return allocator.ledger.length_std_N / STD
+    return allocator.statistics.length_std_N / STD
 
 
 @pytest.mark.parametrize("tail", ["exact", "sampled", "none"])
@@ -95,33 +95,33 @@ def test_the_deviation_is_that_of_all_rollouts_in_every_tail(tail):
 
 def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survives_a_load():
     recipe = recipes.darts(1, 2, 0, tail="none")
-    allocator, expected = Allocator(recipe, 1, 0), Ledger(1, laws=True)
+    allocator, expected = Allocator(recipe, 1, 0), PromptStatistics(1, laws=True)
     order = allocator.ask().generate[0]
     first, second, stopped = order.rollouts
     allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
     actions = allocator.ask()
     assert actions.cancel == (stopped,)
     assert actions.batch is not None
-    assert np.isnan(allocator.ledger.length_std_N[0])  # the visit is over, the rollout is not
+    assert np.isnan(allocator.statistics.length_std_N[0])  # the visit is over, the rollout is not
     copy = Allocator(recipe, 1, 0)
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
     assert copy.state_dict() == allocator.state_dict()
     expected.see_lengths(0, [40, 60], [61])
     for each in (allocator, copy):
         each.tell([Cancelled(stopped, 61)])
-        assert each.ledger.length_std_N[0] == expected.length_std_N[0] > np.std([40, 60])
+        assert each.statistics.length_std_N[0] == expected.length_std_N[0] > np.std([40, 60])
         assert each.state_dict()["trailing"] == []
     assert copy.state_dict() == allocator.state_dict()
 
 
 def test_one_that_ended_before_its_cancellation_came_has_a_length():
-    allocator, expected = Allocator(recipes.darts(1, 2, 0, tail="none"), 1, 0), Ledger(1, laws=True)
+    allocator, expected = Allocator(recipes.darts(1, 2, 0, tail="none"), 1, 0), PromptStatistics(1, laws=True)
     first, second, stopped = allocator.ask().generate[0].rollouts
     allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
     allocator.ask()
     allocator.tell([Done(stopped, 1, 1, 65, 0)])
     expected.see_lengths(0, [40, 60, 65], [])
-    assert allocator.ledger.length_std_N[0] == expected.length_std_N[0]
+    assert allocator.statistics.length_std_N[0] == expected.length_std_N[0]
 
 
 def test_a_prompt_that_left_the_data_is_not_learned_of():
@@ -133,7 +133,7 @@ def test_a_prompt_that_left_the_data_is_not_learned_of():
     copy = Allocator(allocator.recipe, 1, 0)
     copy.load_state_dict(allocator.state_dict(), remap=[1 - order.prompt])
     copy.tell([Cancelled(stopped, 61)])
-    assert np.isnan(copy.ledger.length_std_N).all()
+    assert np.isnan(copy.statistics.length_std_N).all()
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,8 @@ def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
     for each in (allocator, copy):
         each.tell([Cancelled(stopped[0], 61)])
-        assert np.isnan(each.ledger.length_std_N).all()
+        assert np.isnan(each.statistics.length_std_N).all()
         each.tell([Cancelled(stopped[1], 62)])
-    expected = Ledger(1, laws=True)
+    expected = PromptStatistics(1, laws=True)
     expected.see_lengths(0, [40, 60], [61, 62])
-    assert copy.ledger.length_std_N == allocator.ledger.length_std_N == expected.length_std_N
+    assert copy.statistics.length_std_N == allocator.statistics.length_std_N == expected.length_std_N

@@ -143,7 +143,7 @@ def test_a_prompt_costs_at_most_64_bytes_in_memory():
     count = 100_000
     for rule in (prompts.Shuffled(), prompts.Posterior()):
         allocator = Allocator(replace(PC, prompts=rule), count, 0)
-        owners = (vars(allocator.ledger), vars(allocator._run.roster), allocator._run.memory)
+        owners = (vars(allocator.statistics), vars(allocator._run.pool), allocator._run.memory)
         size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
         assert size <= 64 * count
 
@@ -170,7 +170,7 @@ def saved():
 
 
 @pytest.mark.parametrize(
-    "path", [(), ("ledger",), ("roster",), ("purse",), ("accounts",), ("ledger", "attempts_N")], ids="/".join
+    "path", [(), ("statistics",), ("pool",), ("budgets",), ("accounts",), ("statistics", "attempts_N")], ids="/".join
 )
 def test_keys_are_exact_at_every_level(saved, path):
     for change in ("missing", "unknown"):
@@ -197,15 +197,15 @@ def test_another_schema_or_seed_is_refused(saved):
 
 @pytest.mark.parametrize("keep", [8, 7, 5])
 def test_a_torn_array_is_refused(saved, keep):
-    torn = saved["ledger"]["successes_N"]
-    torn["base64"] = torn["base64"][:keep]
-    refuse(saved, "packed array of <f8 cannot be read, .*; the state is torn")
-    torn["base64"] = pack(np.zeros(5))["base64"]
-    refuse(saved, r"packed array has 5 entries for shape \[12\]; the state is torn")
+    corrupt = saved["statistics"]["successes_N"]
+    corrupt["base64"] = corrupt["base64"][:keep]
+    refuse(saved, "packed array of <f8 cannot be read, .*; the state is corrupt")
+    corrupt["base64"] = pack(np.zeros(5))["base64"]
+    refuse(saved, r"packed array has 5 entries for shape \[12\]; the state is corrupt")
 
 
 def test_an_array_of_objects_is_refused(saved):
-    saved["ledger"]["successes_N"]["dtype"] = "|O"
+    saved["statistics"]["successes_N"]["dtype"] = "|O"
     refuse(saved, "a packed array holds plain numbers")
 
 
@@ -306,8 +306,8 @@ def test_remap_by_keys_moves_the_records_and_finds_new_and_lost_prompts():
     keys = ("new", *KEYS[6:], *KEYS[:4], "also new")  # 4 and 5 are lost
     copy = copy_of(allocator, prompts=PromptTable(keys), remap="keys")
     for index, key in enumerate(keys):
-        old = allocator.ledger.record(KEYS.index(key)) if key in KEYS else None
-        new = copy.ledger.record(index)
+        old = allocator.statistics.record(KEYS.index(key)) if key in KEYS else None
+        new = copy.statistics.record(index)
         if old is None:
             assert (new.attempts, new.fate, new.version) == (0, "new", -1)
         else:
@@ -465,23 +465,27 @@ def test_a_state_of_odd_shape_is_refused_with_its_place_or_makes_a_sound_run(sav
     ("path", "junk", "message"),
     [
         ((), None, "allocator state: keys: expected a dictionary, got NoneType"),
-        (("purse", "paid"), "7", "allocator state: purse, paid: expected a whole number of 0 or more, got '7'"),
+        (("budgets", "paid"), "7", "allocator state: budgets, paid: expected a whole number of 0 or more, got '7'"),
         (
-            ("purse", "owed"),
+            ("budgets", "owed"),
             10**6,
-            "rollouts were paid and 1000000 are owed, but .* are accounted for; the state is torn",
+            "rollouts were paid and 1000000 are owed, but .* are accounted for; the state is corrupt",
         ),
-        (("ledger", "tokens_N", "shape"), [1], r"ledger, tokens_N: packed array has 12 entries for shape \[1\]"),
-        (("ledger", "fates"), ["new"], "ledger, fate_N: index . of 1 fates"),
         (
-            ("roster", "due_N"),
+            ("statistics", "tokens_N", "shape"),
+            [1],
+            r"statistics, tokens_N: packed array has 12 entries for shape \[1\]",
+        ),
+        (("statistics", "fates"), ["new"], "statistics, fate_N: index . of 1 fates"),
+        (
+            ("pool", "due_N"),
             pack(np.zeros(1, np.int32)),
-            r"roster, due_N: expected int32 for 12 prompts, got .* \(1,\)",
+            r"pool, due_N: expected int32 for 12 prompts, got .* \(1,\)",
         ),
         (("groups",), [{}], r"allocator state: groups\[0\]: group: missing keys"),
         (("groups", 0, "phase"), "asleep", r"allocator state: groups\[0\]: 'asleep' is not a valid Phase"),
         (("groups", 0, "stage"), 5, r"allocator state: groups\[0\]: stage 5"),
-        (("memory", "cursors"), pack(np.zeros(7)), "allocator state: memory: expected .* got .*; the state is torn"),
+        (("memory", "cursors"), pack(np.zeros(7)), "allocator state: memory: expected .* got .*; the state is corrupt"),
         (("touched",), [99], r"allocator state cannot be read \(KeyError: 99\)"),
     ],
 )
@@ -505,10 +509,10 @@ def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
     cancelled = {*third.outstanding().cancel, *third.ask().cancel}
     third.tell([Cancelled(rollout, 5) for rollout in cancelled])
     assert third.state_dict()["trailing"] == []
-    torn = second.state_dict()
-    torn["trailing"][0]["prompt"] = -2
+    corrupt = second.state_dict()
+    corrupt["trailing"][0]["prompt"] = -2
     with pytest.raises(ValueError, match=r"trailing\[0\]: prompt: expected a whole number of 0 or more, got -2"):
-        third.load_state_dict(torn)
+        third.load_state_dict(corrupt)
 
 
 def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_fewer():
@@ -528,26 +532,26 @@ def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_few
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name", "torn"),
+    ("recipe", "name", "corrupt"),
     [
-        *((recipes.greso(2, 2, 4), name, torn)
-          for name in ("cursor", "pass", "version", "solved", "failed", "mixed") for torn in ("x", None, -5, 0.5)),
+        *((recipes.greso(2, 2, 4), name, corrupt)
+          for name in ("cursor", "pass", "version", "solved", "failed", "mixed") for corrupt in ("x", None, -5, 0.5)),
         (recipes.greso(2, 2, 4), "cursor", 10**9),  # it would say that no prompt may be drawn
-        *((recipes.greso(2, 2, 4), name, torn)
-          for name in ("p_solved", "p_failed") for torn in ("x", None, float("nan"), 1.0, 0.01)),
-        *((recipes.vcrl(2, 2), "bank", torn)
-          for torn in ("x", None, {}, [3], [[0, 0.5]], [[12, 0.5, 1]], [[-1, 0.5, 1]], [[0, float("nan"), 1]],
+        *((recipes.greso(2, 2, 4), name, corrupt)
+          for name in ("p_solved", "p_failed") for corrupt in ("x", None, float("nan"), 1.0, 0.01)),
+        *((recipes.vcrl(2, 2), "bank", corrupt)
+          for corrupt in ("x", None, {}, [3], [[0, 0.5]], [[12, 0.5, 1]], [[-1, 0.5, 1]], [[0, float("nan"), 1]],
                        [[0, 1.5, 1]], [[0, 0.5, -1]], [[0, 0.5, 1], [0, 0.4, 1]])),
         (recipes.vcrl(2, 2), "new", None),
-        *((recipes.cgrpo(2, (1, 2)), "places", torn) for torn in ("x", None, 3, ["a"], [-1], [0.5])),
+        *((recipes.cgrpo(2, (1, 2)), "places", corrupt) for corrupt in ("x", None, 3, ["a"], [-1], [0.5])),
     ],
 )  # fmt: skip
-def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, name, torn):
+def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, name, corrupt):
     """Not when it is used, batches later, nor drawn by."""
     allocator = Allocator(recipe, 12, 0)
     allocator.ask()
     state = allocator.state_dict()
-    state["memory"][name] = torn
+    state["memory"][name] = corrupt
     with pytest.raises(ValueError, match="memory"):
         Allocator(recipe, 12, 0).load_state_dict(state)
 
@@ -563,5 +567,5 @@ def test_a_bank_of_more_draws_is_taken_over_by_a_recipe_of_fewer():
 
 @pytest.mark.parametrize(("name", "all_in"), [("batch_paid", "paid"), ("batch_tokens", "tokens")])
 def test_a_state_in_which_a_batch_cost_more_than_the_run_is_refused(saved, name, all_in):
-    purse = saved["purse"] | {name: saved["purse"][all_in] + 1}
-    refuse(saved | {"purse": purse}, "purse: more was paid for a batch than in all, .*; the state is torn")
+    budgets = saved["budgets"] | {name: saved["budgets"][all_in] + 1}
+    refuse(saved | {"budgets": budgets}, "budgets: more was paid for a batch than in all, .*; the state is corrupt")

@@ -14,7 +14,7 @@ from rollalloc import Allocator, Budget, EventError, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Failed, Progress, Updated
 from rollalloc.core.recipe import Drawn, Replay
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules import beliefs, prompts
+from rollalloc.rules import predictions, prompts
 
 PROMPTS = PromptTable(
     [f"p{x}" for x in range(14)],
@@ -35,7 +35,7 @@ class Believes(prompts.Shuffled):
         return [thought(prompt, view.version) for prompt in picked]
 
     def observe(self, memory, group, view):
-        seen = (group.belief, group.baseline, group.odds)
+        seen = (group.predicted, group.baseline, group.sampling_ratio)
         assert seen in [thought(group.prompt, version)[1:] for version in range(view.version + 1)]
 
 
@@ -62,7 +62,7 @@ RECIPES = (
     replace(recipes.pods(2, 4, 2), replay=BOLD),
     replace(recipes.spo(2, 2), replay=ALL),
     recipes.reinforce(2, 2, baseline="running"),
-    replace(recipes.foresight(2, 2, replay=3), prompts=beliefs.Foresight(pool=2, warm=4, predictor=QUICK)),
+    replace(recipes.foresight(2, 2, replay=3), prompts=predictions.Foresight(pool=2, warm=4, predictor=QUICK)),
     replace(recipes.dapo(2, 2, 4, "carry"), replay=ALL),
     recipes.pilot_commit(3, 2, 2, 5, p_lower=0.0),
 )

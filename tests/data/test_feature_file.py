@@ -190,7 +190,7 @@ def test_keys_and_rows_belong_together(tmp_path):
     assert not path.exists()
 
 
-# torn, foreign and hostile files
+# corrupt, foreign and hostile files
 
 
 def test_there_must_be_a_file(tmp_path):

@@ -83,7 +83,7 @@ def test_a_small_vocabulary_is_counted_exactly():
 
 
 def test_a_large_vocabulary_is_hashed_with_signs_into_the_width():
-    """One prompt a token: each row of the bag, before it is standardised, has one entry, 1 or -1."""
+    """One prompt per token: each row of the bag, before it is standardised, has one entry, 1 or -1."""
     vocabulary, width = 2000, 16
     x_ND = token_bag([(token,) for token in range(vocabulary)], vocabulary, width=width)
     assert x_ND.shape == (vocabulary, width)

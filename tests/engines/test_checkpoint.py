@@ -313,7 +313,7 @@ def test_without_a_folder_nothing_is_saved_and_nothing_resumed(run_of):
         trainer.resume()
 
 
-# Torn and foreign checkpoints
+# CorruptCheckpoint and foreign checkpoints
 
 
 def tear(file, how):
@@ -336,7 +336,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
         tear(broken / "checkpoints/4" / file, how)
     trainer = run_of(broken)
     assert trainer.resume() == 2
-    assert f"4 is torn: {file} " in caplog.text
+    assert f"4 is corrupt: {file} " in caplog.text
     trainer.run()
     run_of(tmp_path / "a").run()
     assert untimed(broken) == untimed(tmp_path / "a")
@@ -346,7 +346,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
 def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
     for number in (2, 4):
         tear(broken / f"checkpoints/{number}/state.json", "short")
-    with pytest.raises(checkpoint.Torn, match=r"none of the checkpoints \[4, 2\]"):
+    with pytest.raises(checkpoint.CorruptCheckpoint, match=r"none of the checkpoints \[4, 2\]"):
         run_of(broken).resume()
 
 
@@ -558,8 +558,8 @@ def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
 # kill -9
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path, monkeypatch, torn):
+@pytest.mark.parametrize("corrupt", [False, True])
+def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path, monkeypatch, corrupt):
     """Every sync, rename and removal in turn is the last thing that happens; what is done then is not undone."""
 
     def write(batches):
@@ -581,9 +581,9 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
     while True:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         (tmp_path / "run").mkdir()
-        for batches in (1, 2, 3) if torn else (1, 2):
+        for batches in (1, 2, 3) if corrupt else (1, 2):
             write(batches)
-        if torn:
+        if corrupt:
             tear(tmp_path / "run/checkpoints/3/state.json", "short")
         left = [steps]
         with monkeypatch.context() as patched:

@@ -86,9 +86,9 @@ def test_what_the_user_put_into_a_runs_folders_is_not_removed_with_them(trainer_
     with pytest.raises(FileExistsError, match=theirs.rpartition("/")[2]):
         trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
     assert contents(finished) == before
-    shutil.move(finished / theirs, finished / "moved")
+    shutil.move(finished / theirs, finished / "approx_kl")
     trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
-    assert (finished / "moved").read_text() == "mine"
+    assert (finished / "approx_kl").read_text() == "mine"
 
 
 def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):

@@ -425,7 +425,7 @@ def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, 
     heldout = HeldOut(prompts_of(4))
     trainer_of(recipes.grpo(8, 8), 128, heldout=heldout, eval_every=32, listener=lines.append).run()
     evaluations = [(line["at"], line["rollouts_paid"]) for line in lines if line["kind"] == "eval"]
-    # 64 rollouts a batch: the weights of the first are there at 64, those of the second at 128.
+    # 64 rollouts per batch: the weights of the first are there at 64, those of the second at 128.
     assert evaluations == [(0, 0), (32, 0), (64, 64), (96, 64), (128, 128), (None, 128)]
 
 
@@ -875,5 +875,5 @@ def test_settings_out_of_range_are_refused(setting, value):
 
 
 def test_more_groups_than_prompts_are_refused(trainer_of):
-    with pytest.raises(ValueError, match="40 groups a batch but there are only 39 prompts"):
+    with pytest.raises(ValueError, match="40 groups per batch but there are only 39 prompts"):
         trainer_of(recipes.grpo(40, 2), prompts=39)

@@ -350,7 +350,7 @@ def test_stop_ids_end_a_rollout_as_eos_does(model):
 def test_finished_rows_leave_the_batch_and_change_nothing(model, monkeypatch):
     with watched(model) as widths:
         leaving = run(model)
-    # One prefill of a row a prompt, then the rollouts, fewer and fewer.
+    # One prefill of a row per prompt, then the rollouts, fewer and fewer.
     assert widths[0] == len(REQUESTS)
     assert widths[1] <= len(ROLLOUTS)
     assert widths[1:] == sorted(widths[1:], reverse=True)

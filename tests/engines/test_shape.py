@@ -129,9 +129,9 @@ MANIFEST = {"schema": checkpoint.SCHEMA, "files": {"state.json": {"bytes": 1, "s
 )
 def test_an_odd_manifest_is_torn_and_says_where(tmp_path, caplog, odd):
     (save(tmp_path) / "manifest.json").write_text(json.dumps(odd))
-    with pytest.raises(checkpoint.Torn, match=r"none of the checkpoints \[1\]"):
+    with pytest.raises(checkpoint.CorruptCheckpoint, match=r"none of the checkpoints \[1\]"):
         checkpoint.load_newest(tmp_path)
-    assert f"checkpoint {tmp_path / 'checkpoints/1'} is torn: manifest.json" in caplog.text
+    assert f"checkpoint {tmp_path / 'checkpoints/1'} is corrupt: manifest.json" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
@@ -141,9 +141,9 @@ def test_a_file_that_is_as_its_manifest_says_but_no_such_file_is_torn(tmp_path, 
     manifest = json.loads((place / "manifest.json").read_text())
     manifest["files"][name] = checkpoint._stamp(place / name)
     (place / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(checkpoint.Torn):
+    with pytest.raises(checkpoint.CorruptCheckpoint):
         checkpoint.load_newest(tmp_path)
-    assert f"is torn: {name} is " in caplog.text
+    assert f"is corrupt: {name} is " in caplog.text
 
 
 def test_weights_of_another_shape_are_not_stretched():

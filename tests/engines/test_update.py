@@ -207,7 +207,7 @@ class AllBefore(Updater):
 
 
 @pytest.mark.parametrize(("steps", "saved"), [(1, 4), (2, 3)])
-@pytest.mark.parametrize(("moved", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
+@pytest.mark.parametrize(("approx_kl", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
 @pytest.mark.parametrize("together", [1, 8192], ids=["alone", "padded"])
 def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
     policy_of, prompts_of, steps, saved, moved, precision, together
@@ -222,7 +222,7 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
             lambda head, inputs, output, rows=rows: rows.append(len(output))
         )
         batch, generations = batch_of([3, 4, 5, 6, 7, 8], [1.0, -1.0, 0.0, 0.5, -0.5, 0.0], age=2)
-        figures = updater.update(batch, generations, measure_moved=moved)
+        figures = updater.update(batch, generations, measure_kl=moved)
         found.append((figures, weights(updater.policy.model)))
         passed.append(sum(rows))
     assert passed[1] - passed[0] == saved

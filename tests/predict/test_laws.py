@@ -120,7 +120,7 @@ def test_a_change_of_the_data_keeps_what_was_known_of_a_prompt(history, wanted):
     source_N = [each if each not in wanted[:at] else -1 for at, each in enumerate(wanted)]
     features, visits = history
     predictor, memory = run(features, visits)
-    here = predictor.moved(memory, source_N)
+    here = predictor.remap(memory, source_N)
     moved = {name: each[np.maximum(source_N, 0)] for name, each in features.items()}
     kept = [at for at, each in enumerate(source_N) if each >= 0]
     np.testing.assert_allclose(

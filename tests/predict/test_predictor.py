@@ -13,7 +13,7 @@ LINE = {"length": np.linspace(-1.5, 1.5, 8, dtype=np.float32)[:, None]}
 
 
 def feed(predictor, memory, features, visits):
-    """Observe (prompt, hits, count), each with the belief of its time; refit where it is due."""
+    """Observe (prompt, hits, count), each with the predicted rate of its time; refit where it is due."""
     for prompt, hits, count in visits:
         predictor.observe(memory, prompt, float(predictor(memory, features, [prompt])[0]), hits, count)
         if predictor.due(memory):
@@ -307,7 +307,7 @@ def test_records_and_events_follow_their_prompts_into_another_data_set():
     before = predictor(memory, LINE, range(8))
     frozen = json.dumps(pack_tree(memory))
     source_N = np.array([-1, 7, 3, -1, 0])
-    here = predictor.moved(memory, source_N)
+    here = predictor.remap(memory, source_N)
     assert json.dumps(pack_tree(memory)) == frozen
     features = {"length": np.array([0, LINE["length"][7, 0], LINE["length"][3, 0], 0, LINE["length"][0, 0]])[:, None]}
     np.testing.assert_allclose(predictor(here, features, [1, 2, 4]), before[[7, 3, 0]], rtol=1e-9)
@@ -317,7 +317,7 @@ def test_records_and_events_follow_their_prompts_into_another_data_set():
         assert (new[old == was] == now).all()
     assert (old == 1).any()
     feed(predictor, here, features, some_visits(prompts=5))  # events of prompts that left are in the ring: no error
-    again = predictor.moved(here, np.array([4]))
+    again = predictor.remap(here, np.array([4]))
     assert set(again["event_prompt"]) <= {-1, 0}
 
 
@@ -327,7 +327,7 @@ def test_features_of_other_widths_are_fitted_to_without_the_drift_that_the_old_o
     said = []
     for drift in (0.0, 0.7):
         drifted = memory | {"event_drift": np.full_like(memory["event_drift"], drift)}
-        here = predictor.moved(drifted, range(8), widths={"length": 2})
+        here = predictor.remap(drifted, range(8), widths={"length": 2})
         assert predictor.due(here)
         predictor.refit(here, wide)
         said.append(predictor(here, wide, range(8)))
@@ -336,7 +336,7 @@ def test_features_of_other_widths_are_fitted_to_without_the_drift_that_the_old_o
 
 def test_a_new_prompts_prior_is_as_fresh_as_its_data():
     predictor, memory = after()
-    here = predictor.moved(memory, [-1, 2], prior_N=[0.25, 0.9])
+    here = predictor.remap(memory, [-1, 2], prior_N=[0.25, 0.9])
     assert (here["hits_N"][0], here["count_N"][0]) == (0.25 * predictor.prior_weight, predictor.prior_weight)
     assert here["last_N"].tolist() == [memory["paid"], memory["last_N"][2]]
     assert here["count_N"][1] == memory["count_N"][2]
@@ -344,7 +344,7 @@ def test_a_new_prompts_prior_is_as_fresh_as_its_data():
 
 def test_moving_to_the_same_data_changes_nothing():
     predictor, memory = after()
-    same = predictor.moved(memory, np.arange(8))
+    same = predictor.remap(memory, np.arange(8))
     assert json.dumps(pack_tree(same)) == json.dumps(pack_tree(memory))
 
 
@@ -352,7 +352,7 @@ def test_moving_to_the_same_data_changes_nothing():
 def test_a_move_that_is_none_is_refused(source_N):
     predictor, memory = after()
     with pytest.raises(ValueError, match="source_N must give each prompt an index of its own below 8"):
-        predictor.moved(memory, source_N)
+        predictor.remap(memory, source_N)
 
 
 @pytest.mark.parametrize(

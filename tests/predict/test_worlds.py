@@ -28,7 +28,7 @@ def sigmoid(z):
 
 
 def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
-    """Draw, observe and refit, where `rate(paid)` is p: the memory, and each visit's belief, hit and mean."""
+    """Draw, observe and refit, where `rate(paid)` is p: the memory, and each visit's predicted, hit and mean."""
     memory, seen, paid = predictor.init(PROMPTS, {name: each.shape[1] for name, each in features.items()}), [], 0
     for _ in range(batches):
         pool = rng.choice(PROMPTS, batch if uniform else 8 * batch, replace=False)
@@ -48,7 +48,7 @@ def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
 
 
 def losses(seen):
-    """Log-loss a rollout of beliefs and of the running mean, after a first batch drawn before anything was known."""
+    """Log-loss a rollout of predictions and of the running mean, after a first batch drawn before anything was known."""
     later = seen[64:]
     return quality.log_losses(later[:, ::2], later[:, 1], np.ones(len(later))) / len(later)
 

@@ -36,7 +36,7 @@ LINES = [
 
 def test_a_prompts_first_group_and_its_newest(tmp_path):
     lines = [{name: value for name, value in line.items() if value is not None} for line in LINES]
-    found_N2 = first_and_newest(write(tmp_path, lines, '{"torn'))
+    found_N2 = first_and_newest(write(tmp_path, lines, '{"corrupt'))
     np.testing.assert_array_equal(found_N2, [[15, 5], [7, 8]])
 
 

@@ -178,7 +178,7 @@ def test_examples_are_the_newest_of_each_fate(write_run):
         rollout(7, 3, None, unscored="timeout"),
         rollout(8, 3, None, unscored="stopped"),
     ]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"corrupt')
     found = [(example.fate, example.text) for example in examples(folder)]
     assert found == [
         ("cut off at the length limit", "text 6"),
@@ -222,7 +222,7 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
     }
     said = samples(folder).problem
     assert said.startswith("rollouts.jsonl:4 is no rollout: expected an object with its group")
-    assert said.endswith(", and 3 more")  # the torn line is none of them
+    assert said.endswith(", and 3 more")  # the corrupt line is none of them
     write_page(folder)
 
 

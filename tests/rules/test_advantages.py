@@ -197,7 +197,7 @@ def test_commit_only_leave_one_out_is_unbiased_given_selection_and_the_group_mea
         (advantages.AgainstBaseline(0.5), GroupView.of([1, 0], baseline=0.25), [0.75, -0.125]),
         (advantages.AgainstBaseline(0.0), GroupView.of([0, 0], rewards=[-3.0, 4.0], baseline=-1.0), [0, 5]),
         (advantages.AgainstBaseline(0.5), GroupView.of([1, 0, 0], baseline=None), [2 / 3, -1 / 6, -1 / 6]),
-        (advantages.AgainstBaseline(), GroupView.of([1], belief=0.3), [0]),  # a belief is no baseline
+        (advantages.AgainstBaseline(), GroupView.of([1], predicted=0.3), [0]),  # a predicted rate is no baseline
         (advantages.AgainstBaseline(), GroupView.of([1], baseline=0.0), [1]),
     ],
 )

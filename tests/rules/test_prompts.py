@@ -9,9 +9,9 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules import prompts
 
 VIEW = View.of()
@@ -315,11 +315,11 @@ def visit(memory, rule, prompt, metrics):
 
 def known(fates):
     """A view, of a batch of two groups, of prompts whose last visits ended so."""
-    ledger = Ledger(len(fates))
+    statistics = PromptStatistics(len(fates))
     for prompt, fate in enumerate(fates):
         if fate:
-            ledger.close_visit(prompt, fate, 0, [1.0])
-    return View.of(len(fates), groups=2, ledger=ledger)
+            statistics.close_visit(prompt, fate, 0, [1.0])
+    return View.of(len(fates), groups=2, statistics=statistics)
 
 
 def test_the_bank_by_hand():
@@ -367,7 +367,7 @@ def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
     for prompt, metrics in ((0, [1, 1, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0])):
         visit(memory, rule, prompt, metrics)
     assert memory["bank"] == [[0, 1.0, 2], [2, 1.0, 2]]
-    moved = rule.moved(memory | {"new": 1, "version": 5}, np.array([2, -1]), PromptTable(2))
+    moved = rule.remap(memory | {"new": 1, "version": 5}, np.array([2, -1]), PromptTable(2))
     assert moved["bank"] == [[0, 1.0, 2]]
     assert (moved["new"], moved["version"], len(moved["order"])) == (1, 5, 2)
 
@@ -384,6 +384,6 @@ def test_first_successes_are_kept_of_the_last_visits():
     for metrics in ([1, 1], [0, 0], [], [0, 0, 1], [0, 1]):
         visit(memory, rule, 0, metrics)
     assert memory["places"] == [0, 3, 2]
-    assert rule.moved(memory, np.array([1]), PromptTable(1))["places"] == [0, 3, 2]
+    assert rule.remap(memory, np.array([1]), PromptTable(1))["places"] == [0, 3, 2]
     with pytest.raises(ValueError, match="visits must be"):
         prompts.FirstSuccesses(0)

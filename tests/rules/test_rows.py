@@ -248,10 +248,13 @@ def test_the_weighted_sum_over_the_late_rows_is_unbiased():
 
 
 @pytest.mark.parametrize(
-    ("odds", "weight"), [(None, 1.0), (1.0, 1.0), (4.0, 0.25), (0.5, 2.0), (0.25, 3.0), (1e-320, 3.0)]
+    ("sampling_ratio", "weight"), [(None, 1.0), (1.0, 1.0), (4.0, 0.25), (0.5, 2.0), (0.25, 3.0), (1e-320, 3.0)]
 )
-def test_what_is_drawn_more_often_counts_less_up_to_a_limit(odds, weight):
-    assert choose(rows.AsIfUniform(3.0), GroupView.of([0, 1], odds=odds)) == ([0, 1], [weight, weight])
+def test_what_is_drawn_more_often_counts_less_up_to_a_limit(sampling_ratio, weight):
+    assert choose(rows.AsIfUniform(3.0), GroupView.of([0, 1], sampling_ratio=sampling_ratio)) == (
+        [0, 1],
+        [weight, weight],
+    )
 
 
 @pytest.mark.parametrize("limit", [0.99, 0.0, float("inf"), float("nan")])

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import View
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant
 
 NAN = float("nan")
 
 
 def sizes(rule, stds, rows=None):
-    ledger = Ledger(len(stds))
-    ledger.length_std_N[:] = stds
-    view = View.of(len(stds), ledger=ledger, rows=rows)
+    statistics = PromptStatistics(len(stds))
+    statistics.length_std_N[:] = stds
+    view = View.of(len(stds), statistics=statistics, rows=rows)
     return list(rule([GroupView.of([], prompt=g, group=g) for g in range(len(stds))], view, {}))
 
 
@@ -35,7 +35,7 @@ def test_fixed():
 @pytest.mark.parametrize(
     ("stds", "expected"),
     [
-        ([5.0, 5.0], [3, 3]),  # 2 rows, 1.5 rollouts a row on average
+        ([5.0, 5.0], [3, 3]),  # 2 rows, 1.5 rollouts per row on average
         ([0.0, 5.0], [2, 4]),  # what varies gets the spare ones, up to twice the rows
         ([0.0, 0.0], [3, 3]),  # equal lengths: the spare ones go round
         ([NAN, NAN], [3, 3]),
@@ -75,20 +75,20 @@ def test_redundant_refuses():
         sizes(Redundant(1.5, 2.0), [1.0, 2.0])
 
 
-def test_the_ledgers_length_deviation_is_a_running_mean_with_step_three_tenths():
-    ledger = Ledger(1)
+def test_the_recorded_length_deviation_is_a_running_mean_with_step_three_tenths():
+    statistics = PromptStatistics(1)
     for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
-        ledger.see_lengths(0, lengths, [])
-        assert ledger.length_std_N[0] == np.float32(expected)
+        statistics.see_lengths(0, lengths, [])
+        assert statistics.length_std_N[0] == np.float32(expected)
 
 
-def knapsack(rule, beliefs):
-    groups = [GroupView.of([], prompt=g, group=g, belief=belief) for g, belief in enumerate(beliefs)]
-    return list(rule(groups, View.of(len(beliefs)), {}))
+def knapsack(rule, predictions):
+    groups = [GroupView.of([], prompt=g, group=g, predicted=predicted) for g, predicted in enumerate(predictions)]
+    return list(rule(groups, View.of(len(predictions)), {}))
 
 
 @pytest.mark.parametrize(
-    ("beliefs", "expected"),
+    ("predictions", "expected"),
     [
         ([None, None, None], [4, 4, 4]),
         ([None], [4]),
@@ -105,8 +105,8 @@ def knapsack(rule, beliefs):
         ([1.0, 1.0, 1.0, 0.1], [3, 3, 2, 8]),  # 8 at most
     ],
 )
-def test_knapsack_by_hand(beliefs, expected):
-    assert knapsack(Knapsack(4, most=8), beliefs) == expected
+def test_knapsack_by_hand(predictions, expected):
+    assert knapsack(Knapsack(4, most=8), predictions) == expected
 
 
 @given(
@@ -114,17 +114,17 @@ def test_knapsack_by_hand(beliefs, expected):
     st.integers(2, 4),
     st.integers(0, 3),
 )
-def test_knapsack_finds_the_best_of_all_allocations(beliefs, mean, more):
+def test_knapsack_finds_the_best_of_all_allocations(predictions, mean, more):
     """Where all are contested nothing is set aside: no other way to spend the same is worth more."""
     rule = Knapsack(mean, least=2, most=mean + more)
 
     def value(sizes_G):
-        return sum((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2 for p, n in zip(beliefs, sizes_G, strict=True))
+        return sum((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2 for p, n in zip(predictions, sizes_G, strict=True))
 
-    ways = product(range(2, mean + more + 1), repeat=len(beliefs))
-    best = max(value(way) for way in ways if sum(way) == mean * len(beliefs))
-    made = knapsack(rule, beliefs)
-    assert sum(made) == mean * len(beliefs)
+    ways = product(range(2, mean + more + 1), repeat=len(predictions))
+    best = max(value(way) for way in ways if sum(way) == mean * len(predictions))
+    made = knapsack(rule, predictions)
+    assert sum(made) == mean * len(predictions)
     assert value(made) == pytest.approx(best)
 
 
@@ -144,10 +144,10 @@ def test_knapsack_refuses(wrong, message):
 
 def priced(latency, laws, rows=4, longest=1, most=2.0):
     """Sizes for prompts of these means and deviations of the logarithm of lengths."""
-    ledger = Ledger(len(laws), laws=True)
-    ledger.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
-    ledger.length_std_N[:] = 1.0
-    view = View.of(len(laws), ledger=ledger, rows=rows, longest=longest)
+    statistics = PromptStatistics(len(laws), laws=True)
+    statistics.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
+    statistics.length_std_N[:] = 1.0
+    view = View.of(len(laws), statistics=statistics, rows=rows, longest=longest)
     return list(Priced(most, latency)([GroupView.of([], prompt=g, group=g) for g in range(len(laws))], view, {}))
 
 

@@ -62,7 +62,7 @@ def test_it_is_asked_once_k_rollouts_are_there():
 def visited(successes, attempts, **group):
     """A group whose prompt has been visited before."""
     view = GroupView.of(**group)
-    view._ledger.attempts_N[0], view._ledger.successes_N[0] = attempts, successes
+    view._statistics.attempts_N[0], view._statistics.successes_N[0] = attempts, successes
     return view
 
 
@@ -114,7 +114,7 @@ def test_refuses(given):
 
 
 @pytest.mark.parametrize(
-    ("attempts", "successes", "belief", "solved"),
+    ("attempts", "successes", "predicted", "solved"),
     [
         (0, 0, None, False),
         (0, 0, 0.95, True),
@@ -124,10 +124,10 @@ def test_refuses(given):
         (4, 1, 0.95, False),
     ],
 )
-def test_a_prompt_without_a_record_is_solved_where_that_is_expected_of_it(attempts, successes, belief, solved):
+def test_a_prompt_without_a_record_is_solved_where_that_is_expected_of_it(attempts, successes, predicted, solved):
     """Three are there, of five that run none goes on: but for one visit in ten."""
-    group = GroupView.of([1, 1, 1], running=[5] * 5, belief=belief)
-    group._ledger.attempts_N[0], group._ledger.successes_N[0] = attempts, successes
+    group = GroupView.of([1, 1, 1], running=[5] * 5, predicted=predicted)
+    group._statistics.attempts_N[0], group._statistics.successes_N[0] = attempts, successes
     view = View.of(rows=4, longest=1)
     made = [SampledTail(0.9, 0.1)(group, view, rng(8200, "stop", at)) for at in range(200)]
     assert all(len(each.kept) in (0, 1) for each in made)

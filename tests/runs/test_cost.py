@@ -1,4 +1,4 @@
-"""Cost to target against tables worked out by hand, and metrics files whole, torn and damaged."""
+"""Cost to target against tables worked out by hand, and metrics files whole, corrupt and damaged."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_a_curve_holds_the_evaluations_on_the_grid_that_have_an_accuracy():
     assert curve_of([line("end")]) == Curve((), (), (), (), (), (), ())
 
 
-@pytest.mark.parametrize("torn", ["", '{"kind": "ev', '{"kind": "eval", "rollouts_paid": 1'])
-def test_a_torn_last_line_is_left_out(tmp_path, torn):
+@pytest.mark.parametrize("corrupt", ["", '{"kind": "ev', '{"kind": "eval", "rollouts_paid": 1'])
+def test_a_torn_last_line_is_left_out(tmp_path, corrupt):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(line()) + "\n" + json.dumps(line("end")) + "\n" + torn)
+    path.write_text(json.dumps(line()) + "\n" + json.dumps(line("end")) + "\n" + corrupt)
     assert read_metrics(path) == [line(), line("end")]
 
 

@@ -81,7 +81,7 @@ def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
     reader = Reader(allowance=10_000)
     run = reader(path.parent)
     assert run.unread == path.stat().st_size - 10_000
-    assert run.problem is None  # the line that was cut is not taken for a torn one
+    assert run.problem is None  # the line that was cut is not taken for a corrupt one
     assert reader.allowance == 0
     looks = 1
     while run.unread:

@@ -148,7 +148,7 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         (("--batches", "0"), "batches must be a whole number of at least 1"),
         (("--train", "nan"), "train must be a finite number of at least 0"),
         (("--median", "-3"), "median must be a finite number above 0"),
-        (("--prompts", "3"), "4 groups a batch but there are only 3 prompts"),
+        (("--prompts", "3"), "4 groups per batch but there are only 3 prompts"),
         (("--staleness", "-1"), "staleness must be a whole number of at least 0"),
         (("--latency", "nothing.csv"), "nothing.csv"),
         (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),

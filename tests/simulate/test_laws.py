@@ -193,5 +193,5 @@ def test_what_cannot_be_simulated_is_refused():
         simulate(replace(RECIPES["grpo"], prompts=AsOffered()), scenario, 0)
     with pytest.raises(ValueError, match="staleness must be a whole number of at least 0"):
         simulate(RECIPES["grpo"], scenario, 0, max_staleness=-1)
-    with pytest.raises(ValueError, match="200 groups a batch but there are only 64 prompts"):
+    with pytest.raises(ValueError, match="200 groups per batch but there are only 64 prompts"):
         simulate(recipes.grpo(200, 4), replace(scenario, workload=Given([1])), 0)

@@ -19,7 +19,7 @@ def call(rollalloc):
 
 @pytest.fixture
 def log(tmp_path):
-    """verl's dumps of 4 steps, 24 prompts each, 8 rollouts a group; the prompts' texts want to be markup."""
+    """verl's dumps of 4 steps, 24 prompts each, 8 rollouts per group; the prompts' texts want to be markup."""
     random = np.random.default_rng(0)
     for step in range(1, 5):
         rows = [
@@ -100,7 +100,7 @@ def test_a_run_that_booked_its_rollouts_is_believed(call, tmp_path):
 
 def test_graded_rewards_and_lines_that_cannot_be_used_are_told_of(call, tmp_path):
     rows = [json.dumps({"input": "a", "output": "[bold]", "score": score}) for score in (0.01, 0.05, 0.02)]
-    (tmp_path / "1.jsonl").write_text("\n".join([*rows, "torn [/]"]))
+    (tmp_path / "1.jsonl").write_text("\n".join([*rows, "corrupt [/]"]))
     out = said(call(tmp_path)[1])
     assert "rewards take 3 values from 0.01 to 0.05" in out
     assert "1 lines could not be used; the first is" in out

@@ -151,7 +151,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
     groups = pool(96, 16, seed=0) + [replace(group, first=3) for group in pool(4, 16, seed=1)]
     plan = plan_for(Log("trl"), groups)
     assert (plan.n, plan.n_pilot) == (16, 4)
-    assert plan.groups == 6  # 96 visits a step, but a simulation of them needs 16 batches
+    assert plan.groups == 6  # 96 visits per step, but a simulation of them needs 16 batches
     assert plan_for(Log("trl"), pool(64, 4, seed=0)).n_pilot == 2
     assert plan_for(Log("trl"), pool(16, 8, seed=0, visits=20)).groups == 2  # eight prompts for each group
 

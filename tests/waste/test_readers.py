@@ -163,7 +163,7 @@ def test_verl_counts_the_last_output_of_a_session(tmp_path):
 
 def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_path):
     good = {"input": "a", "output": "b", "score": 1, "step": 1}
-    lines(tmp_path / "1.jsonl", [good, '{"input": "torn', "[1]", {"input": "a"}, "", good, "[" * 100_000])
+    lines(tmp_path / "1.jsonl", [good, '{"input": "corrupt', "[1]", {"input": "a"}, "", good, "[" * 100_000])
     log = read_log(tmp_path)
     assert rewards(log) == [[1, 1]]
     assert log.bad == 4

@@ -54,7 +54,7 @@ def compare(
     matched: Annotated[
         str | None,
         typer.Option(
-            help="groups=G,n=N: the same groups and rollouts a group for every recipe, instead of tuned ones."
+            help="groups=G,n=N: the same groups and rollouts per group for every recipe, instead of tuned ones."
         ),
     ] = None,
     out: Annotated[

@@ -181,7 +181,7 @@ class Given:
         _option("Updates that a rollout may be old, instead of the recipe's own; async trains beside it.", _STREAM),
     ] = None
     max_rows: Annotated[int | None, _option("Rollouts that are decoded at once at most.", _STREAM)] = None
-    straddlers: Annotated[
+    on_weight_update: Annotated[
         str, _option("async: rollouts that an update finds running: continue, restart or stop.", _STREAM)
     ] = "continue"
     keep_stopped: Annotated[

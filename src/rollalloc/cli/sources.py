@@ -12,7 +12,7 @@ from typing import Any, cast
 from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Generator, Straddlers, Streaming, refuse_missing
+from rollalloc.generate.stream.settings import Generator, OnWeightUpdate, Streaming, refuse_missing
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
@@ -34,7 +34,7 @@ from rollalloc.train.settings import Settings
 SETTINGS = ("defaults", "tuned")
 # A model of the user's own begins with the same as the tasks. Nobody tuned it for that model.
 USUAL: Mapping[str, dict[str, Any]] = {recipe: default(recipe) for recipe in RECIPES}
-_USUAL_VISITS, _LEAST_ROLLOUTS = 16, 4096  # of a budget that nobody gave: rollouts a prompt, and all of them
+_USUAL_VISITS, _LEAST_ROLLOUTS = 16, 4096  # of a budget that nobody gave: rollouts per prompt, and all of them
 _USUAL_RATE = 1e-6
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
@@ -44,7 +44,7 @@ _OF_OWN_RUNS = (
     *("lora", "lora_alpha", "lora_target"),
 )
 _OF_STREAMING = (
-    "straddlers",
+    "on_weight_update",
     "keep_stopped",
     "overlap",
     "backend",
@@ -240,7 +240,7 @@ def _optimizer(given: Given) -> dict[str, Any]:
 def _streaming(given: Given) -> Streaming:
     return Streaming(
         overlap=given.overlap,
-        straddlers=cast("Straddlers", given.straddlers),
+        on_weight_update=cast("OnWeightUpdate", given.on_weight_update),
         keep_stopped=given.keep_stopped,
         backend=cast("Generator", given.backend),
     )

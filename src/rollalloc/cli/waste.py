@@ -136,7 +136,7 @@ def _show_forecast(console: Console, forecast: Forecast) -> None:
     pilots = "" if plan.n_pilot is None else f", {plan.n_pilot} of them pilots"
     some = "" if forecast.simulated >= forecast.visits else f"{forecast.simulated:,} of "
     source = f"from {some}{forecast.visits:,} groups of {forecast.prompts:,} prompts"
-    shape = f"{'Groups' if pilots else 'GRPO: groups'} of {plan.n}{pilots}; {plan.groups} groups a batch; {source}."
+    shape = f"{'Groups' if pilots else 'GRPO: groups'} of {plan.n}{pilots}; {plan.groups} groups per batch; {source}."
     console.print(Text(f"Forecast: what is paid for a row that teaches. {shape}"))
     tokens = any(price.tokens is not None for price in forecast.prices.values())
     table = _table(("recipe", "rollouts", "× GRPO", *(("tokens", "× GRPO") if tokens else ())))

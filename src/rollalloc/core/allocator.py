@@ -13,7 +13,8 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from rollalloc.core import batches, decisions, endings, lifecycle, saving
-from rollalloc.core.errors import EventError, MetricError, RuleError, Starved
+from rollalloc.core.budget_tracker import Ends, Halt
+from rollalloc.core.errors import EventError, MetricError, NoProgress, RuleError
 from rollalloc.core.events import (
     NOTHING,
     Actions,
@@ -28,10 +29,9 @@ from rollalloc.core.events import (
     Updated,
 )
 from rollalloc.core.group import GroupView
-from rollalloc.core.ledger import QUARANTINED, Ledger
-from rollalloc.core.purse import Ends, Halt
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.run import Run
+from rollalloc.core.statistics import QUARANTINED, PromptStatistics
 from rollalloc.core.table import PromptTable
 
 
@@ -53,7 +53,7 @@ class Allocator:
         table = PromptTable.of(prompts)
         if recipe.groups > len(table):
             raise ValueError(
-                f"the recipe trains on {recipe.groups} groups a batch but there are only {len(table)} prompts; "
+                f"the recipe trains on {recipe.groups} groups per batch but there are only {len(table)} prompts; "
                 "use fewer groups or more prompts"
             )
         if seed < 0:
@@ -105,20 +105,20 @@ class Allocator:
             capacity: rollouts that may be started now; None: any number. Too few give fewer or split orders.
 
         Raises:
-            Starved: nothing to do, nothing running, and nothing left to be told that would change it.
+            NoProgress: nothing to do, nothing running, and nothing left to be told that would change it.
             RuleError: a rule of the recipe broke its contract.
         """
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
-        run, flight, purse = self._run, self._run.flight, self._run.purse
+        run, flight, budgets = self._run, self._run.flight, self._run.budgets
         if run.settled and flight.owner and not (flight.touched or run.cancel or run.release):
-            if not purse.owed:  # most asks of a driver that tells each completion by itself
+            if not budgets.owed:  # most asks of a driver that tells each completion by itself
                 return NOTHING
-            if not purse.limited:  # nearly all others: a slot became free
+            if not budgets.limited:  # nearly all others: a slot became free
                 return Actions(decisions.hand_out(run, capacity))
         if flight.touched:
             lifecycle.stop_early(run)
-        if purse.limited and purse.overdrawn():
+        if budgets.limited and budgets.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
         if not (run.settled and flight.owner):  # else nothing changed since the last decision, which still holds
@@ -127,7 +127,7 @@ class Allocator:
                 halt = decisions.decide(run)
                 if not flight.owner and run.idle():
                     batch = self._resolve(halt)
-        if purse.owed and batch is None and run.finished is None:
+        if budgets.owed and batch is None and run.finished is None:
             orders = decisions.hand_out(run, capacity)
         cancel = release = ()
         if run.cancel:  # a rollout may have ended between the decision to stop it and now
@@ -141,19 +141,19 @@ class Allocator:
         """Nothing is running and nothing was decided: a short batch, a fresh round, the end of the run, or an error."""
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
-            raise Starved(halt.why)
+            raise NoProgress(halt.why)
         if run.flight.ready:
             why = halt.why if halt else f"the intake rule {run.recipe.intake!r} opens no more groups"
             if batch := batches.make_batch(run, why):
                 return batch
-            raise Starved(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
+            raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            run.purse.batch_opened = 0  # what was paid stays paid: the batch's budget holds
+            run.budgets.batch_opened = 0  # what was paid stays paid: the batch's budget holds
             halt = decisions.decide(run)
             if not run.idle():
                 return None
         if halt is None or halt.ends is not Ends.RUN:
-            raise Starved(halt.why if halt else endings.starved(run))
+            raise NoProgress(halt.why if halt else endings.no_progress(run))
         lifecycle.discard_waiting(run)
         lifecycle.forget(run, list(run.kept.values()))
         run.finished = halt.why
@@ -176,7 +176,7 @@ class Allocator:
         run, rule = self._run, self._run.loader
         if rule is None or rule.ended(run.memory):
             return 0
-        if run.blocked() or run.finished or endings.opening_halt(run) or not run.roster.any_due():
+        if run.blocked() or run.finished or endings.opening_halt(run) or not run.pool.any_due():
             return 0
         groups = decisions.at_most_candidates(run, run.recipe.intake(run.view(), run.memory))
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
@@ -186,7 +186,7 @@ class Allocator:
 
         None where every prompt is in flight, waits for a version or is never drawn again.
         """
-        return self._run.roster.due_epoch()
+        return self._run.pool.due_epoch()
 
     # ---------------------------------------------------------------------------------------------------- the figures
 
@@ -211,9 +211,9 @@ class Allocator:
         return self._run.version
 
     @property
-    def ledger(self) -> Ledger:
+    def statistics(self) -> PromptStatistics:
         """The record of every prompt; read only."""
-        return self._run.ledger
+        return self._run.statistics
 
     @property
     def batch(self) -> Batch | None:
@@ -223,17 +223,17 @@ class Allocator:
     @property
     def paid(self) -> int:
         """Rollouts ordered since the run began."""
-        return self._run.purse.paid
+        return self._run.budgets.paid
 
     @property
     def tokens_paid(self) -> int:
         """Tokens of the rollouts that ended."""
-        return self._run.purse.tokens
+        return self._run.budgets.tokens
 
     @property
     def epoch(self) -> int:
         """Passes over the prompts begun, from 0."""
-        return self._run.roster.epoch
+        return self._run.pool.epoch
 
     def prompt_figures(self) -> dict[str, float]:
         """What the prompt rule says of itself, such as how good its predictions were; empty where it says nothing."""
@@ -242,12 +242,12 @@ class Allocator:
 
     def quarantined(self) -> list[int]:
         """The prompts that are not drawn again because their rollouts always failed."""
-        return self._run.ledger.with_fate(QUARANTINED)
+        return self._run.statistics.with_fate(QUARANTINED)
 
     def away(self) -> dict[str, int]:
         """Prompts `evicted` and `quarantined` now, and visits so far to prompts that had been evicted (`revived`)."""
-        roster = self._run.roster
-        return {"evicted": roster.evicted(), "revived": roster.revived, "quarantined": len(self.quarantined())}
+        pool = self._run.pool
+        return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}
 
     @property
     def replayed(self) -> int:
@@ -291,4 +291,4 @@ class Allocator:
         self._run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
 
 
-__all__ = ["Allocator", "EventError", "GroupView", "MetricError", "RuleError", "Starved"]
+__all__ = ["Allocator", "EventError", "GroupView", "MetricError", "NoProgress", "RuleError"]

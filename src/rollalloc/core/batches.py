@@ -16,8 +16,8 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.core.group import Group
 from rollalloc.core.lifecycle import close, discard_waiting, drop
 from rollalloc.core.phase import Phase
+from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng, rng_when_used
 
@@ -51,7 +51,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     rows += _replayed(run)
     if recipe.max_staleness == 0:
         discard_waiting(run)
-    run.purse.next_batch()
+    run.budgets.next_batch()
     run.barren = 0  # the weights will be others
     run.batch = Batch(tuple(rows), run.version, short_because)
     run.changed()

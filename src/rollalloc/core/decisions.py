@@ -7,11 +7,11 @@ from operator import index
 from typing import Any
 
 from rollalloc.core import endings
+from rollalloc.core.budget_tracker import Halt
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Order
 from rollalloc.core.group import Group
 from rollalloc.core.phase import Phase
-from rollalloc.core.purse import Halt
 from rollalloc.core.recipe import Drawn
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
@@ -37,7 +37,7 @@ def _promote(run: Run, stage: int) -> Halt | None:
         return None
     chosen = choose(run, stage, k)
     entered = _enter(run, chosen, stage + 1)
-    return None if entered == len(chosen) else run.purse.halt()
+    return None if entered == len(chosen) else run.budgets.halt()
 
 
 def choose(run: Run, stage: int, k: int) -> list[Group]:
@@ -70,18 +70,18 @@ def _intake(run: Run) -> Halt | None:
         return endings.prompts_halt(run)
     groups: list[Group] = []
     for (prompt, *thought), epoch in prompts:
-        groups.append(Group(run.next_group, prompt, epoch, run.ledger, *thought))
+        groups.append(Group(run.next_group, prompt, epoch, run.statistics, *thought))
         run.next_group += 1
     entered = _enter(run, groups, 0)
-    run.purse.batch_opened += entered
+    run.budgets.batch_opened += entered
     run.drawn = prompts[entered:] + run.drawn
-    return None if entered == len(groups) else run.purse.halt()
+    return None if entered == len(groups) else run.budgets.halt()
 
 
 def at_most_candidates(run: Run, groups: int) -> int:
     """So many groups, or as many as the batch may still open."""
     limit = run.recipe.max_candidates
-    return min(groups, len(run.table), *([] if limit is None else [limit - run.purse.batch_opened]))
+    return min(groups, len(run.table), *([] if limit is None else [limit - run.budgets.batch_opened]))
 
 
 def _enter(run: Run, groups: list[Group], stage: int) -> int:
@@ -89,7 +89,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     if not groups:
         return 0
     sizes = _sizes(run, groups, stage)
-    room = run.purse.room()
+    room = run.budgets.room()
     entered = 0
     for group, size in zip(groups, sizes, strict=True):
         if room is not None:
@@ -99,7 +99,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
         run.flight.move(group, Phase.RUNNING, stage)
         group.extend(run.next_rollout, size)
         run.next_rollout += size
-        run.purse.owed += size
+        run.budgets.owed += size
         run.flight.owing_S[stage].append(group)
         entered += 1
     run.changed()
@@ -118,28 +118,28 @@ def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
     """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
     drawn, run.drawn = run.drawn[:k], run.drawn[k:]
-    roster = run.roster
+    pool = run.pool
 
     def pick() -> bool:
         picked = _pick(run, k - len(drawn), len(drawn)) if len(drawn) < k else []
-        drawn.extend((each, roster.epoch) for each in picked)
+        drawn.extend((each, pool.epoch) for each in picked)
         return len(drawn) == k
 
-    if roster.dry or pick():
+    if pool.dry or pick():
         return drawn
     if run.loader is not None:  # an epoch of the loader's begins when the loader says so
-        roster.dry = not roster.any_due()
-    elif roster.roll():
+        pool.dry = not pool.any_due()
+    elif pool.roll():
         run.forget_view()
         # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
-        roster.dry = not pick() and not pick()
+        pool.dry = not pick() and not pick()
     return drawn
 
 
 def _pick(run: Run, k: int, already: int) -> list[Drawn]:
-    rule, free_N = run.recipe.prompts, run.roster.free_N.view()
+    rule, free_N = run.recipe.prompts, run.pool.free_N.view()
     free_N.flags.writeable = False
-    draw = rng_when_used(run.seed, "pick", run.next_group + already, run.roster.epoch)
+    draw = rng_when_used(run.seed, "pick", run.next_group + already, run.pool.epoch)
     made = rule.pick(run.memory, k, free_N, run.view(), draw)
     try:
         picked = [_drawn(each) for each in made]
@@ -152,10 +152,10 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     for each in picked:
         if not _is_possible(each):
             raise RuleError(
-                f"{rule!r} must draw with a belief in [0, 1], a finite baseline and finite odds above 0, or None for "
-                f"each, got {each}"
+                f"{rule!r} must draw with a predicted rate in [0, 1], a finite baseline and a finite sampling ratio above 0, "
+                f"or None for each, got {each}"
             )
-        run.roster.take(each.prompt)
+        run.pool.take(each.prompt)
     return picked
 
 
@@ -172,17 +172,17 @@ def _drawn(picked: Any) -> Drawn:
 
 
 def _is_possible(drawn: Drawn) -> bool:
-    _, belief, baseline, odds = drawn
+    _, predicted, baseline, sampling_ratio = drawn
     return (
-        (belief is None or 0 <= belief <= 1)
+        (predicted is None or 0 <= predicted <= 1)
         and (baseline is None or isfinite(baseline))
-        and (odds is None or 0 < odds < inf)
+        and (sampling_ratio is None or 0 < sampling_ratio < inf)
     )
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
     """Orders for what was decided, the furthest stage first, split where the capacity ends."""
-    owed = run.purse.owed
+    owed = run.budgets.owed
     room = owed if capacity is None or capacity > owed else capacity
     if not room:
         return ()
@@ -197,5 +197,5 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
                 orders.append(Order(group.id, group.prompt, stage, ids))
             if not group.owed:  # handed out in full; or dropped before its turn came
                 owing.popleft()
-    run.purse.order(room - left)
+    run.budgets.order(room - left)
     return tuple(orders)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollalloc.core.ledger import QUARANTINED
-from rollalloc.core.purse import Ends, Halt
+from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
+from rollalloc.core.statistics import QUARANTINED
 
 _PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
 _OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score between them, before a run is given up
@@ -13,7 +13,7 @@ _OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score bet
 def opening_halt(run: Run) -> Halt | None:
     """What forbids to open even one more group."""
     limit = run.recipe.max_candidates
-    if limit is not None and run.purse.batch_opened >= limit:
+    if limit is not None and run.budgets.batch_opened >= limit:
         ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
         return Halt(f"max_candidates: {limit} prompts tried, {ready}", Ends.BATCH)
     if run.failing >= _OUTAGE:
@@ -29,25 +29,25 @@ def opening_halt(run: Run) -> Halt | None:
             "for this model",
             Ends.RUN,
         )
-    return run.purse.halt() if run.purse.room() == 0 else None
+    return run.budgets.halt() if run.budgets.room() == 0 else None
 
 
 def prompts_halt(run: Run) -> Halt:
     """No prompt can be drawn."""
     loader = run.loader
-    if loader is not None and not run.roster.dry and not run.roster.exhausted():
+    if loader is not None and not run.pool.dry and not run.pool.exhausted():
         if loader.ended(run.memory):
             return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
         why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
         return Halt(f"{why} where the loader has ended", Ends.NOTHING)
     return Halt(
-        f"prompts: none of {len(run.table)} may be drawn, {run.roster.evicted()} are evicted and "
-        f"{len(run.ledger.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: {_fates(run)}",
+        f"prompts: none of {len(run.table)} may be drawn, {run.pool.evicted()} are evicted and "
+        f"{len(run.statistics.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: {_fates(run)}",
         Ends.RUN,
     )
 
 
-def starved(run: Run) -> str:
+def no_progress(run: Run) -> str:
     """Why nothing is decided although nothing is running."""
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
@@ -56,4 +56,4 @@ def starved(run: Run) -> str:
 
 
 def _fates(run: Run) -> str:
-    return ", ".join(f"{count} {fate}" for fate, count in run.ledger.counts().items() if count)
+    return ", ".join(f"{count} {fate}" for fate, count in run.statistics.counts().items() if count)

@@ -22,5 +22,5 @@ class NoScores(RuntimeError):
     """
 
 
-class Starved(RuntimeError):
+class NoProgress(RuntimeError):
     """There is nothing to do, nothing is running, and the recipe or the driver must change for that to change."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 LARGEST = 1e30  # of rewards and metrics: squares and differences of such stay within what trains, float32 included
 LARGEST_WHOLE = 2**31 - 1  # of lengths and versions: sums of such stay within what is kept of each prompt
-FARTHEST = 1e3  # nats a token that an update counts for: beyond it nothing is left of the policy before
+FARTHEST = 1e3  # nats per token that an update counts for: beyond it nothing is left of the policy before
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class Updated:
 
     Attributes:
         version: must exceed every version told before, at most `LARGEST_WHOLE`.
-        moved: how far the weights went in this update, as a divergence of the policy before from the one after, in nats a
-            token; 0 or more, of which more than `FARTHEST` counts as that. None: not measured.
+        approx_kl: how far this update moved the policy, the divergence of the one before from the one after, in nats
+            per token; 0 or more, of which more than `FARTHEST` counts as that. None: not measured.
     """
 
     version: int
-    moved: float | None = None
+    approx_kl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
-from rollalloc.core.ledger import Ledger, Record
-from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, odds, pack, rate, unpack
+from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, pack, rate, sampling_ratio, unpack
 from rollalloc.core.phase import Phase
-from rollalloc.core.roster import NEXT_EPOCH, Epochs, Until
+from rollalloc.core.prompt_pool import NEXT_EPOCH, Epochs, Until
+from rollalloc.core.statistics import PromptStatistics, Record
 from rollalloc.core.table import place
 
 
@@ -24,8 +24,28 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited", "baseline", "belief", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
-        "late", "odds", "owed", "phase", "prompt", "running", "spans", "stage", "tokens", "until", "view",
+        "awaited",
+        "baseline",
+        "bounds",
+        "cancelled",
+        "done",
+        "epoch",
+        "failed",
+        "first_version",
+        "id",
+        "kept",
+        "late",
+        "owed",
+        "phase",
+        "predicted",
+        "prompt",
+        "running",
+        "sampling_ratio",
+        "spans",
+        "stage",
+        "tokens",
+        "until",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -33,14 +53,18 @@ class Group:
         group: int,
         prompt: int,
         epoch: int,
-        ledger: Ledger,
-        belief: float | None = None,
+        statistics: PromptStatistics,
+        predicted: float | None = None,
         baseline: float | None = None,
-        odds: float | None = None,
+        sampling_ratio: float | None = None,
     ) -> None:
         self.id = group
         self.prompt = prompt
-        self.belief, self.baseline, self.odds = belief, baseline, odds  # when the prompt was drawn
+        self.predicted, self.baseline, self.sampling_ratio = (
+            predicted,
+            baseline,
+            sampling_ratio,
+        )  # when the prompt was drawn
         self.epoch = epoch  # in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # that it is in, or has passed last
@@ -56,7 +80,7 @@ class Group:
         self.tokens = 0  # paid for its rollouts
         self.first_version: int | None = None  # oldest first-token version among `done`
         self.until: Until = NEXT_EPOCH
-        self.view = GroupView(self, ledger)
+        self.view = GroupView(self, statistics)
 
     @property
     def unfinished(self) -> int:
@@ -112,22 +136,30 @@ class Group:
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
-            "belief": self.belief, "baseline": self.baseline, "odds": self.odds,
+            "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
             "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds),
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "belief", "baseline", "odds", "kept", "late", "bounds",
+        "until", "predicted", "baseline", "sampling_ratio", "kept", "late", "bounds",
     )  # fmt: skip
 
     @staticmethod
-    def of_state(state: dict[str, Any], ledger: Ledger) -> Group:
+    def of_state(state: dict[str, Any], statistics: PromptStatistics) -> Group:
         """The group that `state_dict` was taken of."""
         exact_keys(state, Group._SAVED, "group")
         number, epoch, prompt = natural(state["id"], "id"), natural(state["epoch"], "epoch"), place(state["prompt"])
-        belief, baseline = rate(state["belief"], "belief"), amount(state["baseline"], "baseline")
-        group = Group(number, prompt, epoch, ledger, belief, baseline, odds(state["odds"], "odds"))
+        predicted, baseline = rate(state["predicted"], "predicted"), amount(state["baseline"], "baseline")
+        group = Group(
+            number,
+            prompt,
+            epoch,
+            statistics,
+            predicted,
+            baseline,
+            sampling_ratio(state["sampling_ratio"], "sampling_ratio"),
+        )
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
         group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
@@ -161,14 +193,14 @@ class GroupView:
         scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
         kept: rollouts that a stop rule let go on, where it chose at random which -> the probability with which each was to.
-        belief: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
+        predicted: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
         baseline: the reward that it expected, None where it expected none.
-        odds: how many times likelier it drew the prompt than a uniform draw would have, None where it is unknown.
-        record: the prompt's line in the ledger, from its visits before this one.
+        sampling_ratio: how many times likelier it drew the prompt than a uniform draw would have, None where it is unknown.
+        record: the prompt's line in the statistics, from its visits before this one.
     """
 
-    def __init__(self, group: Group, ledger: Ledger) -> None:
-        self._group, self._ledger = group, ledger
+    def __init__(self, group: Group, statistics: PromptStatistics) -> None:
+        self._group, self._statistics = group, statistics
         self._sorted_at = -1
 
     @staticmethod
@@ -185,9 +217,9 @@ class GroupView:
         kept: Mapping[int, float] | None = None,
         prompt: int = 0,
         group: int = 0,
-        belief: float | None = None,
+        predicted: float | None = None,
         baseline: float | None = None,
-        odds: float | None = None,
+        sampling_ratio: float | None = None,
     ) -> GroupView:
         """A view made by hand, for tests and for trying a rule at the prompt.
 
@@ -204,13 +236,13 @@ class GroupView:
                 after it; none by default.
             prompt: index of the prompt.
             group: id of the group.
-            belief: the success rate that the prompt rule expected.
+            predicted: the success rate that the prompt rule expected.
             baseline: the reward that it expected.
-            odds: how many times likelier it was drawn than by a uniform draw.
+            sampling_ratio: how many times likelier it was drawn than by a uniform draw.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count
-        made = Group(group, prompt, 0, Ledger(prompt + 1), belief, baseline, odds)
+        made = Group(group, prompt, 0, PromptStatistics(prompt + 1), predicted, baseline, sampling_ratio)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
         for g in range(count):
@@ -233,16 +265,16 @@ class GroupView:
         return self._group.prompt
 
     @property
-    def belief(self) -> float | None:
-        return self._group.belief
+    def predicted(self) -> float | None:
+        return self._group.predicted
 
     @property
     def baseline(self) -> float | None:
         return self._group.baseline
 
     @property
-    def odds(self) -> float | None:
-        return self._group.odds
+    def sampling_ratio(self) -> float | None:
+        return self._group.sampling_ratio
 
     @property
     def group(self) -> int:
@@ -289,7 +321,7 @@ class GroupView:
 
     @property
     def record(self) -> Record:
-        return self._ledger.record(self._group.prompt)
+        return self._statistics.record(self._group.prompt)
 
     @property
     def first_version(self) -> int:

@@ -8,12 +8,12 @@ from operator import attrgetter, index
 from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
-from rollalloc.core.ledger import QUARANTINED
 from rollalloc.core.phase import OVER, Phase
+from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW, Until
 from rollalloc.core.recipe import Act, Sample, StopRule
-from rollalloc.core.roster import NEXT_EPOCH, NOW, Until
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
+from rollalloc.core.statistics import QUARANTINED
 from rollalloc.core.table import GONE
 
 _LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
@@ -91,7 +91,7 @@ def on_updated(run: Run, event: Updated) -> None:
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
-    run.moved += _moved(event)
+    run.kl_sum += _moved(event)
     run.version = version
     run.changed()
     if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
@@ -100,7 +100,7 @@ def on_updated(run: Run, event: Updated) -> None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)
     run.batch = None
     forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
-    run.roster.on_version(version)
+    run.pool.on_version(version)
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
 
@@ -108,11 +108,13 @@ def on_updated(run: Run, event: Updated) -> None:
 def _moved(event: Updated) -> float:
     """How far an update went, as a plain number; 0 where that was not measured."""
     try:
-        moved = 0.0 if event.moved is None else min(float(event.moved), FARTHEST)
+        moved = 0.0 if event.approx_kl is None else min(float(event.approx_kl), FARTHEST)
     except _NO_NUMBER:
         moved = -1.0
     if not moved >= 0:
-        raise EventError(f"Updated({event.version}): moved must be a number of 0 or more, or None, got {event.moved!r}")
+        raise EventError(
+            f"Updated({event.version}): approx_kl must be a number of 0 or more, or None, got {event.approx_kl!r}"
+        )
     return moved
 
 
@@ -131,22 +133,22 @@ def forget(run: Run, rows: Sequence[Row]) -> None:
 
 def on_offered(run: Run, event: Offered) -> None:
     """A framework's own loader hands prompts over."""
-    rule, roster = run.loader, run.roster
+    rule, pool = run.loader, run.pool
     if rule is None:
         raise EventError(
             f"Offered: the recipe draws its own prompts ({run.recipe.prompts!r}); use the prompt rule as_offered()"
         )
     wrong = [prompt for prompt in event.prompts if not 0 <= prompt < len(run.table)]
-    if wrong or event.epoch < roster.epoch:
+    if wrong or event.epoch < pool.epoch:
         raise EventError(
-            f"Offered: expected prompts below {len(run.table)} and an epoch of at least {roster.epoch}, got "
+            f"Offered: expected prompts below {len(run.table)} and an epoch of at least {pool.epoch}, got "
             f"epoch {event.epoch} and prompts {wrong[:5]}"
         )
-    if event.epoch > roster.epoch:
-        roster.begin(event.epoch)
+    if event.epoch > pool.epoch:
+        pool.begin(event.epoch)
     run.changed()
     # What may never be drawn must not pass for what waits to be: the driver would be told that it has offered enough.
-    useful = [prompt for prompt in event.prompts if not roster.is_barred(prompt)]
+    useful = [prompt for prompt in event.prompts if not pool.is_barred(prompt)]
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
 
@@ -184,7 +186,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
         group.tokens += tokens
     elif rollout not in flight.stopped:
         raise EventError(_unknown(run, rollout))
-    run.purse.tokens += tokens
+    run.budgets.tokens += tokens
     return group
 
 
@@ -198,14 +200,14 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     elif isinstance(event, Cancelled):
         group.cut(tokens)
     if group.prompt != GONE:
-        run.ledger.pay(group.prompt, tokens)
+        run.statistics.pay(group.prompt, tokens)
         _learn_lengths(run, group)
 
 
 def _learn_lengths(run: Run, group: Group) -> None:
     """Once a visit is over and nothing of it is to come: how long its rollouts were, or would have been at least."""
     if group.phase in OVER and not group.awaited:
-        run.ledger.see_lengths(group.prompt, group.lengths, group.bounds)
+        run.statistics.see_lengths(group.prompt, group.lengths, group.bounds)
 
 
 def _unknown(run: Run, rollout: int) -> str:
@@ -288,13 +290,13 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:
         fate = QUARANTINED
-    run.ledger.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
+    run.statistics.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
     _learn_lengths(run, group)
-    run.ledger.pay(group.prompt, group.tokens)
+    run.statistics.pay(group.prompt, group.tokens)
     if quarantined:
-        run.roster.bar(group.prompt)
+        run.pool.bar(group.prompt)
     else:
-        run.roster.give_back(group.prompt, until, group.epoch, run.version)
+        run.pool.give_back(group.prompt, until, group.epoch, run.version)
 
 
 def discard_waiting(run: Run) -> None:
@@ -306,7 +308,7 @@ def discard_waiting(run: Run) -> None:
 def _fail(run: Run, prompt: int) -> bool:
     """Count a visit that gave no score because rollouts failed; whether it is one too many."""
     run.failing += 1
-    failures, limit = run.ledger.fail(prompt), run.recipe.quarantine_after
+    failures, limit = run.statistics.fail(prompt), run.recipe.quarantine_after
     return limit is not None and failures >= limit
 
 
@@ -318,7 +320,7 @@ def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
     owed = set(rollouts).intersection(group.owed) if group.owed else set[int]()
     if owed:
         group.owed = [rollout for rollout in group.owed if rollout not in owed]
-        run.purse.owed -= len(owed)
+        run.budgets.owed -= len(owed)
         run.changed()
     for rollout in rollouts:
         if rollout in group.running:

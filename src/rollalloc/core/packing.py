@@ -35,7 +35,7 @@ def unpack(packed: Packed) -> NDArray[Any]:
     """The array that `pack` was given; a fresh, writable copy.
 
     Raises:
-        ValueError: the bytes do not fill the shape (a torn file).
+        ValueError: the bytes do not fill the shape (a corrupt file).
     """
     exact_keys(packed, ("dtype", "shape", "base64"), "packed array")
     try:
@@ -47,9 +47,9 @@ def unpack(packed: Packed) -> NDArray[Any]:
     try:
         flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"packed array of {packed['dtype']} cannot be read, {error}; the state is torn") from None
+        raise ValueError(f"packed array of {packed['dtype']} cannot be read, {error}; the state is corrupt") from None
     if flat.size != int(np.prod(packed["shape"])):
-        raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is torn")
+        raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is corrupt")
     return flat.reshape(packed["shape"]).astype(dtype.newbyteorder("="))
 
 
@@ -73,7 +73,7 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
         if not fits or saved_N.dtype != target_N.dtype:
             raise ValueError(
                 f"expected {target_N.dtype} for {needed} prompts, got {saved_N.dtype} of shape {saved_N.shape}; the state "
-                "is torn"
+                "is corrupt"
             )
     if source_N is None:
         target_N[...] = saved_N
@@ -111,7 +111,7 @@ def reading(where: str) -> Generator[None]:
         raise ValueError(f"{where}: {error}") from error
     except Exception as error:  # a state is somebody's file: it may hold anything
         raise ValueError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); the state is torn, or was written by another program"
+            f"{where} cannot be read ({type(error).__name__}: {error}); the state is corrupt, or another program's"
         ) from error
 
 
@@ -122,7 +122,7 @@ def natural(value: Any, where: str) -> int:
         ValueError: anything else.
     """
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is torn")
+        raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is corrupt")
     return value
 
 
@@ -134,10 +134,10 @@ def amount(value: Any, where: str) -> float | None:
     """
     if value is None or (type(value) in (int, float) and isfinite(value)):
         return value
-    raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is torn")
+    raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is corrupt")
 
 
-def odds(value: Any, where: str) -> float | None:
+def sampling_ratio(value: Any, where: str) -> float | None:
     """A saved ratio of two probabilities, or none.
 
     Raises:
@@ -145,7 +145,7 @@ def odds(value: Any, where: str) -> float | None:
     """
     if (known := amount(value, where)) is None or known > 0:
         return known
-    raise ValueError(f"{where}: expected a number above 0 or null, got {value!r}; the state is torn")
+    raise ValueError(f"{where}: expected a number above 0 or null, got {value!r}; the state is corrupt")
 
 
 def rate(value: Any, where: str) -> float | None:
@@ -156,7 +156,7 @@ def rate(value: Any, where: str) -> float | None:
     """
     if value is None or (type(value) in (int, float) and 0 <= value <= 1):
         return value
-    raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is torn")
+    raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is corrupt")
 
 
 def chance(value: Any, where: str) -> float:
@@ -166,7 +166,7 @@ def chance(value: Any, where: str) -> float:
         ValueError: not a number in (0, 1].
     """
     if rate(value, where) in (None, 0):
-        raise ValueError(f"{where}: expected a number in (0, 1], got {value!r}; the state is torn")
+        raise ValueError(f"{where}: expected a number in (0, 1], got {value!r}; the state is corrupt")
     return float(value)
 
 
@@ -177,7 +177,7 @@ def naturals(values: Any, where: str) -> list[int]:
         ValueError: anything else.
     """
     if not isinstance(values, list):
-        raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is torn")
+        raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is corrupt")
     return [natural(value, where) for value in cast("list[Any]", values)]
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Row
 from rollalloc.core.group import GroupView
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.packing import describe
-from rollalloc.core.roster import NEXT_EPOCH, Until
+from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
-_MOST_FAILURES = 255  # the ledger counts no further
+_MOST_FAILURES = 255  # the statistics counts no further
 
 Memory = dict[str, Any]  # what a prompt rule remembers: numpy arrays, numbers, strings and lists of them
 
@@ -43,7 +43,7 @@ class Verdict:
     Attributes:
         act: NEXT, TRAIN or DROP.
         reason: for DROP the cause under which its rollouts are accounted, "zero_variance" or "out_of_band", with an
-            optional detail that only the ledger keeps, e.g. "out_of_band/solved". For the other acts a free word.
+            optional detail that only the statistics keeps, e.g. "out_of_band/solved". For the other acts a free word.
         until: when the prompt may be drawn again, counted from the epoch in which it was drawn: `NOW`, `NEXT_EPOCH`,
             `NEVER`, `Epochs(k)`, or an int, the version of the weights from which on.
 
@@ -76,9 +76,9 @@ class View(NamedTuple):
         running_S: groups in stage s with rollouts still to come, shape (S,).
         paid: rollouts decided since the run began; those not handed out yet are among them.
         left: rollouts that the budgets still allow, None without a limit.
-        ledger: the record of every prompt; read only.
+        statistics: the record of every prompt; read only.
         table: the data set, with its features.
-        moved: what `Updated` told of the way the weights went, in all, in nats a token; 0 where it told nothing.
+        kl_sum: what `Updated` told of the way the weights went, in all, in nats per token; 0 where it told nothing.
         groups: in a full batch.
         max_staleness: the recipe's.
         rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
@@ -93,9 +93,9 @@ class View(NamedTuple):
     running_S: tuple[int, ...]
     paid: int
     left: int | None
-    ledger: Ledger
+    statistics: PromptStatistics
     table: PromptTable
-    moved: float
+    kl_sum: float
     groups: int
     max_staleness: int
     rows: int | None
@@ -113,8 +113,8 @@ class View(NamedTuple):
         running_S: tuple[int, ...] = (0,),
         paid: int = 0,
         left: int | None = None,
-        ledger: Ledger | None = None,
-        moved: float = 0.0,
+        statistics: PromptStatistics | None = None,
+        kl_sum: float = 0.0,
         groups: int = 1,
         max_staleness: int = 0,
         rows: int | None = None,
@@ -123,8 +123,8 @@ class View(NamedTuple):
     ) -> View:
         """A view made by hand, for tests and for trying a rule at the prompt; nothing has happened yet, by default."""
         table = PromptTable.of(table)
-        ledger = Ledger(len(table)) if ledger is None else ledger
-        made = (version, epoch, need, held_S, running_S, paid, left, ledger, table, moved)
+        statistics = PromptStatistics(len(table)) if statistics is None else statistics
+        made = (version, epoch, need, held_S, running_S, paid, left, statistics, table, kl_sum)
         return View(*made, groups, max_staleness, rows, longest, {} if memory is None else memory)
 
     @property
@@ -138,23 +138,23 @@ class Drawn(NamedTuple):
 
     Attributes:
         prompt: its index.
-        belief: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
+        predicted: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
         baseline: the reward expected of it, finite; None: nothing is expected.
-        odds: how many times likelier it was to be drawn, first, than if all K candidates that the rule looked at were alike:
+        sampling_ratio: how many times likelier it was to be drawn, first, than if all K candidates looked at were alike:
             K · q, above 0; 1: uniformly. None: unknown.
     """
 
     prompt: int
-    belief: float | None = None
+    predicted: float | None = None
     baseline: float | None = None
-    odds: float | None = None
+    sampling_ratio: float | None = None
 
 
 class PromptRule(Protocol):
     """Which prompts are drawn next, before any rollout. Its memory is data, owned and saved by the allocator.
 
     Arrays of the memory whose name ends in `N`, such as `hits_N` or `beliefs_EN`, have the prompts for their last axis: they
-    follow the prompts when the data set changes; everything else begins anew then, unless the rule has a method `moved`
+    follow the prompts when the data set changes; everything else begins anew then, unless the rule has a method `remap`
     (see `MovablePromptRule`). What of it is no array is looked at after a load by a method `check` (`CheckedPromptRule`).
     """
 
@@ -177,7 +177,7 @@ class PromptRule(Protocol):
 class MovablePromptRule(Protocol):
     """A prompt rule that takes its memory over to another data set by itself."""
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set, `table`; `source_N` has each prompt's index in the old one, -1 for a new one."""
         ...
 
@@ -520,9 +520,9 @@ class Recipe:
         return bool(getattr(self.prompts, "reads_features", False))
 
     @property
-    def reads_moved(self) -> bool:
+    def reads_kl(self) -> bool:
         """Whether the prompt rule wants to be told, by `Updated`, how far the weights moved; it says so likewise."""
-        return bool(getattr(self.prompts, "reads_moved", False))
+        return bool(getattr(self.prompts, "reads_kl", False))
 
     @property
     def stopping(self) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ from math import inf
 from operator import attrgetter
 from typing import Any, cast
 
+from rollalloc.core.budget_tracker import BudgetTracker
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
-from rollalloc.core.ledger import Ledger
-from rollalloc.core.purse import Purse
+from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View, at_least
-from rollalloc.core.roster import Roster
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
 
@@ -26,7 +26,7 @@ class Run:
         patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
-        moved: how far `Updated` told that the weights went, in all.
+        kl_sum: how far `Updated` told that the weights went, in all.
         kept: rows trained that may be replayed, by rollout; those of the batch handed out are not among them yet.
         replayed: rows trained on again, in all.
         cancel: rollouts to stop, not handed out yet.
@@ -46,13 +46,13 @@ class Run:
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
         self.version = 0
-        self.ledger = Ledger(len(table), laws=bool(recipe.stopping))
-        self.roster = Roster(len(table))
+        self.statistics = PromptStatistics(len(table), laws=bool(recipe.stopping))
+        self.pool = PromptPool(len(table))
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
-        self.purse = Purse(recipe.budget)
+        self.budgets = BudgetTracker(recipe.budget)
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
-        self.moved = 0.0
+        self.kl_sum = 0.0
         self.kept: dict[int, Row] = {}
         self.replayed = 0
         self.cancel: list[int] = []
@@ -84,15 +84,15 @@ class Run:
         if view is None:
             view = self._view = View(
                 version=self.version,
-                epoch=self.roster.epoch,
+                epoch=self.pool.epoch,
                 need=self.need(),
                 held_S=tuple(map(len, self.flight.waiting_S)),
                 running_S=tuple(self.flight.running_S),
-                paid=self.purse.paid + self.purse.owed,
-                left=self.purse.room(),
-                ledger=self.ledger,
+                paid=self.budgets.paid + self.budgets.owed,
+                left=self.budgets.room(),
+                statistics=self.statistics,
                 table=self.table,
-                moved=self.moved,
+                kl_sum=self.kl_sum,
                 groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
@@ -111,7 +111,7 @@ class Run:
 
     def idle(self) -> bool:
         """Whether nothing is running, owed to the driver or awaited from it."""
-        return not (self.flight.owner or self.flight.stopped or self.purse.owed or self.batch)
+        return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
         """Those that are not stale, in order of id; each has a scored rollout."""

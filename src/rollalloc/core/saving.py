@@ -19,15 +19,15 @@ from rollalloc.core.packing import (
     follow,
     natural,
     naturals,
-    odds,
     pack_tree,
     rate,
     reading,
+    sampling_ratio,
     unpack_tree,
 )
 from rollalloc.core.phase import OVER, Phase
+from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import CAUSES, CheckedPromptRule, Drawn, MovablePromptRule, Recipe
-from rollalloc.core.roster import NOW
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
@@ -35,8 +35,8 @@ SCHEMA = 7  # 6 and below are of rollalloc 0.1
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
-    "schema", "recipe", "seed", "prompts", *_COUNTS, "moved", "finished", "cancel", "release", "accounts", "purse", "ledger",
-    "roster", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
+    "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "finished", "cancel", "release", "accounts", "budgets",
+    "statistics", "pool", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
 )  # fmt: skip
 
 
@@ -48,14 +48,14 @@ def dump(run: Run) -> dict[str, Any]:
         "recipe": run.recipe.description,
         "seed": run.seed,
         "prompts": run.table.state_dict(),
-        "moved": run.moved,
+        "kl_sum": run.kl_sum,
         "finished": run.finished,
         "cancel": [int(rollout) for rollout in run.cancel],
         "release": [int(rollout) for rollout in run.release],
         "accounts": dict(run.accounts),
-        "purse": run.purse.state_dict(),
-        "ledger": run.ledger.state_dict(),
-        "roster": run.roster.state_dict(),
+        "budgets": run.budgets.state_dict(),
+        "statistics": run.statistics.state_dict(),
+        "pool": run.pool.state_dict(),
         "memory": pack_tree(run.memory),
         "drawn": [[*drawn, epoch] for drawn, epoch in run.drawn],
         "groups": [group.state_dict() for group in flight.groups.values()],
@@ -128,7 +128,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     """Everything that is not in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
-    run.moved = _whole_way(state["moved"])
+    run.kl_sum = _whole_way(state["kl_sum"])
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
@@ -139,9 +139,9 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
         run.barren = run.failing = 0  # counted prompts of the old data set
     exact_keys(state["accounts"], CAUSES[:-1], "accounts")
     run.accounts = {cause: natural(state["accounts"][cause], f"accounts, {cause}") for cause in CAUSES[:-1]}
-    run.purse.load_state_dict(state["purse"])
-    run.ledger.load_state_dict(state["ledger"], source_N)
-    run.roster.load_state_dict(state["roster"], source_N)
+    run.budgets.load_state_dict(state["budgets"])
+    run.statistics.load_state_dict(state["statistics"], source_N)
+    run.pool.load_state_dict(state["pool"], source_N)
     with reading("memory"):
         same_rule = state["recipe"]["prompts"] == run.recipe.description["prompts"]
         _load_memory(run, unpack_tree(state["memory"]), source_N, same, same_rule)
@@ -156,13 +156,13 @@ def _load_memory(
     memory = run.memory
     rule = run.recipe.prompts
     if source_N is not None and isinstance(rule, MovablePromptRule):
-        run.memory = rule.moved(saved, source_N, run.table) if same_rule else memory
+        run.memory = rule.remap(saved, source_N, run.table) if same_rule else memory
         return
     fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
     if not fits and not same:
         return
     if not fits:
-        raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is torn")
+        raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is corrupt")
     if source_N is None:
         memory.update(saved)
     else:
@@ -189,18 +189,18 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         run.flight.stopped[natural(rollout, "stopped")] = stopping[natural(group, "stopped")]
         stopping[group].awaited += 1
     if len(stopping) < len(trailing) + len(groups) or not all(group.awaited for group in trailing):
-        raise ValueError("trailing: a group is there twice, or nothing of it is to come; the state is torn")
+        raise ValueError("trailing: a group is there twice, or nothing of it is to come; the state is corrupt")
     drawn = [
         (
-            Drawn(here[prompt], rate(belief, "drawn"), amount(baseline, "drawn"), odds(ratio, "drawn")),
+            Drawn(here[prompt], rate(predicted, "drawn"), amount(baseline, "drawn"), sampling_ratio(ratio, "drawn")),
             natural(epoch, "drawn"),
         )
-        for prompt, belief, baseline, ratio, epoch in state["drawn"]
+        for prompt, predicted, baseline, ratio, epoch in state["drawn"]
     ]
     run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
     indices = [group.prompt for group in [*groups, *trailing]] + [each.prompt for each, _ in drawn]
     if max(indices, default=0) >= len(run.table):
-        raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is torn")
+        raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is corrupt")
     with reading("batch"):
         run.batch = None if state["batch"] is None else _load_batch(state["batch"], here)
     with reading("kept"):
@@ -216,18 +216,18 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
     alive |= {done.rollout for group in run.flight.groups.values() for done in group.done}
     over = alive.isdisjoint(run.kept) and run.flight.stopped.keys().isdisjoint(run.kept)
     if len(run.kept) < len(kept) or not over or any(row.rollout >= run.next_rollout for row in kept):
-        raise ValueError("a row is there twice, in flight, or was never ordered; the state is torn")
+        raise ValueError("a row is there twice, in flight, or was never ordered; the state is corrupt")
     if any(row.version > run.version or max(row.prompt, 0) >= len(run.table) for row in kept):
-        raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is torn")
+        raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is corrupt")
 
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
     """A group in flight, or one that is over but for rollouts that were cancelled and have not ended."""
-    group = Group.of_state(saved, run.ledger)
+    group = Group.of_state(saved, run.statistics)
     group.prompt = here[group.prompt]
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
     if trailing and (group.running or group.owed):
-        raise ValueError("a group that is over has rollouts to come; the state is torn")
+        raise ValueError("a group that is over has rollouts to come; the state is corrupt")
     return group
 
 
@@ -239,7 +239,9 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
     if any(
         not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version) for done in group.done
     ):
-        raise ValueError(f"a scored rollout is not finite, or of weights newer than {run.version}; the state is torn")
+        raise ValueError(
+            f"a scored rollout is not finite, or of weights newer than {run.version}; the state is corrupt"
+        )
     if group.phase not in phases:
         raise ValueError(
             f"phase {group.phase.value!r} is not one of {', '.join(sorted(phase.value for phase in phases))}"
@@ -256,11 +258,11 @@ def _check_sums(run: Run) -> None:
     owed = [rollout for group in flight.groups.values() for rollout in group.owed]
     distinct = len(set(rollouts + owed)) == len(rollouts) + len(owed)
     known = all(0 <= rollout < run.next_rollout for rollout in rollouts + owed)
-    if paid != run.purse.paid or len(owed) != run.purse.owed or not distinct or not known:
+    if paid != run.budgets.paid or len(owed) != run.budgets.owed or not distinct or not known:
         raise ValueError(
-            f"{run.purse.paid} rollouts were paid and {run.purse.owed} are owed, but {paid} and "
+            f"{run.budgets.paid} rollouts were paid and {run.budgets.owed} are owed, but {paid} and "
             f"{len(owed)} are accounted for{'' if distinct and known else ', some twice or never ordered'}; the state is "
-            "torn"
+            "corrupt"
         )
 
 
@@ -286,10 +288,10 @@ def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:
 
 def _load_row(saved: list[Any], here: _Renumbering) -> Row:
     if len(saved) != len(Row._fields):
-        raise ValueError(f"expected a row of {len(Row._fields)} entries, got {saved!r}; the state is torn")
+        raise ValueError(f"expected a row of {len(Row._fields)} entries, got {saved!r}; the state is corrupt")
     rollout, prompt, group, advantage, weight, version, replays = saved
     if amount(advantage, "advantage") is None or amount(weight, "weight") is None:
-        raise ValueError(f"rollout {rollout}: expected an advantage and a weight, got {saved}; the state is torn")
+        raise ValueError(f"rollout {rollout}: expected an advantage and a weight, got {saved}; the state is corrupt")
     return Row(
         natural(rollout, "rollout"),
         here[prompt],
@@ -301,10 +303,10 @@ def _load_row(saved: list[Any], here: _Renumbering) -> Row:
     )
 
 
-def _whole_way(moved: Any) -> float:
-    if amount(moved, "moved") is None or moved < 0:
-        raise ValueError(f"moved: expected a finite number of 0 or more, got {moved!r}; the state is torn")
-    return float(moved)
+def _whole_way(kl_sum: Any) -> float:
+    if amount(kl_sum, "kl_sum") is None or kl_sum < 0:
+        raise ValueError(f"kl_sum: expected a finite number of 0 or more, got {kl_sum!r}; the state is corrupt")
+    return float(kl_sum)
 
 
 def _shapes(memory: dict[str, Any]) -> dict[str, Any]:

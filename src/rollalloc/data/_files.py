@@ -97,7 +97,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file is parquet to its end, rather than torn."""
+    """Whether a file is parquet to its end, rather than corrupt."""
     arrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path):

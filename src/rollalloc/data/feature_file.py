@@ -39,7 +39,7 @@ _DIGEST, _DIGEST_BYTES = "digest", 16  # its name in the metadata
 _BLOCK = "block:"  # begins the name of a block's tensor
 _LONGEST_HEADER = 1 << 20  # bytes; ours have some hundred
 _READ_AT_ONCE = 1 << 20  # bytes
-# What the contents of a file that is torn, or another program's, may raise.
+# What the contents of a file that is corrupt, or another program's, may raise.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
@@ -86,7 +86,7 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file was written here, torn since or not."""
+    """Whether a file was written here, corrupt since or not."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -154,7 +154,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
 
     Raises:
         FileNotFoundError: there is no file.
-        ValueError: no prompts, a file that is torn or changed, of another kind or schema, or without some of the prompts.
+        ValueError: no prompts, a file that is corrupt or changed, of another kind or schema, or without some of the prompts.
     """
     path = Path(path)
     if not keys:

@@ -1,6 +1,6 @@
 """Features of prompts: what a predictor sees of them before a rollout is paid for.
 
-A block is an array of one row a prompt. All blocks are put on one scale, so that a weight of unit variance in each column
+A block is an array of one row per prompt. All blocks are put on one scale, so that a weight of unit variance in each column
 gives a logit of the same variance whatever the block's width.
 """
 

@@ -236,7 +236,7 @@ def next_tokens(
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample one token a row by inverting the distribution function.
+    """Sample one token per row by inverting the distribution function.
 
         token = min{v : Σ_{w≤v} exp(logits[w]) > u · Σ_w exp(logits[w])}
 
@@ -380,7 +380,7 @@ class _Wave:
 
 
 class Rows:
-    """What the model needs beside the next tokens, a row a rollout: the cache, the mask, the positions."""
+    """What the model needs beside the next tokens, a row per rollout: the cache, the mask, the positions."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int

@@ -161,7 +161,7 @@ def exact_answers(
         batch_rows: rows of one forward pass, at least 1.
 
     Returns:
-        p_N in [0, 1], and entropy_N in nats a token.
+        p_N in [0, 1], and entropy_N in nats per token.
 
     Raises:
         ValueError: as `completion_logprobs`; no prompts at all give empty arrays.

@@ -160,23 +160,26 @@ class Predictor:
         )
         return np.clip(said_KE @ weight_E, quality.LEAST, 1 - quality.LEAST)
 
-    def observe(self, memory: Memory, prompt: int, belief: float | None, hits: float, count: int) -> None:
+    def observe(self, memory: Memory, prompt: int, predicted: float | None, hits: float, count: int) -> None:
         """A visit was scored.
 
         Args:
             memory: written to.
             prompt: in [0, N).
-            belief: the p̂ that it was drawn with, in (0, 1); None where there was none. `figures` judges it.
+            predicted: the p̂ that it was drawn with, in (0, 1); None where there was none. `figures` judges it.
             hits: sum of its metrics, each in [0, 1].
             count: its scored rollouts, 0 or more; nothing is learned from 0.
 
         Raises:
             ValueError: an argument out of its range.
         """
-        if not (0 <= prompt < len(memory["hits_N"]) and 0 <= hits <= count and (belief is None or 0 < belief < 1)):
+        if not (
+            0 <= prompt < len(memory["hits_N"]) and 0 <= hits <= count and (predicted is None or 0 < predicted < 1)
+        ):
             raise ValueError(
-                f"expected a prompt in [0, {len(memory['hits_N'])}), hits in [0, count] and a belief in (0, 1) or none, got "
-                f"prompt {prompt}, hits {hits}, count {count}, belief {belief}; hits are the sum of metrics in [0, 1]"
+                f"expected a prompt in [0, {len(memory['hits_N'])}), hits in [0, count] and a predicted rate in (0, 1) "
+                f"or none, got prompt {prompt}, hits {hits}, count {count}, predicted {predicted}; hits are the sum of "
+                "metrics in [0, 1]"
             )
         hits, count = float(hits), index(count)
         if count == 0:
@@ -187,7 +190,7 @@ class Predictor:
         mean_hits, mean_count = memory["mean_hits"], memory["mean_count"]
         paid = memory["paid"] = paid + count
         ring.append(
-            memory, prompt, hits, count, paid, math.nan if belief is None else belief, mean_hits / mean_count,
+            memory, prompt, hits, count, paid, math.nan if predicted is None else predicted, mean_hits / mean_count,
             record_hits, record_count, memory["drift"],
         )  # fmt: skip
         faded = 0.5 ** (count / self.half_life)
@@ -217,10 +220,10 @@ class Predictor:
         memory["track_at"] = memory["paid"] + self.track_every
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """What the beliefs were worth between the last two fits, and what is mixed now.
+        """What the predictions were worth between the last two fits, and what is mixed now.
 
         Returns:
-            rollouts, with a belief, in that interval; auc, calibration_error and log_loss (nats a rollout) of the beliefs,
+            rollouts that were predicted, in that interval; auc, calibration_error and log_loss (nats per rollout) of these,
             and constant_log_loss of the running mean beside them, those that are defined; drift, the rise of all logits in
             it; drift_offset, δ now; weight/… of each expert.
         """
@@ -243,7 +246,7 @@ class Predictor:
         area = quality.auc(belief_K, hits_K, count_K)
         return shown if area is None else shown | {"auc": area}
 
-    def moved(
+    def remap(
         self,
         memory: Memory,
         source_N: ArrayLike,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 1e-3  # no rate is said to be nearer to 0 or 1; so one surprise costs at most 6.9 nats a rollout
+LEAST = 1e-3  # no rate is said to be nearer to 0 or 1; so one surprise costs at most 6.9 nats per rollout
 
 Floats = NDArray[np.float64]
 

@@ -70,7 +70,7 @@ def new_request(message: bytes) -> tuple[str, bytes]:
 
 
 class ParentEnd:
-    """The parent's end: waits for nothing, and believes nothing that it cannot check."""
+    """The parent's end: waits for nothing, and predicts nothing that it cannot check."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -94,7 +94,7 @@ class WorkerScorer(Scorer):
     Args:
         reward: path of the function, as `load_reward` takes it.
         workers: most processes at a time, at least 1.
-        limit_s: seconds a sample may take, each time it is tried, positive; importing the function's module does not count.
+        limit_s: seconds that a sample may take, each time it is tried, positive; importing the module does not count.
         memory_gb: GiB a sample may make a process allocate, beyond what importing the module took; positive.
         max_chars: a longer completion is unscored, at least 1.
         cached: most scores to remember, so that an identical sample is not scored again; 0 where the function may

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
-from rollalloc.core.roster import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 
 SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that

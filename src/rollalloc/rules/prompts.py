@@ -233,7 +233,7 @@ def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64]
 
     Args:
         table: of the prompts.
-        weight: w, the rollouts that a rule's own belief counts for.
+        weight: w, the rollouts that a rule's own predicted counts for.
     """
     rate_N = prior_rates(table)
     return rate_N * weight, (1 - rate_N) * weight
@@ -437,7 +437,9 @@ class Selective:
         natural(memory["pass"] + 1, "pass")
         low, high = _WITHIN
         if memory["cursor"] > len(table) or not all(low <= memory[name] <= high for name in ("p_solved", "p_failed")):
-            raise ValueError(f"expected a cursor up to {len(table)} and chances in [{low}, {high}]; the state is torn")
+            raise ValueError(
+                f"expected a cursor up to {len(table)} and chances in [{low}, {high}]; the state is corrupt"
+            )
 
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
@@ -535,7 +537,7 @@ class Banked:
             if len(bank) > self.capacity:
                 bank.remove(min(bank, key=lambda entry: (entry[1], -entry[0])))
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set: a new order, and the bank's prompts where they are now."""
         target = {int(old): new for new, old in enumerate(source_N.tolist()) if old >= 0}
         bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
@@ -549,7 +551,7 @@ class Banked:
         known = isinstance(bank, list) and max(prompts, default=0) < len(table) and len(set(prompts)) == len(prompts)
         if not known or not all(0 <= priority <= 1 + 1e-9 for _, priority, _ in bank):
             raise ValueError(
-                f"bank: expected each of {len(table)} prompts at most once, with a priority in [0, 1]; the state is torn"
+                f"bank: expected each of {len(table)} prompts at most once, with a priority in [0, 1]; the state is corrupt"
             )
 
     def promises(
@@ -578,8 +580,8 @@ class Banked:
 
 def _is_trained(view: View, prompt: int) -> bool:
     """Whether its last visit was good enough to be trained on."""
-    ledger = view.ledger
-    return ledger.fates[int(ledger.fate_N[prompt])] in ("trained", "surplus", "stale")
+    statistics = view.statistics
+    return statistics.fates[int(statistics.fate_N[prompt])] in ("trained", "surplus", "stale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -617,7 +619,7 @@ class FirstSuccesses:
         if group.scored:
             memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set: a new order, and the same visits."""
         return self.init(table) | {"places": memory["places"]}
 

@@ -88,11 +88,11 @@ class Everything:
 class AsIfUniform:
     """Every scored rollout, with the weight under which prompts count as if they had been drawn uniformly.
 
-        w = min(1 / odds, limit);  where nothing is truncated, the mean of w · f over draws is that of f over the candidates
+        w = min(1 / ratio, limit);  where nothing is truncated, the mean of w · f over draws is that of f over the candidates
 
-    That is exact for the prompt that is drawn first; odds are those of the first draw for the prompts that come after it,
-    too. Where the prompt rule says none, 1. Importance weights as of prioritised replay, Schaul et al., arXiv 1511.05952,
-    there normalised by the largest.
+    That is exact for the prompt that is drawn first; the sampling ratio is that of the first draw for the prompts that come
+    after it, too. Where the prompt rule says none, 1. Importance weights as of prioritised replay, Schaul et al., arXiv
+    1511.05952, there normalised by the largest.
 
     Attributes:
         limit: no rollout counts for more, at least 1; a uniform share f of the draws keeps all weights below 1 / f.
@@ -110,15 +110,15 @@ class AsIfUniform:
             raise ValueError(f"limit must be 1 or more, and finite, got {self.limit!r}")
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        weight = min(1 / (group.odds or 1.0), self.limit)
+        weight = min(1 / (group.sampling_ratio or 1.0), self.limit)
         return np.arange(group.scored), np.full(group.scored, weight)
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
-        odds = 1.0 if group.odds is None else group.odds
+        sampling_ratio = 1.0 if group.sampling_ratio is None else group.sampling_ratio
         return {
             "every scored rollout, once": chosen[0].tolist() == list(range(group.scored)),
             "the likelier it was drawn the less it counts, in proportion, up to the limit": all(
-                weight == self.limit if odds * self.limit < 1 else abs(weight * odds - 1) < 1e-9
+                weight == self.limit if sampling_ratio * self.limit < 1 else abs(weight * sampling_ratio - 1) < 1e-9
                 for weight in chosen[1].tolist()
             ),
         }

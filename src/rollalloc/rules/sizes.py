@@ -88,7 +88,7 @@ class Redundant:
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
     ) -> dict[str, bool]:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
-        std_G = np.array([view.ledger.record(group.prompt).length_std for group in groups])
+        std_G = np.array([view.statistics.record(group.prompt).length_std for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
         most = np.floor(self.max_factor * rows + 1e-9)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
@@ -108,7 +108,7 @@ class Redundant:
 
 def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
     """The deviation of each prompt's lengths in tokens, shape (G,); the others' mean, or 1, where it has no record."""
-    std_G = view.ledger.length_std_N[[group.prompt for group in groups]].astype(np.float64)
+    std_G = view.statistics.length_std_N[[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
     std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
     return std_G
@@ -121,8 +121,8 @@ class Priced:
         T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
                                         min(L, M_i S_i(x_i)) S_i(x)/S_i(x_i)   from then on, since the others are stopped
 
-    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the ledger
-    believes, or the others' mean, and t(c) the seconds of a token where c rollouts are decoded, between the points of
+    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the statistics
+    predicts, or the others' mean, and t(c) the seconds of a token where c rollouts are decoded, between the points of
     `latency` as on a line. Beyond the last point rollouts wait, so that t grows in proportion. Expectations stand for
     what is random. A rollout more in a group makes its K-th end sooner, and each step dearer. Of as many numbers as
     there may be rollouts in a group all are tried. Where no prompt has a law, as in a first batch and under a recipe
@@ -186,10 +186,10 @@ class Priced:
 
     def _longer(self, groups: Sequence[GroupView], view: View) -> tuple[NDArray[np.float64] | None, float]:
         """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
-        if view.ledger.log_length_2N is None:
+        if view.statistics.log_length_2N is None:
             return None, 0.0
         prompts = [group.prompt for group in groups]
-        law_2G = np.stack([view.ledger.log_length_2N[at][prompts] for at in (0, 1)]).astype(np.float64)
+        law_2G = np.stack([view.statistics.log_length_2N[at][prompts] for at in (0, 1)]).astype(np.float64)
         known_G = ~np.isnan(law_2G[0])
         if not known_G.any():
             return None, 0.0
@@ -219,7 +219,7 @@ class Knapsack:
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
 
-    p is the success rate that the prompt rule expects (`group.belief`); the first factor is the probability that both
+    p is the success rate that the prompt rule expects (`group.predicted`); the first factor is the probability that both
     outcomes are seen. The value is concave in N, so giving one rollout after the other to the group that gains most is
     optimal. A prompt of which nothing is expected gets `mean_n`, one with p = 0 or p = 1 `least`. Where more are left
     beyond the least than show both outcomes of each contested prompt with probability `sure`, Σ min(most, log(1 - sure) /
@@ -228,9 +228,9 @@ class Knapsack:
     Knapsack RL, arXiv 2509.25849; see PAPERS.md.
 
     Attributes:
-        mean_n: rollouts a group on average, in [least, most].
-        least: rollouts a group at least, 1 or more.
-        most: rollouts a group at most.
+        mean_n: rollouts per group on average, in [least, most].
+        least: rollouts per group at least, 1 or more.
+        most: rollouts per group at most.
         sure: in (0, 1).
 
     Raises:
@@ -252,34 +252,36 @@ class Knapsack:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        beliefs = [group.belief for group in groups]
-        sizes = [self.mean_n if belief is None else self.least for belief in beliefs]
+        predictions = [group.predicted for group in groups]
+        sizes = [self.mean_n if predicted is None else self.least for predicted in predictions]
         spare = self.mean_n * len(groups) - sum(sizes)
-        contested = [g for g, belief in enumerate(beliefs) if belief is not None and 0 < belief < 1]
-        failed = [g for g, belief in enumerate(beliefs) if belief == 0]
-        beyond = max(0, spare - self._wanted(beliefs)) if failed else 0
+        contested = [g for g, predicted in enumerate(predictions) if predicted is not None and 0 < predicted < 1]
+        failed = [g for g, predicted in enumerate(predictions) if predicted == 0]
+        beyond = max(0, spare - self._wanted(predictions)) if failed else 0
         spare -= beyond
         spare += self._evenly(sizes, failed, beyond)
-        spare = self._where_most_is_gained(sizes, contested, beliefs, spare)
+        spare = self._where_most_is_gained(sizes, contested, predictions, spare)
         self._evenly(sizes, range(len(groups)), spare)
         return sizes
 
-    def _wanted(self, beliefs: Sequence[float | None]) -> int:
+    def _wanted(self, predictions: Sequence[float | None]) -> int:
         """Rollouts that show both outcomes of the contested prompts, most likely."""
-        rates = [max(belief, 1 - belief) for belief in beliefs if belief is not None and 0 < belief < 1]
+        rates = [
+            max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
+        ]
         return sum(int(min(self.most, log(1 - self.sure) / log(rate))) if rate < 1 else self.most for rate in rates)
 
     def _where_most_is_gained(
-        self, sizes: list[int], contested: Sequence[int], beliefs: Sequence[float | None], spare: int
+        self, sizes: list[int], contested: Sequence[int], predictions: Sequence[float | None], spare: int
     ) -> int:
         """Give the contested groups one rollout after the other; returns how many none of them could take."""
-        gains = [(-_gain(beliefs[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
+        gains = [(-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
         heapify(gains)
         while spare and gains and gains[0][0] < inf:
             g = gains[0][1]
             sizes[g] += 1
             spare -= 1
-            heapreplace(gains, (-_gain(beliefs[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g))
+            heapreplace(gains, (-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g))
         return spare
 
     def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
@@ -296,7 +298,7 @@ class Knapsack:
     def promises(
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
     ) -> dict[str, bool]:
-        rate_G = np.array([np.nan if group.belief is None else group.belief for group in groups])
+        rate_G = np.array([np.nan if group.predicted is None else group.predicted for group in groups])
         size_G = np.asarray(sizes, np.int64)
         contested_G, failed_G, solved_G = (rate_G > 0) & (rate_G < 1), rate_G == 0, rate_G == 1
         gain_G = np.where(size_G < self.most, _values(rate_G, size_G + 1) - _values(rate_G, size_G), -inf)[contested_G]
@@ -305,7 +307,7 @@ class Knapsack:
         full = bool((size_G[contested_G] == self.most).all())
         beyond = int((size_G[failed_G] - self.least).sum())
         return {
-            "`mean_n` rollouts a group on average, each from `least` to `most`": bool(
+            "`mean_n` rollouts per group on average, each from `least` to `most`": bool(
                 size_G.sum() == self.mean_n * len(groups) and ((size_G >= self.least) & (size_G <= self.most)).all()
             ),
             "no rollout of a contested prompt would be worth more at another": not contested_G.any()

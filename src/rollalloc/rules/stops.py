@@ -22,8 +22,8 @@ class SampledTail:
     known to be the longest while others run.
 
     A prompt whose earlier visits succeeded at a rate of `solved` at least, or of which so much is expected
-    (`group.belief`) where it has none, has no tail, but for a share `share` of its visits, by a draw of its own: there each
-    goes on with probability `share` · L / r, so that the few stand for all.
+    (`group.predicted`) where it has none, has no tail, but for a share `share` of its visits, by a draw of its own: there
+    each goes on with probability `share` · L / r, so that the few stand for all.
 
     Attributes:
         solved: in (0, 1]; None: every prompt has its tail.
@@ -81,10 +81,10 @@ class SampledTail:
         """By the visits before this one, or what was expected of it: neither changes while the group runs."""
         if self.solved is None:
             return False
-        record, belief = group.record, group.belief
+        record, predicted = group.record, group.predicted
         if record.attempts:
             return record.successes >= self.solved * record.attempts
-        return belief is not None and belief >= self.solved
+        return predicted is not None and predicted >= self.solved
 
     def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(

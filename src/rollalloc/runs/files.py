@@ -56,7 +56,7 @@ class Growing:
 
     Attributes:
         number: of the last whole line that was read, from 1.
-        rest: what follows it: the line being written, or torn.
+        rest: what follows it: the line being written, or corrupt.
         too_long: whether that is longer than a line may be; then it is not kept.
         unread: bytes that the last look left unread, for its limit.
         bytes_read: by all looks.

@@ -67,7 +67,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def lines_in(path: Path) -> Iterator[Line]:
-    """Every line of a `metrics.jsonl` as it stands there, checked, one by one; a line torn by a killed run is left out.
+    """Every line of a `metrics.jsonl` as it stands there, checked, one by one; a line corrupt by a killed run is left out.
 
     Raises:
         FileNotFoundError: no such file.
@@ -85,7 +85,7 @@ def lines_in(path: Path) -> Iterator[Line]:
                 raise ValueError(f"{path}:{number} {found.wrong}; the file is damaged")
             yield found.whole
     if file.rest.strip():
-        with suppress(ValueError):  # torn
+        with suppress(ValueError):  # corrupt
             yield checked.take(file.rest).whole
 
 
@@ -220,7 +220,7 @@ class Metrics:
         )
         lines = [line for _, line in kept]
         if self.file.rest.strip() and not self.file.unread:
-            with suppress(ValueError):  # it is being written, or torn
+            with suppress(ValueError):  # it is being written, or corrupt
                 lines.append(self._checked.read(self.file.rest).known)
         return lines
 

@@ -180,7 +180,7 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
             )
             for done in group.done
         ]
-        return GroupView(group, value._ledger)
+        return GroupView(group, value._statistics)
     if type(value) in (list, tuple):  # of groups; a `View` is a tuple of another kind
         return [_changed(item, reads) for item in cast("list[Any]", value)]
     return value

@@ -43,7 +43,7 @@ _TEMPORARY = re.compile(
 )  # what safetensors writes into, and renames when it is whole: of one that was killed
 
 
-class Torn(ValueError):
+class CorruptCheckpoint(ValueError):
     """A checkpoint with a file missing, short or changed."""
 
 
@@ -120,7 +120,7 @@ def save(
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if final.exists():  # torn, or the run would not have come here again
+        if final.exists():  # corrupt, or the run would not have come here again
             if foreign := _foreign(final):
                 raise FileExistsError(f"{', '.join(foreign)} in it is not of a checkpoint, move it away")
             _remove(final)
@@ -144,11 +144,11 @@ def save(
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """The newest whole checkpoint in a run's folder; each newer one that is torn is named in a warning.
+    """The newest whole checkpoint in a run's folder; each newer one that is corrupt is named in a warning.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        Torn: there are some, but none is whole.
+        CorruptCheckpoint: there are some, but none is whole.
         ValueError: a checkpoint of another schema.
     """
     parent = folder / CHECKPOINTS
@@ -160,9 +160,9 @@ def load_newest(folder: Path) -> Checkpoint:
     for number in numbers:
         try:
             return _read(parent / str(number), number)
-        except Torn as error:
+        except CorruptCheckpoint as error:
             log.warning("%s", error)
-    raise Torn(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
+    raise CorruptCheckpoint(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
@@ -193,7 +193,9 @@ def _read(place: Path, batches: int) -> Checkpoint:
         try:
             tensors[file.stem] = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise Torn(f"checkpoint {place} is torn: {file.name} is no safetensors file ({error})") from None
+            raise CorruptCheckpoint(
+                f"checkpoint {place} is corrupt: {file.name} is no safetensors file ({error})"
+            ) from None
     return Checkpoint(batches, _read_json(place, _STATE, dict), tensors)
 
 
@@ -201,16 +203,16 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
     """Plain data of a shape, out of a file of a checkpoint.
 
     Raises:
-        Torn: it is missing, cut off or of another shape.
+        CorruptCheckpoint: it is missing, cut off or of another shape.
     """
     try:
         value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
-        raise Torn(f"checkpoint {place} is torn: {name} is missing or cut off ({error})") from None
+        raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} is missing or cut off ({error})") from None
     try:
         check_shape(value, shape, name)
     except ValueError as error:
-        raise Torn(f"checkpoint {place} is torn: {error}") from None
+        raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {error}") from None
     return value
 
 
@@ -218,7 +220,7 @@ def _checked_files(place: Path) -> list[str]:
     """Names of the files of a checkpoint.
 
     Raises:
-        Torn: a file is missing or is not as it was written.
+        CorruptCheckpoint: a file is missing or is not as it was written.
         ValueError: another schema.
     """
     # The schema first: one of another version may be shaped as it likes.
@@ -230,15 +232,19 @@ def _checked_files(place: Path) -> list[str]:
     files = _read_json(place, _MANIFEST, _MANIFEST_SHAPE)["files"]
     for name in (_STATE, *files):
         if name not in files or Path(name).name != name or not name:
-            raise Torn(f"checkpoint {place} is torn: {_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
+            raise CorruptCheckpoint(
+                f"checkpoint {place} is corrupt: {_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}"
+            )
     for name, written in files.items():
         file = place / name
         if not file.is_file():
-            raise Torn(f"checkpoint {place} is torn: {name} is missing")
+            raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} is missing")
         if (size := file.stat().st_size) != written["bytes"]:
-            raise Torn(f"checkpoint {place} is torn: {name} has {size} bytes of {written['bytes']}")
+            raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} has {size} bytes of {written['bytes']}")
         if _stamp(file) != written:
-            raise Torn(f"checkpoint {place} is torn: {name} is not what was written, its digest differs")
+            raise CorruptCheckpoint(
+                f"checkpoint {place} is corrupt: {name} is not what was written, its digest differs"
+            )
     return list(files)
 
 
@@ -253,7 +259,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The names in a checkpoint's folder that it wrote, as its manifest says; one that is torn may have none."""
+    """The names in a checkpoint's folder that it wrote, as its manifest says; one that is corrupt may have none."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -279,7 +285,7 @@ def _stamp(file: Path) -> dict[str, Any]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint with nothing else in it; half removed it does not pass for a torn one."""
+    """Remove a checkpoint with nothing else in it; half removed it does not pass for a corrupt one."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 

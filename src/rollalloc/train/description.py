@@ -35,7 +35,7 @@ class Source:
         single_answer: every held-out prompt has just one right answer, its ground truth: accuracy is then exact.
         drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
         reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
-        reward_limit_s: seconds a sample may take, in a process of its own.
+        reward_limit_s: seconds per sample may take, in a process of its own.
         reward_cache: scores to remember; 0 for a reward that is not deterministic.
         overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
         device: e.g. "cpu"; None: a GPU where there is one.
@@ -184,7 +184,7 @@ class Run:
         except (TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
-                "names a ledger"
+                "names a statistics"
             ) from None
 
 

@@ -124,7 +124,7 @@ def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -
     Args:
         made: `each` of a prompt, one prompt's after the other's.
         outcomes: of each of them.
-        each: samples a prompt.
+        each: samples per prompt.
     """
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)

@@ -85,12 +85,12 @@ class Updates(Protocol):
     steps: int
 
     def update(
-        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_moved: bool = False
+        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_kl: bool = False
     ) -> dict[str, Any]:
         """Train on a batch, before which a share of the budget was spent.
 
         Returns:
-            Figures, with "moved" where that was to be and could be measured.
+            Figures, with "approx_kl" where that was to be and could be measured.
         """
         ...
 
@@ -243,13 +243,13 @@ class Loop:
             batch,
             self.roller.generations,
             spent=self._share_spent(self.allocator.recipe.budget),
-            measure_moved=self.allocator.recipe.reads_moved,
+            measure_kl=self.allocator.recipe.reads_kl,
         )
         self.counters.batches += 1
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
-        self.allocator.tell([Updated(batch.version + 1, figures.get("moved"))])
+        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"))])
         self.roller.updated(self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
@@ -302,7 +302,7 @@ class Loop:
         if settings.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
             return (
                 f"barren: the last {counters.barren_groups} groups had no reward variance, so nothing was learned; prompts "
-                f"by the fate of their last visit: {self.allocator.ledger.counts()}. For this model they are solved or "
+                f"by the fate of their last visit: {self.allocator.statistics.counts()}. For this model they are solved or "
                 "impossible"
             )
         return None
@@ -444,7 +444,7 @@ class Loop:
             "seconds": round(self.counters.seconds, 3),
             "accounts": self.allocator.accounts(),
             "unscored": dict(self.roller.outcomes.unscored),
-            "prompts": self.allocator.ledger.counts(),
+            "prompts": self.allocator.statistics.counts(),
             **self._bill(),
         }
 

@@ -98,7 +98,7 @@ class Updater:
         generations: Mapping[int, Generation],
         *,
         spent: float | None = None,
-        measure_moved: bool = False,
+        measure_kl: bool = False,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps.
 
@@ -106,20 +106,20 @@ class Updater:
             batch: rows with advantages and weights.
             generations: by rollout, at least those of the batch.
             spent: share of the run's budget that was spent before the batch, for a rate that falls over it.
-            measure_moved: find out, by a forward pass of a few rows, how far the steps moved the policy.
+            measure_kl: find out, by a forward pass of a few rows, how far the steps moved the policy.
 
         Returns:
-            Means over the steps, their number, and the last one's learning rate; with `measure_moved` also "moved", in nats
+            Means over the steps, their number, and the last one's learning rate; with `measure_kl` also "approx_kl", in nats
             a token.
 
         Raises:
             FloatingPointError: a gradient is not finite.
         """
-        examples = self._examples(batch, generations, measure_moved=measure_moved)
+        examples = self._examples(batch, generations, measure_kl=measure_kl)
         first, *later = self._parts(examples, batch.version)
         self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
         figures = [self._step(part, spent) for part in (first, *later)]
-        moved = {"moved": self._moved(examples)} if measure_moved else {}
+        moved = {"approx_kl": self._moved(examples)} if measure_kl else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
             **moved,
@@ -144,7 +144,7 @@ class Updater:
         return None if self.reference is None else digest_of(self.reference)[:16]
 
     def _examples(
-        self, batch: Batch, generations: Mapping[int, Generation], *, measure_moved: bool = False
+        self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
         """The batch's rows, with their log-probabilities under the reference, where there is one.
 
@@ -163,7 +163,7 @@ class Updater:
         settings = self.settings
         rounded = in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
         stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
-        if rounded and measure_moved:  # or the rounding would be measured as a movement
+        if rounded and measure_kl:  # or the rounding would be measured as a movement
             stale += _measured(examples)
         for each in stale:
             each.proximal_T = None

@@ -231,7 +231,7 @@ def test_what_was_under_way_at_a_kill_is_played_again(by_hand, trainer_of, tmp_p
     tell = trainer.allocator.tell
 
     def watched(events):
-        told.update(event.rollout for event in events if not hasattr(event, "moved"))
+        told.update(event.rollout for event in events if not hasattr(event, "approx_kl"))
         tell(events)
 
     trainer.allocator.tell = watched

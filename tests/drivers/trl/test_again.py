@@ -273,7 +273,7 @@ def test_after_its_end_it_goes_on_with_other_prompts(with_hook, books, tmp_path)
         trainer.train()
         assert core.version == calls * STEPS
     books.check(trainer_allocation(trainer))
-    assert (core.ledger.attempts_N > 0).sum() == 2 * STEPS * 4
+    assert (core.statistics.attempts_N > 0).sum() == 2 * STEPS * 4
 
 
 def test_vllm_gets_the_weights_of_now(tmp_path):

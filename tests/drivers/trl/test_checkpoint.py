@@ -230,9 +230,9 @@ def test_rows_may_be_added_reordered_and_widened(key, with_hook, caplog, tmp_pat
     here = allocation_of(trainer)
     load(here, tmp_path / "checkpoint-3", accept_recipe=False, accept_data=False)
     assert "40 prompts found again, 0 lost, 2 new" in caplog.text
-    known = {text: first.allocator.ledger.record(at) for at, text in enumerate(DISTINCT["prompt"])}
+    known = {text: first.allocator.statistics.record(at) for at, text in enumerate(DISTINCT["prompt"])}
     for at, text in enumerate(changed["prompt"]):
-        record = here.allocator.ledger.record(at)
+        record = here.allocator.statistics.record(at)
         assert (record.attempts, record.tokens) == (
             (known[text].attempts, known[text].tokens) if text in known else (0, 0)
         )
@@ -289,7 +289,7 @@ PREDICTING = {
     "replayed rows": tiny_trl.ONE_EACH["foresight_replay"],
     "a tracked rate": tiny_trl.ONE_EACH["spo"],
     "a running mean": tiny_trl.ONE_EACH["reinforce_running"],
-    "held beliefs": recipes.mix(tiny_trl.RECIPES["pilot_commit"], recipes.foresight(4, replay=4)),
+    "held predictions": recipes.mix(tiny_trl.RECIPES["pilot_commit"], recipes.foresight(4, replay=4)),
 }
 
 
@@ -302,7 +302,7 @@ def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
     assert_same_run(whole, resumed)
     one, other = (each.allocation.allocator.state_dict() for each in (whole, resumed))
     assert one == other
-    if name == "held beliefs":
+    if name == "held predictions":
         saved = json.loads(
             next((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7").glob("state.json")).read_text()
         )

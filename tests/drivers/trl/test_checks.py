@@ -29,7 +29,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "pilot_commit",
         "num_generations": 8,
     },
-    "the recipe trains on 4 groups of 4 rows a batch, but TRL's generation batch has 32 rows": {
+    "the recipe trains on 4 groups of 4 rows per batch, but TRL's generation batch has 32 rows": {
         "recipe": "pilot_commit",
         "per_device_train_batch_size": 32,
     },
@@ -50,7 +50,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "driver": {"metric": "accuracy"},
     },
     "rollalloc's sampler does not know min_p": {"recipe": "grpo", "min_p": 0.1, "driver": {"use_sampler": True}},
-    "the recipe trains on 4 groups a batch but there are only 3 prompts": {
+    "the recipe trains on 4 groups per batch but there are only 3 prompts": {
         "recipe": "grpo",
         "dataset": tiny_trl.prompts(3),
     },

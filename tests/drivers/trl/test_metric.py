@@ -68,9 +68,9 @@ def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, wit
     core = allocation.allocator
     assert core.version == 6
     assert core.accounts()["trained"] > 0
-    assert (core.ledger.successes_N % 1 == 0).all()
-    assert (core.ledger.successes_N >= 0).all()
-    assert (core.ledger.successes_N <= core.ledger.attempts_N).all()
+    assert (core.statistics.successes_N % 1 == 0).all()
+    assert (core.statistics.successes_N >= 0).all()
+    assert (core.statistics.successes_N <= core.statistics.attempts_N).all()
     scores = [rollout.scores_F for rollout in allocation.generated]
     assert {allocation.rewards.selected_by(scores_F) for scores_F in scores} == {0.0, 1.0}
     assert {allocation.rewards.reward(scores_F) for scores_F in scores} - {0.0, 1.0}

@@ -1,4 +1,4 @@
-"""Recipes of one rollout a prompt: what is generated, what each row is credited with, and what the loss makes of it."""
+"""Recipes of one rollout per prompt: what is generated, what each row is credited with, and what the loss makes of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
-from rollalloc.rules import beliefs
+from rollalloc.rules import predictions
 
 one_each = pytest.mark.parametrize("recipe", tiny_trl.ONE_EACH)
 
@@ -140,7 +140,7 @@ def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_reward
     recipe, watched, monkeypatch, tmp_path
 ):
     expected: dict[int, list[Drawn]] = {}
-    pick = beliefs.Foresight.pick
+    pick = predictions.Foresight.pick
 
     def recorded(self: Any, memory: Any, k: int, *others: Any) -> Any:
         drawn = pick(self, memory, k, *others)
@@ -148,7 +148,7 @@ def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_reward
             expected.setdefault(each.prompt, []).append(each)
         return drawn
 
-    monkeypatch.setattr(beliefs.Foresight, "pick", recorded)
+    monkeypatch.setattr(predictions.Foresight, "pick", recorded)
     for reward, more in ((tiny_trl.starts_right, {}), ([shaped, right], {"metric": "right"})):
         expected.clear()
         weights = {"reward_weights": [1.0, 0.0]} if more else {}
@@ -219,7 +219,7 @@ def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):
 
 
 def test_a_prompt_may_be_drawn_in_successive_batches_and_is_generated_anew(watched, tmp_path):
-    recipe = replace(tiny_trl.ONE_EACH["foresight"], prompts=beliefs.Foresight(exponent=1.0, warm=0))
+    recipe = replace(tiny_trl.ONE_EACH["foresight"], prompts=predictions.Foresight(exponent=1.0, warm=0))
     trainer = tiny_trl.trainer(tmp_path, recipe, dataset=tiny_trl.prompts(24), max_steps=6, num_generations=2)
     trainer.train()
     per_batch = [{row.prompt: row.rollout for row in batch.rows} for batch, _, _ in trainer.seen]
@@ -244,7 +244,7 @@ def test_a_rollout_without_a_score_costs_itself_and_another_prompt_takes_its_pla
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "num_generations=4, but the recipe trains on one row a prompt. TRL takes no 1: set num_generations=2": {
+    "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
         "recipe": "foresight",
         "num_generations": 4,
     },
@@ -253,11 +253,11 @@ WRONG: dict[str, dict[str, Any]] = {
         "num_generations": 9,
         "per_device_train_batch_size": 9,
     },
-    "the recipe trains on one row a batch, and TRL takes no fewer than 2": {
+    "the recipe trains on one row per batch, and TRL takes no fewer than 2": {
         "recipe": recipes.raft(1),
         "num_generations": 2,
     },
-    "the recipe trains on 16 groups of 1 rows a batch, but TRL's generation batch has 32 rows": {
+    "the recipe trains on 16 groups of 1 rows per batch, but TRL's generation batch has 32 rows": {
         "recipe": "raft",
         "per_device_train_batch_size": 32,
     },
@@ -306,9 +306,9 @@ def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_i
     trained = Allocation.trained
 
     def watched(self: Any) -> None:
-        before = self.allocator._run.moved
+        before = self.allocator._run.kl_sum
         trained(self)
-        told.append(self.allocator._run.moved - before)
+        told.append(self.allocator._run.kl_sum - before)
 
     monkeypatch.setattr(Allocation, "trained", watched)
 
@@ -334,7 +334,7 @@ def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_i
         assert min(told) > 1e-4
     trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=2)
     trainer.train()
-    assert trainer.allocation.allocator._run.moved == 0
+    assert trainer.allocation.allocator._run.kl_sum == 0
 
 
 def test_what_the_predictions_were_worth_is_logged(tmp_path):

@@ -39,7 +39,7 @@ RECIPES = {
     "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
     "rloo": recipes.rloo(groups=4, n=4),
 }
-ONE_EACH = {  # of which a batch has one row a prompt
+ONE_EACH = {  # of which a batch has one row per prompt
     "reinforce": recipes.reinforce(groups=16, neg=0.5),
     "reinforce_running": recipes.reinforce(groups=16, baseline="running", neg=1),
     "raft": recipes.raft(groups=16),

@@ -17,7 +17,7 @@ GRPO, AHEAD = tiny_async.RECIPES["grpo"], tiny_async.RECIPES["pilot_commit"]
     ("recipe", "changes", "said"),
     [
         (AHEAD, {"max_staleness": 3}, r"max_staleness=3: TRL would drop rows unseen .* max_staleness=4"),
-        (GRPO, {"gradient_accumulation_steps": 3}, r"4 groups of 4 rows a batch.*has 12 rows"),
+        (GRPO, {"gradient_accumulation_steps": 3}, r"4 groups of 4 rows per batch.*has 12 rows"),
         (GRPO, {"num_generations": 8}, r"num_generations=8, but a group of the recipe has 4 rows; set 4"),
         (GRPO, {"token_budget": 128}, r"token_budget=128 .* not of a batch"),
         (GRPO, {"weight_sync_steps": 2}, r"weight_sync_steps=2"),

@@ -108,14 +108,14 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("straddlers", ["continue", "restart", "stop"])
+@pytest.mark.parametrize("on_weight_update", ["continue", "restart", "stop"])
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("rollouts", [ROLLOUTS, pytest.param(2000, marks=pytest.mark.slow)])
-def test_the_laws_hold_whatever_fails(trainer_of, policy, name, straddlers, rollouts):
+def test_the_laws_hold_whatever_fails(trainer_of, policy, name, on_weight_update, rollouts):
     """6 recipes of 3 policies, 2,000 rollouts each where slow tests run: 36,000."""
-    if rollouts == ROLLOUTS and straddlers != ("continue", "restart", "stop")[list(RECIPES).index(name) % 3]:
+    if rollouts == ROLLOUTS and on_weight_update != ("continue", "restart", "stop")[list(RECIPES).index(name) % 3]:
         pytest.skip("each recipe under one policy in CI, under all where slow tests run")
-    draw = random.Random(f"{name} {straddlers}")
+    draw = random.Random(f"{name} {on_weight_update}")
     scorer = Slow(lambda *, solution_str, **_: float(solution_str.startswith("a")), draw)
     trainer = trainer_of(
         RECIPES[name],
@@ -123,7 +123,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, straddlers, roll
         scorer=scorer,
         sampling=Sampling(8, max_rows=24),
         engine="async",
-        streaming=Streaming(overlap=True, straddlers=straddlers, keep_stopped=True),
+        streaming=Streaming(overlap=True, on_weight_update=on_weight_update, keep_stopped=True),
         stop_when_barren=False,
     )
     trainer.settings = replace(trainer.settings, streaming=Streaming(overlap=False))  # of the back-end only

@@ -137,7 +137,7 @@ class Core:
 
 @pytest.fixture
 def scripted(trainer_of):
-    """(straddlers, ...) → the streamer, its back-end, its core, and a turn in which these come back from the back-end."""
+    """(settings, ...) → the streamer, its back-end, its core, and a turn in which these come back from the back-end."""
 
     def made(scorer=None, overlap=True, **said):
         streaming = Streaming(overlap=overlap, keep_stopped=True, **said)
@@ -183,7 +183,7 @@ def test_a_rollout_that_goes_on_has_all_its_tokens_and_what_they_were_drawn_from
 
 
 def test_one_that_is_restarted_has_neither_what_it_had_nor_the_prefix_that_it_began_with(scripted):
-    roller, backend, core, turn = scripted(straddlers="restart")
+    roller, backend, core, turn = scripted(on_weight_update="restart")
     roller._partials.keep(3, made_of((5, 6)), 3)
     core.next = ordered(1)
     turn()
@@ -200,7 +200,7 @@ def test_one_that_is_restarted_has_neither_what_it_had_nor_the_prefix_that_it_be
 
 
 def test_one_that_ended_before_it_could_be_restarted_is_whole(scripted):
-    roller, _, core, turn = scripted(straddlers="restart")
+    roller, _, core, turn = scripted(on_weight_update="restart")
     core.next = ordered(1)
     turn()
     roller.updated(1)
@@ -214,7 +214,7 @@ def test_one_that_ended_before_it_could_be_restarted_is_whole(scripted):
 
 
 def test_one_that_is_cancelled_while_it_is_to_begin_again_does_not(scripted):
-    roller, backend, core, turn = scripted(straddlers="restart")
+    roller, backend, core, turn = scripted(on_weight_update="restart")
     core.next = ordered(1, 2)
     turn()
     roller.updated(1)
@@ -227,7 +227,7 @@ def test_one_that_is_cancelled_while_it_is_to_begin_again_does_not(scripted):
 
 
 def test_straddlers_that_are_stopped_are_told_with_their_tokens_and_kept(scripted):
-    roller, backend, core, turn = scripted(straddlers="stop")
+    roller, backend, core, turn = scripted(on_weight_update="stop")
     core.next = ordered(1, 2)
     turn()
     turn(ended(2, (7, EOS)))
@@ -240,7 +240,7 @@ def test_straddlers_that_are_stopped_are_told_with_their_tokens_and_kept(scripte
 
 
 def test_the_age_of_a_prefix_is_that_of_the_weights_now(scripted):
-    roller, backend, core, turn = scripted(straddlers="continue")
+    roller, backend, core, turn = scripted(on_weight_update="continue")
     core.next = ordered(1)
     turn()
     core.next = Actions(cancel=(1,))
@@ -297,7 +297,7 @@ def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted)
 
 
 def test_after_a_pause_what_is_outstanding_is_begun_again_and_nothing_else_is_known(scripted):
-    roller, backend, core, turn = scripted(straddlers="restart")
+    roller, backend, core, turn = scripted(on_weight_update="restart")
     core.next = ordered(1, 2, 4)
     turn()
     roller.updated(1)

@@ -1,4 +1,4 @@
-"""The asynchronous trainer: staleness, straddlers, stopping and resuming, faults."""
+"""The asynchronous trainer: staleness, on_weight_update, stopping and resuming, faults."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_run_that_does_not_overlap_is_repeatable(trainer_of):
 
 
 def test_straddlers_begin_again(trainer_of):
-    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(straddlers="restart"))
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(on_weight_update="restart"))
     lines = run(trainer)
     assert total(lines, "restarted") > 0
     assert total(lines, "discarded_tokens") > 0
@@ -74,7 +74,7 @@ def test_straddlers_begin_again(trainer_of):
 
 
 def test_straddlers_are_stopped(trainer_of):
-    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(straddlers="stop"))
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(on_weight_update="stop"))
     lines = run(trainer)
     assert total(lines, "stopped") > 0
     assert total(lines, "straddled") == 0
@@ -85,7 +85,7 @@ def test_straddlers_are_stopped(trainer_of):
 def test_a_stopped_rollout_is_gone_on_with_when_its_prompt_comes_again(trainer_of):
     often = replace(recipes.mopps(4, 4), max_staleness=6)  # prompts come back at once
     trainer = trainer_of(
-        often, max_batches=12, prompts=8, sampling=FEW, **streaming(straddlers="stop", keep_stopped=True)
+        often, max_batches=12, prompts=8, sampling=FEW, **streaming(on_weight_update="stop", keep_stopped=True)
     )
     told, tell = [], trainer.roller.tell
 

@@ -168,7 +168,7 @@ def _warn_of(recipe: Recipe) -> None:
         log.warning(
             "the recipe stops rollouts, which the Tinker API cannot: each runs to its end and is paid, nothing is saved"
         )
-    if recipe.reads_moved:
+    if recipe.reads_kl:
         log.warning(
             "the recipe forgets by how far updates move the policy, which is not measured here: it does not forget"
         )

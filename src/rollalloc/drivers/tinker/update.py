@@ -49,13 +49,13 @@ class RemoteUpdater:
         generations: Mapping[int, Trajectory],
         *,
         spent: float | None = None,
-        measure_moved: bool = False,
+        measure_kl: bool = False,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps; fewer where a part has no gradient.
 
         Returns:
             `loss_sum` of the service where it says so, `sampler_kl`, how far the weights that are trained were from those
-            that sampled, in nats a token, other figures of the service under `tinker/`, and what every trainer says.
+            that sampled, in nats per token, other figures of the service under `tinker/`, and what every trainer says.
 
         Raises:
             ServiceFailed: the service failed.

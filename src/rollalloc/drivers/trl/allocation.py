@@ -72,7 +72,7 @@ class Allocation:
 
     Args:
         recipe: what to do; advantages that leave the deviation open get TRL's.
-        dataset: TRL's training data, one row a prompt.
+        dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
         seed: of prompts and sampling.
         key: column of unique keys, by which prompts are found again in another data set; None: the prompt itself.

@@ -147,7 +147,7 @@ def load(allocation: Allocation, place: Path, *, accept_recipe: bool, accept_dat
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
-        ValueError: it is torn, or of another recipe, seed or data set; names the difference.
+        ValueError: it is corrupt, or of another recipe, seed or data set; names the difference.
     """
     if checkpoint.newest(place / _FOLDER) is None:
         raise FileNotFoundError(

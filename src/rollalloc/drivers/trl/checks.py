@@ -50,7 +50,7 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
     """Refuse settings of TRL's batch that are not the recipe's.
 
     Raises:
-        ValueError: another number of generations a prompt, or of prompts a batch.
+        ValueError: another number of generations per prompt, or of prompts per batch.
     """
     steps_per_batch(args)
     each = rows_per_group(recipe)
@@ -66,7 +66,7 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
         )
     if args.generation_batch_size != recipe.groups * each:
         raise ValueError(
-            f"the recipe trains on {recipe.groups} groups of {each} rows a batch, but TRL's generation batch has "
+            f"the recipe trains on {recipe.groups} groups of {each} rows per batch, but TRL's generation batch has "
             f"{args.generation_batch_size} rows (per_device_train_batch_size × processes × steps_per_generation); make it "
             f"{recipe.groups * each}, or let the recipe have groups={args.generation_batch_size / each:g}"
         )
@@ -81,11 +81,13 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
         ValueError: another number, or a batch of a single row.
     """
     if recipe.groups < 2:
-        raise ValueError("the recipe trains on one row a batch, and TRL takes no fewer than 2; let it have more groups")
+        raise ValueError(
+            "the recipe trains on one row per batch, and TRL takes no fewer than 2; let it have more groups"
+        )
     least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
     if args.num_generations != least:
         raise ValueError(
-            f"num_generations={args.num_generations}, but the recipe trains on one row a prompt. TRL takes no 1: set "
+            f"num_generations={args.num_generations}, but the recipe trains on one row per prompt. TRL takes no 1: set "
             f"num_generations={least}, the least that divides a batch of {recipe.groups} rows; under this recipe it says "
             "only how TRL counts its epochs, and how many completions it makes of a prompt when it evaluates "
             "(num_generations_eval)"
@@ -205,7 +207,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
     """Refuse prompts that the driver cannot take.
 
     Args:
-        dataset: of a prompt a row; an environment may say the prompt instead.
+        dataset: of a prompt per row; an environment may say the prompt instead.
         tokenizer: the model's.
         turns: what makes rollouts of several turns, "tools" or "environment_factory".
 
@@ -213,7 +215,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         ValueError: none at all, images, conversations without a chat template, or text where there are several turns.
     """
     if not len(dataset):
-        raise ValueError("the training data set is empty; give one with a prompt a row")
+        raise ValueError("the training data set is empty; give one with a prompt per row")
     first = dataset[0]
     if "image" in first or "images" in first:
         raise ValueError("prompts with images are not supported under a recipe; use TRL's GRPOTrainer for them")

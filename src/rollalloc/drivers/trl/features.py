@@ -39,7 +39,7 @@ def features_for(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file that is torn or lacks prompts, or a model from which none can be made.
+        ValueError: a file that is corrupt or lacks prompts, or a model from which none can be made.
     """
     if given == AUTO:
         there = "prompt" in trainer.train_dataset[0]  # else an environment says it

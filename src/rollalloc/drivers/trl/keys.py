@@ -28,7 +28,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     prompt is told from the first by its number, which is logged, since a re-ordering may exchange the two.
 
     Args:
-        dataset: one row a prompt.
+        dataset: one row per prompt.
         column: of unique keys; None: the prompts.
 
     Raises:

@@ -39,7 +39,7 @@ class Movement:
         self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
 
     def end(self) -> float | None:
-        """It was trained: how far the policy went, in nats a token, the same in every process; None without a beginning."""
+        """It was trained: how far the policy went, in nats per token, the same in each process; None without a beginning."""
         if not self._rollouts:
             return None
         sums = tokens = 0.0

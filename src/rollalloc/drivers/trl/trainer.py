@@ -97,7 +97,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             environment_factory=given.get("environment_factory"),
         )
         checks.check_stops(recipe, self._generator.can_stop)
-        if recipe.reads_moved:
+        if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
             self.allocation, accept_recipe=accept_recipe, accept_data=accept_data

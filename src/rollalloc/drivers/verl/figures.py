@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from rollalloc.core.events import Order
-from rollalloc.core.ledger import Ledger
 from rollalloc.core.recipe import Stage
+from rollalloc.core.statistics import PromptStatistics
 
 _Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
 
@@ -56,7 +56,7 @@ class Step:
     def metrics(
         self,
         stages: Sequence[Stage],
-        ledger: Ledger,
+        statistics: PromptStatistics,
         trained: AbstractSet[int],
         held: AbstractSet[int],
         running: AbstractSet[int],
@@ -65,7 +65,7 @@ class Step:
 
         Args:
             stages: the recipe's.
-            ledger: the allocator's, in which these groups' visits were the last of their prompts.
+            statistics: the allocator's, in which these groups' visits were the last of their prompts.
             trained: groups in the batch.
             held: groups held for a later one.
             running: groups of which rollouts go on over the update; what becomes of them is a later step's figure.
@@ -81,7 +81,9 @@ class Step:
             entered = self._entered[at]
             there = trained | held | self._entered[at + 1].keys()
             left = {group: prompt for group, prompt in self._met(at).items() if self._left(at, group, running)}
-            passed = sum(group in there or ledger.record(prompt).fate == "surplus" for group, prompt in left.items())
+            passed = sum(
+                group in there or statistics.record(prompt).fate == "surplus" for group, prompt in left.items()
+            )
             name = f"rollalloc/stage/{stage.name.replace(' ', '_')}"
             figures |= {
                 f"{name}/groups": len(entered),

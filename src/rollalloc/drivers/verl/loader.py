@@ -61,7 +61,7 @@ class Prompts:
         """Keys that outlive a re-ordering of the files, and features; without verl's own data set class, indices only.
 
         Raises:
-            ValueError: features without keys, or a file that is torn or lacks prompts.
+            ValueError: features without keys, or a file that is corrupt or lacks prompts.
         """
         frame = getattr(self._dataset, "dataframe", None)
         if frame is None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollalloc.core.allocator import Allocator, MetricError, Starved
+from rollalloc.core.allocator import Allocator, MetricError, NoProgress
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
@@ -189,7 +189,7 @@ class Rounds:
         Raises:
             Finished: there is none, and there will be none.
             NoScores: for want of scores: the reward or the engine fails.
-            Starved: nothing can be done although the run is not over; the message says what would help.
+            NoProgress: nothing can be done although the run is not over; the message says what would help.
             MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
             RuntimeError: the last batch was not told as `trained`; the core gives no other before.
         """
@@ -270,7 +270,7 @@ class Rounds:
                 self._offer()
             try:
                 actions = self.allocator.ask()
-            except Starved:
+            except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
                 if self._passed_over():  # for this batch; nothing runs that could bring a prompt back
@@ -380,14 +380,14 @@ class Rounds:
         """What was done for the batch is known; what is done from here on is the next one's."""
         held, running = self._held_groups(), self._running_groups()
         trained = {row.group for row in batch.rows if not row.replays}
-        recipe, ledger = self.allocator.recipe, self.allocator.ledger
-        self._figures = self._step.metrics(recipe.stages, ledger, trained, held, running)
+        recipe, statistics = self.allocator.recipe, self.allocator.statistics
+        self._figures = self._step.metrics(recipe.stages, statistics, trained, held, running)
         self._step = self._step.following(held, running)
         self.reasons, self._failing = self._failing, {}
 
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
-        accounts, fates = self.allocator.accounts(), self.allocator.ledger.counts()
+        accounts, fates = self.allocator.accounts(), self.allocator.statistics.counts()
         trained = {row.group for row in batch.rows if not row.replays}
         ages = np.array([batch.version - row.version for row in batch.rows])
         return {
@@ -437,7 +437,7 @@ class Rounds:
         if missing := needed - present:
             raise ValueError(
                 f"{len(missing)} of {len(needed)} rows that the checkpoint's state holds are not in its TransferQueue, "
-                f"e.g. {min(missing)}; the checkpoint is torn: resume from another one"
+                f"e.g. {min(missing)}; the checkpoint is corrupt: resume from another one"
             )
         self.allocator.load_state_dict(state["allocator"])
         self._keys, self._kept = keys, kept

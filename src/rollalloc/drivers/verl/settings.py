@@ -103,7 +103,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
         section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. A recipe
             is a name, `module:object` (which runs that module's code), or several joined by "+", which are mixed.
         groups: verl's prompts in a batch.
-        n: verl's rollouts a prompt.
+        n: verl's rollouts per prompt.
         overlap: of an asynchronous mode; None: nothing runs during an update.
 
     Raises:
@@ -126,7 +126,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     recipe = make_recipe(name, {key: available[key] for key in known if key in available})
     if recipe.groups != groups:
         raise ValueError(
-            f"{name} trains on {recipe.groups} groups a batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
+            f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
     settings = Settings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
     recipe = settings.recipe

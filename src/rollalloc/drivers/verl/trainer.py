@@ -262,7 +262,7 @@ class RecipeTrainer(PPOTrainer):
         write_text(folder / _STATE, json.dumps(state))
         try:
             super()._save_checkpoint()
-        except BaseException:  # a folder without our state is refused as torn
+        except BaseException:  # a folder without our state is refused as corrupt
             (folder / _STATE).unlink(missing_ok=True)
             raise
 
@@ -275,12 +275,12 @@ class RecipeTrainer(PPOTrainer):
         path = Path(named or Path(trainer.default_local_dir) / f"global_step_{self.global_steps}") / _STATE
         if not path.exists():
             raise ValueError(
-                f"{path} is missing: the checkpoint was not written under a trainer_mode of ours, or is torn; resume from "
-                "another one, or start afresh with trainer.resume_mode=disable"
+                f"{path} is missing: the checkpoint was not written under a trainer_mode of ours, or is corrupt; resume "
+                "from another one, or start afresh with trainer.resume_mode=disable"
             )
         state = json.loads(path.read_text())
         if state["step"] != self.global_steps:
-            raise ValueError(f"{path} is of step {state['step']}, verl resumes at {self.global_steps}; it is torn")
+            raise ValueError(f"{path} is of step {state['step']}, verl resumes at {self.global_steps}; it is corrupt")
         present = set(tq.kv_list(_PARTITION).get(_PARTITION, {}))
         unneeded = self.rounds.load_state_dict(state["rounds"], present)
         self.prompts.epoch = state["epoch"]

@@ -48,7 +48,7 @@ def check_recipe(recipe: Recipe) -> int:
         why = "its stages do not say how many rows a group has"
     elif recipe.replay is not None:
         why = f"{recipe.replay!r} adds rows to a batch now and then"
-    elif recipe.reads_moved:
+    elif recipe.reads_kl:
         why = f"{recipe.prompts!r} wants to know how far each update moved the weights, which is not measured here"
     if each is None or why is not None:
         raise ValueError(
@@ -65,7 +65,7 @@ def check_sizes(args: Any, recipe: Recipe) -> tuple[int, int]:
         Micro-batches of an optimizer step, and rows of each.
 
     Raises:
-        ValueError: another number of generations a prompt, or of rows; several processes; a token budget.
+        ValueError: another number of generations per prompt, or of rows; several processes; a token budget.
     """
     each = check_recipe(recipe)
     if args.world_size != 1:
@@ -80,8 +80,8 @@ def check_sizes(args: Any, recipe: Recipe) -> tuple[int, int]:
     count, size = args.gradient_accumulation_steps, args.per_device_train_batch_size
     if count * size != recipe.groups * each:
         raise ValueError(
-            f"the recipe trains on {recipe.groups} groups of {each} rows a batch, but an optimizer step has {count * size} "
-            f"rows (per_device_train_batch_size={size} × gradient_accumulation_steps={count}); make it "
+            f"the recipe trains on {recipe.groups} groups of {each} rows per batch, but an optimizer step has "
+            f"{count * size} rows (per_device_train_batch_size={size} × gradient_accumulation_steps={count}); make it "
             f"{recipe.groups * each}, or let the recipe have groups={count * size / each:g}"
         )
     if args.token_budget is not None and args.token_budget > 0:

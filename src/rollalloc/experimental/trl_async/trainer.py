@@ -82,7 +82,7 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
         args, dataset = given["args"], given["train_dataset"]
         steps = checks.check_sizes(args, recipe)
         checks.check_settings(args, recipe)
-        args.token_budget = 0  # rows a step are the recipe's; unset, TRL would ask a server that is not there
+        args.token_budget = 0  # rows per step are the recipe's; unset, TRL would ask a server that is not there
         rewards = of_functions(given["reward_funcs"], reward_weights, metric)
         check_metric(recipe, rewards)
         policy = _policy(given["model"], args, given.get("processing_class"))

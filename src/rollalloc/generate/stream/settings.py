@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, get_args
 
-Straddlers = Literal["continue", "restart", "stop"]
+OnWeightUpdate = Literal["continue", "restart", "stop"]
 Generator = Literal["own", "vllm"]
 
 
@@ -18,25 +18,27 @@ class Streaming:
         overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
             is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
             depends on no clock.
-        straddlers: what becomes of rollouts that are running when the weights change. "continue": they go on under the new
-            ones; each token's log-probability is that under which it was drawn, which the importance weights use. "restart":
-            they begin again, what they had is lost. "stop": they are cancelled.
+        on_weight_update: what becomes of rollouts that are running when the weights change. "continue": they go on under
+            the new ones; each token's log-probability is that under which it was drawn, which the importance weights use.
+            "restart": they begin again, what they had is lost. "stop": they are cancelled.
         keep_stopped: what was generated of a rollout that is stopped, by this or by the recipe, is kept, and a rollout of
             its prompt goes on from there where that prompt is drawn again while the recipe's `max_staleness` allows it.
         backend: what generates. "own": our sampler; "vllm": vLLM's asynchronous engine, which is to be installed.
 
     Raises:
-        ValueError: another policy for straddlers, or another back-end; vLLM without overlap.
+        ValueError: another policy for on_weight_update, or another back-end; vLLM without overlap.
     """
 
     overlap: bool = True
-    straddlers: Straddlers = "continue"
+    on_weight_update: OnWeightUpdate = "continue"
     keep_stopped: bool = False
     backend: Generator = "own"
 
     def __post_init__(self) -> None:
-        if self.straddlers not in get_args(Straddlers):
-            raise ValueError(f"straddlers must be one of {', '.join(get_args(Straddlers))}, got {self.straddlers!r}")
+        if self.on_weight_update not in get_args(OnWeightUpdate):
+            raise ValueError(
+                f"on_weight_update must be one of {', '.join(get_args(OnWeightUpdate))}, got {self.on_weight_update!r}"
+            )
         if self.backend not in get_args(Generator):
             raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
         if self.backend == "vllm" and not self.overlap:

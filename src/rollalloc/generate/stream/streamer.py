@@ -111,9 +111,9 @@ class Streamer(Rollouts):
         self._version = version
         if self._backend is None or self._died is not None:
             return
-        if self._streaming.straddlers != "continue":
+        if self._streaming.on_weight_update != "continue":
             running = sorted(self._running)
-            if self._streaming.straddlers == "restart":
+            if self._streaming.on_weight_update == "restart":
                 self._restarting.update(running)
             else:
                 self._counts["stopped"] += len(running)

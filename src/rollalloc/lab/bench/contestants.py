@@ -143,7 +143,7 @@ def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lacks(recipe: str, name: str, track: str, own: bool) -> str:
     where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.lab.bench.sweep"
-    what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts a group"
+    what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts per group"
     other = "tuned" if name == "matched" else "defaults"
     return (
         f"{recipe} has no {name}, {what}, {where}, which the {track} track needs; see 'Add a recipe to the leaderboard' in "

@@ -1,11 +1,11 @@
-"""The shape that each recipe has for a given number of groups and of rollouts a group."""
+"""The shape that each recipe has for a given number of groups and of rollouts per group."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}  # 64 rollouts a batch
+DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}  # 64 rollouts per batch
 
 
 _REPLAYED = ("reinforce", "foresight")
@@ -25,17 +25,17 @@ def default(recipe: str) -> dict[str, Any]:
 
 
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
-    """A recipe's parameters where every recipe is to have the same groups a batch and rollouts a group.
+    """A recipe's parameters where every recipe is to have the same groups per batch and rollouts per group.
 
     A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
     chooses half of, what DARTS trains on, of up to twice as many, Knapsack's mean, Reinforce-Ada's rows and its rounds, and
     C-GRPO's last size. Methods that look for prompts generate three batches' worth at a time. Those that need no group have
-    as many rollouts a batch, each of a prompt of its own.
+    as many rollouts per batch, each of a prompt of its own.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
         groups: prompts in a batch, at least 1.
-        n: rollouts a group, even and at least 4, so that half of them is a group too.
+        n: rollouts per group, even and at least 4, so that half of them is a group too.
 
     Raises:
         ValueError: an unknown recipe, or an n that cannot be halved.

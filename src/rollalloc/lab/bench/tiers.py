@@ -21,7 +21,7 @@ class Tier:
         tasks: name → rollouts that each final run pays; where a run stands then is compared at equal budget.
         recipes: that it compares; None: all that have a grid.
         groups: groups a batch of the matched track.
-        n: rollouts a group there.
+        n: rollouts per group there.
         rates: learning rates of a search.
         search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
         seeds: of the final runs.

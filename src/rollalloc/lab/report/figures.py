@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 import rollalloc
-from rollalloc.core.ledger import NEW
+from rollalloc.core.statistics import NEW
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series

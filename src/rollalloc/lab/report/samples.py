@@ -57,7 +57,7 @@ def examples(folder: Path) -> list[Example]:
 
 
 def samples(folder: Path) -> Samples:
-    """The newest rollouts of each fate, and what could not be read; a line torn by a killed run is passed over."""
+    """The newest rollouts of each fate, and what could not be read; a line corrupt by a killed run is passed over."""
     wrong: list[str] = []
     try:
         lines = list(_part(folder / "rollouts.jsonl", wrong, oldest=False))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.ledger import NEW
+from rollalloc.core.statistics import NEW
 from rollalloc.lab.bench.summary import interval
 from rollalloc.runs.fields import QUANTILES
 from rollalloc.runs.recorded import Line, RecordedRun

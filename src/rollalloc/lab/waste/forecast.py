@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc import recipes
-from rollalloc.core.allocator import Allocator, Starved
+from rollalloc.core.allocator import Allocator, NoProgress
 from rollalloc.core.events import Batch, Done, Event, Failed, Order, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.seeds import rng
@@ -306,7 +306,7 @@ def simulate(
     while deck.opened < openings or (batches < _BATCHES and deck.opened < 8 * openings):
         try:
             actions = allocator.ask()
-        except Starved:  # every prompt failed too often, say
+        except NoProgress:  # every prompt failed too often, say
             break
         if actions.batch:
             accounts = allocator.accounts()

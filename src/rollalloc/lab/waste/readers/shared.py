@@ -25,7 +25,7 @@ class Options:
         reward: field that holds the reward, for verl (by default `acc`, else `score`) and ours; for TRL one reward column
             instead of their sum.
         weights: of TRL's reward columns, in the trainer's order, 1 each by default; finite, not all 0.
-        group_size: rollouts a prompt, for TRL's files, at least 1; by default the shortest run of rows with the same prompt.
+        group_size: rollouts per prompt, for TRL's files, at least 1; by default the shortest run of rows with one prompt.
 
     Raises:
         ValueError: one that means nothing.

@@ -17,7 +17,7 @@ NEW, QUARANTINED = "new", "quarantined"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One prompt's line in the ledger.
+    """One prompt's line in the statistics.
 
     Attributes:
         attempts: scored rollouts so far.
@@ -39,8 +39,8 @@ class Record:
     failures: int = 0
 
 
-class Ledger:
-    """The per-prompt record in arrays of shape (N,); 30 bytes a prompt, or 38. Rules read it, the allocator writes it.
+class PromptStatistics:
+    """The per-prompt record in arrays of shape (N,); 30 bytes per prompt, or 38. Rules read it, the allocator writes it.
 
     Args:
         prompts: N.
@@ -143,22 +143,22 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Take over a saved ledger.
+        """Take over a saved statistics.
 
         Args:
             state: what `state_dict` gave.
-            source_N: for each prompt its index in the saved ledger, -1 where it is new; None when nothing moved.
+            source_N: for each prompt its index in the saved statistics, -1 where it is new; None when nothing moved.
 
         Raises:
-            ValueError: keys, arrays or fates that are not those of a ledger; names them.
+            ValueError: keys, arrays or fates that are not those of a statistics; names them.
         """
-        exact_keys(state, ("fates", "log_length_2N", *self._ARRAYS), "ledger")
+        exact_keys(state, ("fates", "log_length_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
-            move_in(getattr(self, name), state[name], source_N, f"ledger, {name}")
+            move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
         if self.log_length_2N is not None and state["log_length_2N"] is not None:  # else saved under another recipe
-            move_in(self.log_length_2N, state["log_length_2N"], source_N, "ledger, log_length_2N")
+            move_in(self.log_length_2N, state["log_length_2N"], source_N, "statistics, log_length_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(
-                f"ledger, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is torn"
+                f"statistics, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is corrupt"
             )

@@ -29,7 +29,7 @@ class Halt:
 NO_LIMIT = Budget()
 
 
-class Purse:
+class BudgetTracker:
     """Rollouts and tokens spent, against a budget."""
 
     def __init__(self, budget: Budget) -> None:
@@ -102,10 +102,10 @@ class Purse:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over saved counts."""
-        exact_keys(state, self._FIELDS, "purse")
-        saved = {name: natural(state[name], f"purse, {name}") for name in self._FIELDS}
+        exact_keys(state, self._FIELDS, "budgets")
+        saved = {name: natural(state[name], f"budgets, {name}") for name in self._FIELDS}
         if saved["batch_paid"] > saved["paid"] or saved["batch_tokens"] > saved["tokens"]:
-            raise ValueError(f"purse: more was paid for a batch than in all, {saved}; the state is torn")
+            raise ValueError(f"budgets: more was paid for a batch than in all, {saved}; the state is corrupt")
         self.paid, self.owed, self.tokens = saved["paid"], saved["owed"], saved["tokens"]
         self.batch_opened = saved["batch_opened"]
         self._paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]

@@ -34,7 +34,7 @@ Until = Epochs | int  # an int is a version: the prompt is back as soon as the w
 _ON_VERSION, _IN_FLIGHT, _NEVER = (np.iinfo(np.int32).max - back for back in (2, 1, 0))
 
 
-class Roster:
+class PromptPool:
     """The prompts that may be drawn, as the epoch from which each may: `free_N[i]` is `due_N[i] <= epoch`.
 
     An epoch ends when a prompt rule has nothing left to give and prompts are waiting for the next one. What is in
@@ -141,19 +141,19 @@ class Roster:
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Take over a saved roster; `source_N` as in `Ledger.load_state_dict`."""
-        exact_keys(state, self._SAVED, "roster")
-        move_in(self.due_N, state["due_N"], source_N, "roster, due_N")
+        """Take over a saved pool; `source_N` as in `PromptStatistics.load_state_dict`."""
+        exact_keys(state, self._SAVED, "pool")
+        move_in(self.due_N, state["due_N"], source_N, "pool, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))
         self.away = int(np.count_nonzero(self.due_N >= _ON_VERSION))
-        move_in(self.evicted_N, state["evicted_N"], source_N, "roster, evicted_N")
-        self.revived = natural(state["revived"], "roster, revived")
+        move_in(self.evicted_N, state["evicted_N"], source_N, "pool, evicted_N")
+        self.revived = natural(state["revived"], "pool, revived")
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:
             target = {int(old): new for new, old in enumerate(source_N) if old >= 0}
             self._by_version = [(version, target[old]) for version, old in self._by_version if old in target]
         heapq.heapify(self._by_version)
         if any(self.due_N[prompt] != _ON_VERSION for _, prompt in self._by_version):
-            raise ValueError("roster, by_version: names a prompt that waits for no version; the state is torn")
-        self.begin(natural(state["epoch"], "roster, epoch"))
+            raise ValueError("pool, by_version: names a prompt that waits for no version; the state is corrupt")
+        self.begin(natural(state["epoch"], "pool, epoch"))
         self.dry = bool(state["dry"]) and source_N is None  # a new prompt may be drawn

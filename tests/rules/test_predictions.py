@@ -17,7 +17,7 @@ from rollalloc.core.recipe import View
 from rollalloc.core.seeds import rng
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import rows
-from rollalloc.rules.beliefs import Foresight, LastVisit, RunningMean, Tracker
+from rollalloc.rules.predictions import Foresight, LastVisit, RunningMean, Tracker
 
 QUICK = Predictor(ridges=(1.0,), events=64, first_fits=(8, 16), fit_every=32, track_every=8)
 VIEW = View.of(4)
@@ -47,9 +47,9 @@ def test_few_free_prompts_are_all_drawn_once(rule):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_a_visit_without_a_score_teaches_nothing(rule):
     memory = rule.init(PromptTable(4))
-    rule.observe(memory, GroupView.of([1, 0], prompt=1), View.of(4, moved=0.1))
+    rule.observe(memory, GroupView.of([1, 0], prompt=1), View.of(4, kl_sum=0.1))
     before = json.dumps(pack_tree(memory))
-    rule.observe(memory, GroupView.of([], prompt=1), View.of(4, moved=0.4))
+    rule.observe(memory, GroupView.of([], prompt=1), View.of(4, kl_sum=0.4))
     assert json.dumps(pack_tree(memory)) == before
 
 
@@ -66,7 +66,8 @@ def test_draws_survive_json_bit_for_bit(rule):
         one, other = whole.ask(), broken.ask()
         assert one == other
         thoughts = [
-            [(g["belief"], g["baseline"], g["odds"]) for g in a.state_dict()["groups"]] for a in (whole, broken)
+            [(g["predicted"], g["baseline"], g["sampling_ratio"]) for g in a.state_dict()["groups"]]
+            for a in (whole, broken)
         ]
         assert thoughts[0] == thoughts[1]
         events = [
@@ -90,7 +91,7 @@ def test_the_running_mean_by_hand():
     rule.observe(memory, GroupView.of([0], rewards=[2.0], prompt=3), VIEW)
     picked = draw(rule, memory, 4, [1] * 4)
     assert {each.baseline for each in picked} == {(2 * 0.5 + 2) / (2 * 0.5 + 1)}
-    assert {(each.belief, each.odds) for each in picked} == {(None, None)}
+    assert {(each.predicted, each.sampling_ratio) for each in picked} == {(None, None)}
     assert json.loads(json.dumps(pack_tree(memory)))["reward_sum"] == 3.0
 
 
@@ -138,13 +139,13 @@ def test_the_tracker_by_hand():
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([0.5, 1.0, 2.0], [1.5, 1.0, 0.0])
     rule.observe(memory, GroupView.of([1.0, 0.0], prompt=1), View.of(3))  # nothing told: ρ = least, then most
     assert (memory["hits_N"][1], memory["misses_N"][1]) == (0.75 * (0.5 + 1), 0.75 * 0.5 + 1)
-    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=0.06))
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, kl_sum=0.06))
     np.testing.assert_allclose(memory["hits_N"][1], np.sqrt(0.5) * 1.125 + 1, rtol=1e-6)
     before = memory["misses_N"][1]
-    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=0.0601))  # hardly moved: ρ = most
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, kl_sum=0.0601))  # hardly moved: ρ = most
     np.testing.assert_allclose(memory["misses_N"][1], 0.75 * before, rtol=1e-6)
     before = memory["misses_N"][1]
-    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, moved=9.0))  # far away: ρ = least
+    rule.observe(memory, GroupView.of([1.0], prompt=1), View.of(3, kl_sum=9.0))  # far away: ρ = least
     np.testing.assert_allclose(memory["misses_N"][1], 0.5 * before, rtol=1e-6)
     assert (memory["hits_N"][0], memory["misses_N"][0]) == (0.5, 1.5)
 
@@ -156,7 +157,7 @@ def test_what_was_learned_under_weights_of_now_is_kept_however_far_they_went_bef
         memory = rule.init(PromptTable(1))
         for _ in range(2):
             before = float(memory["hits_N"][0])
-            rule.observe(memory, GroupView.of([1.0]), View.of(moved=moved))
+            rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=moved))
         assert memory["hits_N"][0] == kept * before + 1
 
 
@@ -164,18 +165,18 @@ def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
     rule = Tracker()
     seen, missed = rule.init(PromptTable(1)), rule.init(PromptTable(1))
     for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([1.0]), View.of(moved=0.01))
-    rule.observe(missed, GroupView.of([]), View.of(moved=5.0))
+        rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=0.01))
+    rule.observe(missed, GroupView.of([]), View.of(kl_sum=5.0))
     for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([0.0]), View.of(moved=5.001))
+        rule.observe(memory, GroupView.of([0.0]), View.of(kl_sum=5.001))
     assert seen["hits_N"] == missed["hits_N"]
 
 
 def test_a_way_that_was_rounded_up_when_it_was_kept_is_no_way_back():
     rule, memory = Tracker(), Tracker().init(PromptTable(1))
     for _ in range(2):
-        rule.observe(memory, GroupView.of([1.0]), View.of(moved=1e10 + 600))
-    assert float(memory["moved_N"][0]) > 1e10 + 1000
+        rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=1e10 + 600))
+    assert float(memory["kl_N"][0]) > 1e10 + 1000
     np.testing.assert_allclose(memory["misses_N"], rule.most * rule.least * 4.0, rtol=1e-6)
 
 
@@ -185,7 +186,7 @@ def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rate
     for _ in range(400):
         rule.observe(memory, GroupView.of([1 + 1e-6]), View.of())
     (drawn,) = draw(rule, memory, 1, [1], view=View.of())
-    assert 0.999 < drawn.belief <= 1
+    assert 0.999 < drawn.predicted <= 1
 
 
 def test_the_tracker_graded_metrics_count_in_part():
@@ -205,8 +206,8 @@ def test_the_tracker_draws_in_proportion_and_says_so():
     share_N /= share_N.sum()
     drawn = draw(rule, memory, 4, [1] * 4)
     for each in drawn:
-        assert each.odds == pytest.approx(4 * share_N[each.prompt], rel=1e-6)
-        assert each.belief == each.baseline == pytest.approx(rate_N[each.prompt], rel=1e-6)
+        assert each.sampling_ratio == pytest.approx(4 * share_N[each.prompt], rel=1e-6)
+        assert each.predicted == each.baseline == pytest.approx(rate_N[each.prompt], rel=1e-6)
     counts = firsts(rule, memory, times, [1] * 4)
     for prompt, share in enumerate(share_N):
         assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share))
@@ -241,9 +242,9 @@ def test_what_the_tracker_knows_moves_with_its_prompts():
     allocator.ask()
     copy = Allocator(recipe, PromptTable(("z", *keys[::-1]), prior_N=[0.25] * 7), 0)
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), remap="keys")
-    for name in ("hits_N", "misses_N", "moved_N"):
+    for name in ("hits_N", "misses_N", "kl_N"):
         assert copy._run.memory[name][1:].tolist() == allocator._run.memory[name][::-1].tolist()
-    assert (copy._run.memory["hits_N"][0], copy._run.memory["moved_N"][0]) == (2.0, 0.0)
+    assert (copy._run.memory["hits_N"][0], copy._run.memory["kl_N"][0]) == (2.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- foresight
@@ -269,8 +270,8 @@ def test_foresight_chances_by_hand():
     st.floats(0, 1e6),
     st.sampled_from([0.0, 1e-300, 0.1, 1.0]),
 )
-def test_foresight_chances_are_probabilities_for_any_exponent(beliefs, exponent, floor):
-    chance_K = Foresight(exponent=exponent, floor=floor).chances(np.array(beliefs))
+def test_foresight_chances_are_probabilities_for_any_exponent(predictions, exponent, floor):
+    chance_K = Foresight(exponent=exponent, floor=floor).chances(np.array(predictions))
     assert chance_K.sum() == pytest.approx(1)
     assert ((chance_K > 0) & (chance_K <= 1)).all()
 
@@ -291,8 +292,8 @@ def test_foresight_draws_in_proportion_and_says_so():
     memory = believing(rule, rate_N)
     share_N = rule.chances(rate_N)
     for each in draw(rule, memory, 4, [1] * 4):
-        assert each.odds == pytest.approx(4 * share_N[each.prompt], rel=1e-4)
-        assert each.belief == pytest.approx(rate_N[each.prompt], rel=1e-4)
+        assert each.sampling_ratio == pytest.approx(4 * share_N[each.prompt], rel=1e-4)
+        assert each.predicted == pytest.approx(rate_N[each.prompt], rel=1e-4)
     counts = firsts(rule, memory, times, [1] * 4)
     for prompt, share in enumerate(share_N):
         assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
@@ -306,7 +307,9 @@ def test_weighed_by_its_odds_a_draw_stands_for_all_its_candidates():
     drawn = [draw(rule, memory, 1, [1] * 4, call)[0] for call in range(times)]
 
     def away(weigh):
-        made = np.array([f_N[each.prompt] * weigh(GroupView.of([1.0], odds=each.odds)) for each in drawn])
+        made = np.array(
+            [f_N[each.prompt] * weigh(GroupView.of([1.0], sampling_ratio=each.sampling_ratio)) for each in drawn]
+        )
         return abs(made.mean() - f_N.mean()) / (made.std() / np.sqrt(times))
 
     def by(limit):
@@ -323,7 +326,7 @@ def test_odds_do_not_depend_on_how_many_are_drawn_at_once(rule, k):
     """Candidates are 16 for each drawn, and all alike here."""
     memory = rule.init(PromptTable(400, prior_N=np.full(400, 0.3)))
     memory["paid"] = 1000
-    assert {round(each.odds, 9) for each in draw(rule, memory, k, np.ones(400), 0, View.of(400))} == {1.0}
+    assert {round(each.sampling_ratio, 9) for each in draw(rule, memory, k, np.ones(400), 0, View.of(400))} == {1.0}
 
 
 def test_the_second_of_a_draw_is_drawn_among_those_left():
@@ -369,18 +372,18 @@ def test_the_reward_line_is_the_least_squares_drawn_to_the_identity(pairs):
     wanted = np.array([reward for _, reward in pairs] + [0.0, 1.0])
     offset, slope = np.linalg.lstsq(rows, wanted, rcond=None)[0]
     for each in draw(rule, memory, 4, [1] * 4):
-        assert each.baseline == pytest.approx(offset + slope * each.belief, abs=1e-8)
+        assert each.baseline == pytest.approx(offset + slope * each.predicted, abs=1e-8)
 
 
 def test_the_reward_line_by_hand():
     """Metric 0 → reward -1, metric 1 → 2, a thousand times each: b → -1 + 3 p̂, and p̂ itself before the first reward."""
     rule = Foresight()
     memory = rule.init(PromptTable(4))
-    assert {(each.belief, each.baseline) for each in draw(rule, memory, 4, [1] * 4)} == {(0.5, 0.5)}
+    assert {(each.predicted, each.baseline) for each in draw(rule, memory, 4, [1] * 4)} == {(0.5, 0.5)}
     for prompt in range(2):
         rule.observe(memory, GroupView.of([0, 1] * 500, rewards=[-1.0, 2.0] * 500, prompt=prompt), VIEW)
     for each in draw(rule, memory, 4, [1] * 4):
-        assert each.baseline == pytest.approx(-1 + 3 * each.belief, abs=0.01)
+        assert each.baseline == pytest.approx(-1 + 3 * each.predicted, abs=0.01)
 
 
 def test_rewards_that_are_the_metric_have_the_belief_for_their_baseline():
@@ -388,15 +391,15 @@ def test_rewards_that_are_the_metric_have_the_belief_for_their_baseline():
     memory = rule.init(PromptTable(4))
     for prompt in range(4):
         rule.observe(memory, GroupView.of([0, 1, 0.5, 1], prompt=prompt), VIEW)
-    assert all(each.baseline == each.belief for each in draw(rule, memory, 4, [1] * 4))
+    assert all(each.baseline == each.predicted for each in draw(rule, memory, 4, [1] * 4))
 
 
-@pytest.mark.parametrize("belief", [0.0, 1.0, None, 1e-9])
-def test_foresight_takes_a_group_that_another_rule_drew(belief):
-    """As after a load under an accepted recipe: SPO's belief may be 0 or 1."""
+@pytest.mark.parametrize("predicted", [0.0, 1.0, None, 1e-9])
+def test_foresight_takes_a_group_that_another_rule_drew(predicted):
+    """As after a load under an accepted recipe: SPO's predicted may be 0 or 1."""
     rule = Foresight()
     memory = rule.init(PromptTable(1))
-    rule.observe(memory, GroupView.of([1 + 1e-6, 1], belief=belief), View.of())
+    rule.observe(memory, GroupView.of([1 + 1e-6, 1], predicted=predicted), View.of())
     assert (memory["paid"], memory["seen"]) == (2, 1)
 
 
@@ -484,7 +487,7 @@ def test_last_visit_by_hand():
     rule.observe(memory, GroupView.of([0, 1], prompt=1), VIEW)
     rule.observe(memory, GroupView.of([], prompt=1), VIEW)  # without a score
     drawn = draw(rule, memory, 4, [1, 1, 1, 1])
-    assert {each.prompt: each.belief for each in drawn} == {0: 1.0, 1: 0.5, 2: None, 3: 1.0}
+    assert {each.prompt: each.predicted for each in drawn} == {0: 1.0, 1: 0.5, 2: None, 3: 1.0}
     assert {each.baseline for each in drawn} == {None}
 
 
@@ -498,6 +501,6 @@ def test_last_visit_follows_the_prompts_to_other_data():
     other = Allocator(recipes.knapsack(2, 2, most=3), PromptTable(["new", "b", "a"]), 0)
     other.load_state_dict(allocator.state_dict(), remap="keys")
     other.ask()
-    beliefs = {group["prompt"]: group["belief"] for group in other.state_dict()["groups"]}
-    assert beliefs.items() <= {0: None, 1: 1.0, 2: 0.0}.items()
-    assert len(beliefs) == 2
+    predictions = {group["prompt"]: group["predicted"] for group in other.state_dict()["groups"]}
+    assert predictions.items() <= {0: None, 1: 1.0, 2: 0.0}.items()
+    assert len(predictions) == 2

@@ -60,7 +60,7 @@ class RunningMean:
         memory["reward_sum"] = kept * memory["reward_sum"] + float(group.rewards_G.sum())
         memory["reward_count"] = kept * memory["reward_count"] + group.scored
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set: a new order, and the same mean."""
         return self.init(table) | {name: memory[name] for name in ("reward_sum", "reward_count")}
 
@@ -116,7 +116,7 @@ class LastVisit:
         expected = [float(before["rate_N"][each.prompt]) for each in picked]
         return self.order.promises([each.prompt for each in picked], before, k, free_N, view) | {
             "what is expected of each is how its last visit went, and nothing before the first": all(
-                rate < 0 if each.belief is None else abs(each.belief - rate) < 1e-6
+                rate < 0 if each.predicted is None else abs(each.predicted - rate) < 1e-6
                 for each, rate in zip(picked, expected, strict=True)
             )
         }
@@ -137,7 +137,7 @@ class Tracker:
     second on. v is expected of the metric and of the reward alike, as in the paper, where both are one number.
 
     Attributes:
-        half_way: divergence, in nats a token, at which half is forgotten; above 0.
+        half_way: divergence, in nats per token, at which half is forgotten; above 0.
         least: lowest ρ, in (0, 1).
         most: highest ρ, in [least, 1).
         spread: share of every prompt in the draw, above 0.
@@ -147,9 +147,9 @@ class Tracker:
         ValueError: a value out of its range.
     """
 
-    believes: ClassVar = True
+    predicts: ClassVar = True
     reads_rate: ClassVar = True
-    reads_moved: ClassVar = True
+    reads_kl: ClassVar = True
     reads: ClassVar = ("metrics_G",)
 
     half_way: float = 0.06
@@ -168,7 +168,7 @@ class Tracker:
         return {
             "hits_N": hits_N.astype(np.float32),
             "misses_N": misses_N.astype(np.float32),
-            "moved_N": np.zeros(len(table), np.float32),
+            "kl_N": np.zeros(len(table), np.float32),
         }
 
     def pick(
@@ -190,9 +190,9 @@ class Tracker:
         if not group.scored:  # what the weights moved since the last visit is still to be forgotten
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
-        moved = max(0.0, view.moved - float(memory["moved_N"][prompt]))  # which was rounded, up perhaps
-        memory["moved_N"][prompt] = view.moved
-        kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.moved else self.least
+        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # which was rounded, up perhaps
+        memory["kl_N"][prompt] = view.kl_sum
+        kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.kl_sum else self.least
         for metric in np.clip(group.metrics_G, 0, 1).tolist():
             hits_N[prompt] = kept * hits_N[prompt] + metric
             misses_N[prompt] = kept * misses_N[prompt] + 1 - metric
@@ -205,12 +205,12 @@ class Tracker:
         return {
             "as many as asked, or all that are free": len(picked) == min(k, free),
             "each is expected to do as its record says": all(
-                abs((each.belief or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
-                and each.baseline == each.belief
+                abs((each.predicted or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
+                and each.baseline == each.predicted
                 for each in picked
             ),
             "the less certain it is, the likelier it is drawn": _rises(
-                picked, [-abs((each.belief or 0.0) - 0.5) for each in picked]
+                picked, [-abs((each.predicted or 0.0) - 0.5) for each in picked]
             ),
         }
 
@@ -220,8 +220,8 @@ def _weight(memory: Memory, prompt: int) -> float:
 
 
 def _rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether of two that were drawn together the one of higher score had no smaller odds."""
-    chance_K = np.array([each.odds or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
+    """Whether of two that were drawn together the one of higher score had no smaller sampling_ratio."""
+    chance_K = np.array([each.sampling_ratio or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 
 
@@ -247,7 +247,7 @@ class Foresight:
         ValueError: a value out of its range.
     """
 
-    believes: ClassVar = True
+    predicts: ClassVar = True
     reads_rate: ClassVar = True
     reads_features: ClassVar = True
     reads: ClassVar = ("rewards_G", "metrics_G")
@@ -303,15 +303,15 @@ class Foresight:
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        belief = group.belief  # another rule's, where the recipe was changed meanwhile, may be 0 or 1
-        belief = None if belief is None else min(max(belief, quality.LEAST), 1 - quality.LEAST)
-        self.predictor.observe(memory, group.prompt, belief, hits, group.scored)
+        predicted = group.predicted  # another rule's, where the recipe was changed meanwhile, may be 0 or 1
+        predicted = None if predicted is None else min(max(predicted, quality.LEAST), 1 - quality.LEAST)
+        self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
 
-    def moved(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """The memory for another data set; features of the same names and widths must be made by the same means."""
-        return self.predictor.moved(memory, source_N, table.widths, table.prior_N)
+        return self.predictor.remap(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
         """What the predictions were worth, see `Predictor.figures`."""
@@ -327,12 +327,12 @@ class Foresight:
         return {
             "as many as asked, or all that are free": len(picked) == min(k, free),
             "a success rate is expected of each, and the reward that goes with it": all(
-                each.belief is not None
-                and abs((each.baseline or 0.0) - (offset + each.belief + slope * each.belief)) < scale
+                each.predicted is not None
+                and abs((each.baseline or 0.0) - (offset + each.predicted + slope * each.predicted)) < scale
                 for each in picked
             ),
             "the more it may teach, the likelier it is drawn": self.exponent is None
-            or _rises(picked, [_score(each.belief or 0.0, self.exponent) for each in picked]),
+            or _rises(picked, [_score(each.predicted or 0.0, self.exponent) for each in picked]),
         }
 
 
@@ -340,8 +340,8 @@ def _uniform(count: int) -> NDArray[np.float64]:
     return np.full(count, 1 / count)
 
 
-def _score(belief: float, exponent: float) -> float:
-    rate = min(max(belief, _LEAST_RATE), 1 - _LEAST_RATE)
+def _score(predicted: float, exponent: float) -> float:
+    rate = min(max(predicted, _LEAST_RATE), 1 - _LEAST_RATE)
     return float(np.log(rate) + exponent * np.log1p(-rate))
 
 
