@@ -306,7 +306,7 @@ def test_the_example_is_on_a_leaderboard(monkeypatch):
     from rollalloc.testing import check_recipe
 
     own = make_plan(
-        "night", tasks=["rg/number_filtering_misled"], recipes=["grpo"], own=["new_recipe:no_loners"]
+        "full", tasks=["rg/number_filtering_misled"], recipes=["grpo"], own=["new_recipe:no_loners"]
     ).contestants[-1]
     assert len(own.grid) == 9
     assert own.matched == {"groups": 8, "n": 8, "gen_groups": 24}

@@ -52,7 +52,7 @@ def test_the_plan_of_a_tier(name):
     assert min(tuning) >= 1000
     for track in plan.tracks:
         assert not tuning & set(plan.seeds_of(track))
-        assert len(plan.seeds_of(track)) >= (8 if name == "night" else 2)
+        assert len(plan.seeds_of(track)) >= (8 if name == "full" else 2)
 
 
 def test_what_a_plan_pays_by_hand():
@@ -71,7 +71,7 @@ def test_what_a_plan_pays_by_hand():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, night"),
+        ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, full"),
         ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
         ({"tracks": ["free"]}, "tier smoke has no track 'free'; there are defaults, matched, tuned"),
         ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),

@@ -145,7 +145,7 @@ def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
     assert json.dumps(copy_of(allocator).state_dict()) == json.dumps(allocator.state_dict())
 
 
-_NUMBERS = "must draw with a predicted rate in .* a finite baseline and finite sampling_ratio above 0"
+_NUMBERS = "must draw with a predicted rate in .* a finite baseline and a finite sampling ratio above 0"
 MADE = {}
 WRONG = {
     "a tuple that is no Drawn": ([(0, 0.5, 0.5, 0.5)], "must pick indices of prompts or `Drawn`s"),

@@ -25,7 +25,7 @@ _EXIT_UNFINISHED = 1
 
 
 def bench(
-    tier: Annotated[str, typer.Option(help="smoke, ci (minutes) or night (hours).")] = "ci",
+    tier: Annotated[str, typer.Option(help="smoke, ci (minutes) or full (hours).")] = "ci",
     tasks: Annotated[str, typer.Option(help="Comma-separated: some of the tier's tasks; all by default.")] = "",
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes of this package, grpo among them; the tier's by default.")

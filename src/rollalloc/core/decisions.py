@@ -152,8 +152,8 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     for each in picked:
         if not _is_possible(each):
             raise RuleError(
-                f"{rule!r} must draw with a predicted rate in [0, 1], a finite baseline and a finite sampling ratio above 0, "
-                f"or None for each, got {each}"
+                f"{rule!r} must draw with a predicted rate in [0, 1], a finite baseline and a finite sampling ratio above "
+                f"0, or None for each, got {each}"
             )
         run.pool.take(each.prompt)
     return picked

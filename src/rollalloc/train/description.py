@@ -184,7 +184,7 @@ class Run:
         except (TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
-                "names a statistics"
+                "names a ledger"
             ) from None
 
 

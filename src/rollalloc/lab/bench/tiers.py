@@ -9,7 +9,7 @@ from types import MappingProxyType
 from rollalloc.lab.bench.sweep import Rung, rungs
 
 FIRST_TUNING_SEED = 1000
-_FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any night was run
+_FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any full run
 _FIRST_OF_DEFAULTS = 9200  # likewise: the defaults were chosen on 8900 to 8902, and 9100 to 9102 were looked at
 
 
@@ -73,7 +73,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             eval_every=250,
             hours=1 / 6,
         ),
-        "night": Tier(
+        "full": Tier(
             tasks={
                 "skills/late": 16_000,
                 "skills/mixed": 12_000,
