@@ -17,7 +17,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # `arithmetic`, `tiers`
 
-from tiers import Tiers  # noqa: E402
+from tiers import Tiers
 
 # What is started in the background (`nohup`, `&` in a script, some CI runners) ignores these from its parent on, and what it
 # starts does, too: rightly for a run, which then goes on, but the tests of what Ctrl-C does could not see anything of it.
