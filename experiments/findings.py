@@ -1,6 +1,6 @@
 """What is true of Pilot-Commit: the runs, tables and figures of docs/findings.md.
 
-`python benchmarks/findings.py QUESTION --tasks FOLDER --out FOLDER [--seeds K]` answers one question, prints its tables and
+`python experiments/findings.py QUESTION --tasks FOLDER --out FOLDER [--seeds K]` answers one question, prints its tables and
 draws its figure into the folder; what is there is not repeated, and what was begun goes on.
 """
 

@@ -1,9 +1,9 @@
 """The cluster simulator: its speed, its error against the real sampler, and DARTS's published speed-ups against its own.
 
-python benchmarks/simulate.py speed      # simulated rollouts per minute
-python benchmarks/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
-python benchmarks/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
-python benchmarks/simulate.py darts      # DARTS, part by part, in the published shape
+python experiments/simulate.py speed      # simulated rollouts per minute
+python experiments/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
+python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
+python experiments/simulate.py darts      # DARTS, part by part, in the published shape
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
+from rollalloc.lab.simulate.cost import Costs, Latency
 from rollalloc.lab.simulate.simulation import simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
 from rollalloc.rules.sizes import Fixed
@@ -72,6 +72,8 @@ class Exactly:
 def sampler() -> None:
     """A curve measured on full batches of fixed length, then real waves that end as they do, and their simulation."""
     import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from sampler import EOS, PAD, VOCABULARY, small_model
 
     from rollalloc.generate.sampler import Request, generate
@@ -115,7 +117,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking,
     writing. So what is tested is how these come together, not whether one run says what another will cost.
     """
-    from streaming import WARM, Task, lines
+    from streaming import WARM, Task, fitted_latency, lines
 
     from rollalloc.train.execution import one_thread
 

@@ -1,4 +1,4 @@
-"""TRL's asynchronous trainer under recipes, on CPUs: python benchmarks/trl_async.py [--steps 150] [--seeds 0 1 2].
+"""TRL's asynchronous trainer under recipes, on CPUs: python experiments/trl_async.py [--steps 150] [--seeds 0 1 2].
 
 A tiny model from scratch learns sums of two numbers modulo 4. Said of each run: accuracy before and after (exactly: the mean
 probability of the right answer), rollouts paid, stopped, trained and without variance, updates that trained rows were old,

@@ -1,4 +1,4 @@
-"""What foresight predicts against what is true, while it trains: `python benchmarks/foresight.py TASKS FIGURE.png`.
+"""What foresight predicts against what is true, while it trains: `python experiments/foresight.py TASKS FIGURE.png`.
 
 On skills/late, where a success rate is exact by teacher forcing: after so many rollouts the predicted and the true rate of
 1,000 random training prompts, and of those that a draw would choose. One seed is a picture, not a measurement.

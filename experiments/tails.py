@@ -1,6 +1,6 @@
 """What DARTS trains on, by what becomes of the tail: the figure and the table of docs/streaming.md.
 
-python benchmarks/tails.py docs/streaming.png
+python experiments/tails.py docs/streaming.png
 
 The real allocator, and rollouts that are nothing but a length, a log-normal one with median 12, cut at 128 tokens, and a
 score: a rollout of n tokens is right with a chance that falls, or rises, with n. All that is ordered is decoded in step.

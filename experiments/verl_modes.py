@@ -1,6 +1,7 @@
 """Seconds of a step under verl's synchronous and asynchronous modes, recipe beside recipe, on this machine's CPUs.
 
-    PYTHON=.venv-verl/bin/python python benchmarks/verl_modes.py FOLDER [--steps 8] [--recipes grpo,dapo] [--modes rollalloc]
+    PYTHON=.venv-verl/bin/python python experiments/verl_modes.py FOLDER [--steps 8] [--recipes grpo,dapo]
+        [--modes rollalloc]
 
 Each run is examples/verl/cpu.sh, with longer responses and few at once, so that rollouts of one batch end at different
 times. Weights hardly move, so that lengths are the same throughout. A run that is there, with all its steps, is not run
