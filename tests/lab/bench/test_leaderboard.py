@@ -301,7 +301,7 @@ def test_a_figure_that_is_not_known_is_empty():
 
 
 def test_the_example_is_on_a_leaderboard(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
     from rollalloc.named import make_recipe
     from rollalloc.testing import check_recipe
 
