@@ -20,7 +20,7 @@ API = (
     "lab", "experimental", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
-PROJECT = ("CONTRIBUTING.md", "PAPERS.md", "CHANGELOG.md", "LOG.md")
+PROJECT = ("CONTRIBUTING.md", "PAPERS.md", "CHANGELOG.md", "dev/LOG.md")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -2,7 +2,7 @@
 
 Each is a folder with two parquet files in verl's schema, whose prompts are messages: what to answer with, a question that
 is answered, then the question. Without that example a model of this size talks instead of answering. The settings are those
-under which SmolLM2-135M-Instruct is right now and then (LOG.md), so that there is something to learn.
+under which SmolLM2-135M-Instruct is right now and then (dev/LOG.md), so that there is something to learn.
 """
 
 from __future__ import annotations
