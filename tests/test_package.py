@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PAGES = [
     page.relative_to(ROOT).as_posix()
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("dev/*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("dev/*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("experiments/*.md"),
+        *ROOT.glob("recipes/**/*.md"),
+    ]
 ]
 # Of the schema of CFF 1.2.0: what it requires, all there is, and what a citation without a person needs.
 CFF_REQUIRED = {"authors", "cff-version", "message", "title"}
