@@ -21,7 +21,7 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency
+from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
 from rollalloc.lab.simulate.simulation import simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
 from rollalloc.rules.sizes import Fixed
@@ -117,7 +117,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking,
     writing. So what is tested is how these come together, not whether one run says what another will cost.
     """
-    from streaming import WARM, Task, fitted_latency, lines
+    from streaming import WARM, Task, lines
 
     from rollalloc.train.execution import one_thread
 

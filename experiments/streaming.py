@@ -19,12 +19,10 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
@@ -32,7 +30,7 @@ from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.lab.bench.presets import task_source
-from rollalloc.lab.simulate.cost import Latency
+from rollalloc.lab.simulate.cost import fitted_latency
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import load_reward
@@ -152,38 +150,6 @@ def clocks(trainer: Trainer) -> tuple[float, ...]:
         fields = Path(f"/proc/{spawned.process.pid}/stat").read_text().rpartition(")")[2].split()
         generator = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return time.perf_counter(), time.process_time(), generator, float(len(getattr(trainer.roller, "steps", ())))
-
-
-def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Latency:
-    """A curve through the decoding steps of an engine's own trace.
-
-    As many groups of like concurrency, with as many steps each; a point is the mean concurrency, rounded, and the median
-    seconds, made to grow with it by pooling neighbours (isotonic regression), since a step of more rollouts is not cheaper.
-
-    Args:
-        steps: (rollouts, seconds) of each, rollouts at least 1.
-        points: at most.
-
-    Raises:
-        ValueError: no steps.
-    """
-    if not steps:
-        raise ValueError("expected decoding steps to fit a latency curve to, got none")
-    found: dict[int, tuple[float, int]] = {}
-    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
-        at = max(1, round(float(part[:, 0].mean())))
-        seconds, count = found.get(at, (0.0, 0))
-        both = count + len(part)
-        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
-    pooled: list[tuple[list[int], float, int]] = []
-    for at, (seconds, count) in sorted(found.items()):
-        pooled.append(([at], seconds, count))
-        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
-            there, more, many = pooled.pop()
-            before, earlier, few = pooled.pop()
-            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
-    curve = [(at, seconds) for places, seconds, _ in pooled for at in places]
-    return Latency(tuple(at for at, _ in curve), tuple(seconds for _, seconds in curve), "an engine's own trace")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency, default_latency, read_latency
+from rollalloc.lab.simulate.cost import Costs, Latency, default_latency, fitted_latency, read_latency
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():
@@ -140,3 +140,15 @@ def test_a_scenario_needs_a_curve_as_long_as_its_slots():
     with pytest.raises(ValueError, match="--slots is 256"):
         Scenario(cluster=Cluster(gpus=1), latency=Latency((1,), (1.0,)))
     assert json.dumps(Scenario(cluster=Cluster(gpus=1)).workload.describe())
+
+
+def test_a_curve_is_fitted_to_decoding_steps():
+    """Medians, so that one slow step does not count; no point below the one before it."""
+    steps = [(4, 1.0), (4, 1.2), (4, 9.0), (8, 0.9), (8, 0.9), (8, 0.9), (16, 3.0), (16, 3.0), (16, 3.0)]
+    curve = fitted_latency(steps, points=3)
+    assert curve.concurrency == (4, 8, 16)
+    assert curve.seconds_per_token == pytest.approx((1.05, 1.05, 3.0))
+    assert fitted_latency([(5, 2.0)]).table(5)[1:] == [2.0] * 5
+    assert fitted_latency([(3, 1.0)] * 50).concurrency == (3,)
+    with pytest.raises(ValueError, match="got none"):
+        fitted_latency([])

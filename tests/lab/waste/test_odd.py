@@ -13,12 +13,13 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logged import Group, columns, rewards
 
 from rollalloc.data import jsonl
 from rollalloc.lab.waste import forecast as module
 from rollalloc.lab.waste.finding import find
 from rollalloc.lab.waste.forecast import forecast, plan_for
-from rollalloc.lab.waste.groups import Group, Log
+from rollalloc.lab.waste.groups import Log
 from rollalloc.lab.waste.readers import FORMATS, Options, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -27,55 +28,9 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def call(rollalloc):
-    def called(*arguments):
-        code, _, err = rollalloc("waste", *arguments)
-        return code, " ".join(err.split())
-
-    return called
-
-
 def lines(path, *rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
-
-
-def rewards(log):
-    return [[None if np.isnan(reward) else reward for reward in group.rewards_G.tolist()] for group in log.groups]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--weights", "nan"], "--weights: expected finite numbers that are not all 0, got nan"),
-        (["--weights", "1,inf"], "--weights: expected finite numbers that are not all 0, got 1, inf"),
-        (["--weights", "0,0"], "--weights: expected finite numbers that are not all 0, got 0, 0"),
-        (["--weights", ""], "--weights: expected numbers separated by commas, got ''"),
-        (["--threshold", "nan"], "--threshold: expected a finite number, got nan"),
-        (["--threshold", "inf"], "--threshold: expected a finite number, got inf"),
-        (["--group-size", 0], "--group-size: expected a whole number of at least 1, got 0"),
-        (["--group-size", -4], "--group-size: expected a whole number of at least 1, got -4"),
-        (["--n", 0], "--n: expected a whole number of at least 1, got 0"),
-        (["--n-pilot", -1], "--n-pilot: expected a whole number of at least 1, got -1"),
-        (["--resamples", 1], "--resamples: expected a whole number of at least 2, got 1"),
-        (["--seed", -1], "--seed: expected a whole number of at least 0, got -1"),
-        (["--from-step", -1], "--from-step: expected a whole number of at least 0, got -1"),
-        (["--reward", " "], "--reward: expected the name of a field or column, got an empty one"),
-        (["--format", ""], "--format must be one of trl, verl, prime-rl, rollalloc, got ''"),
-    ],
-)
-def test_a_nonsense_option_is_one_message_before_anything_is_read(call, options, said):
-    code, error = call(SAMPLES / "no such log", *options)
-    assert code == 2
-    assert said in error
-
-
-def test_an_empty_path_is_not_this_folder(call):
-    assert call("") == (
-        2,
-        "error: ValueError: expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder",
-    )
 
 
 @pytest.mark.parametrize("odd", ["1", [1], {"a": 1}, float("inf"), float("nan"), 10**400])
@@ -85,11 +40,6 @@ def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     assert rewards(log) == [[1, None]]
     assert log.odd == 1
     assert log.first_odd.startswith(f"{tmp_path / '1.jsonl'}:2: score is ")
-
-
-def test_no_score_at_all_is_no_oddity(tmp_path):
-    row = {"input": "a", "output": "b", "score": None, "step": 1}
-    assert read_log(lines(tmp_path / "1.jsonl", row)).odd == 0
 
 
 @pytest.mark.parametrize(
@@ -160,12 +110,6 @@ def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):
         assert (rewards(log), log.bad) == ([[1, 1, 1]], 0) if fits else ([[1, 1]], 1)
 
 
-def test_a_name_of_a_file_cannot_move_the_cursor(tmp_path):
-    row = {"input": "a", "output": "b", "score": 1}
-    log = read_log(lines(tmp_path / "1\x1b[2J\u202e.jsonl", row, row | {"score": "x"}))
-    assert log.first_odd.isprintable()
-
-
 def test_shaped_rewards_have_shares_and_the_forecast_says_what_it_needs(tmp_path):
     rows = [
         {"input": str(prompt), "output": "b", "score": 2.0 * (prompt % 2 == 0 or at % 3 > 0) - 1}
@@ -182,7 +126,7 @@ def test_shaped_rewards_have_shares_and_the_forecast_says_what_it_needs(tmp_path
 def test_a_large_log_is_forecast_from_a_stated_sample_of_it(monkeypatch):
     monkeypatch.setattr(module, "_POINT_VISITS", 100)
     draws = np.random.default_rng(0).random((2000, 4)) < 0.5
-    groups = [Group(str(at // 2), 0, row.astype(float), None, 4) for at, row in enumerate(draws)]
+    groups = columns(Group(str(at // 2), 0, row) for at, row in enumerate(draws))
     log = Log("trl", groups=groups)
     found = find(log, resamples=2)
     assert found.forecast is not None
@@ -244,10 +188,28 @@ def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, see
     assert str(folder) in str(refused) or "its accounts are all 0" in str(refused)
 
 
-@pytest.mark.parametrize(("size", "noted"), [(1, True), (2, False)])
-def test_rollouts_that_stand_alone_are_said_to_count_as_in_grpo(tmp_path, size, noted):
+def rows_of(*sizes):
+    return [
+        {"input": f"p{at}", "output": "x", "score": at % 2, "step": 1}
+        for at, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+
+
+def test_groups_of_one_rollout_are_too_few_to_say_anything(tmp_path):
     """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
-    rows = [{"input": f"p{at}", "output": "x", "score": at % 2, "step": 1} for at in range(40) for _ in range(size)]
-    log = read_log(lines(tmp_path / "1.jsonl", *rows))
-    said = [note for note in find(log, resamples=2).notes if "alone in their group" in note]
-    assert [note.startswith("40 rollouts") for note in said] == [True] * noted
+    found = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[1] * 5))))
+    assert found.described()["finding"].startswith(
+        "Too few groups with 2 rollouts or more to say what 5 rollouts taught"
+    )
+    assert (found.wasted, found.shares, found.forecast, found.alone) == (None, None, None, 5)
+    assert found.refused.startswith("too few groups with 2 rollouts or more: needs 64 of 10 prompts, the log has 0")
+
+
+def test_a_few_groups_of_one_rollout_spoil_nothing_of_what_the_others_say(tmp_path):
+    without = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[8] * 90))))
+    found = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[8] * 90, *[1] * 20))))
+    assert found.shares == without.shares
+    assert found.refused == without.refused  # of groups of 8, of which none is mixed
+    assert "20 rollouts alone in their group are not counted" in found.described()["finding"]
+    assert any(note.startswith("20 rollouts are alone in their group") for note in found.notes)

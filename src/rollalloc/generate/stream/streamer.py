@@ -38,7 +38,7 @@ class Streamer(Rollouts):
         shared: as for `Rollouts`.
 
     Attributes:
-        steps: (rows, seconds) of the newest decoding steps.
+        steps: (rows, seconds) of the newest decoding steps, for `rollalloc.lab.simulate.cost.fitted_latency`.
     """
 
     def __init__(self, *shared: Any, begin: Callable[[int], Backend], streaming: Streaming) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
-from rollalloc.lab.waste.groups import NO_STEP, Groups, Log, outcomes
+from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Share, Shares, drift, shares_of
 from rollalloc.rules.advantages import OverChosen, OverGroup
 
@@ -27,6 +27,10 @@ BY_ITSELF = (
     "{} does not compare the rollouts of a prompt with each other, so that nearly every row of it has an advantage: its "
     "price says little"
 )
+ALONE = (
+    "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, and a method that "
+    "compares each with a prediction or a running mean learns from them"
+)
 _LITTLE = 0.1  # share of guessed or repeated rollouts from which on the reader is warned
 _GRADES = 2  # rewards of more values than these are graded
 
@@ -38,11 +42,12 @@ class Finding:
     Attributes:
         format: which reader read it.
         rollouts: logged.
-        shares: by cause, from groups; None where the log has only sums.
+        shares: by cause, from groups of 2 rollouts or more; None where there are none.
         booked: the trainer's own accounts, rollouts by cause; empty where the log has none.
         forecast: None where it was refused.
         refused: why.
         notes: in the order of importance.
+        alone: rollouts that are alone in their group.
     """
 
     format: str
@@ -52,13 +57,14 @@ class Finding:
     forecast: Forecast | None = None
     refused: str = ""
     notes: list[str] = field(default_factory=list)
+    alone: int = 0
 
     @property
-    def wasted(self) -> float:
-        """Share of the rollouts that taught nothing; by the trainer's own accounts where there are any."""
+    def wasted(self) -> float | None:
+        """Share of the rollouts that taught nothing, by the trainer's own accounts where there are any; None: unknown."""
         if self.booked:
             return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
-        return 0.0 if self.shares is None else self.shares.wasted.value
+        return None if self.shares is None else self.shares.wasted.value
 
     def described(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -88,23 +94,24 @@ def find(
         ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
     """
     check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
-    groups = outcomes(log.groups, threshold)
-    stepless = int((groups.step_V == NO_STEP).sum())
-    if from_step is not None:
-        groups = groups.take(groups.step_V >= from_step)
-        if not groups:
-            raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
-    booked = (
-        {} if log.accounts is None or from_step is not None else {k: v for k, v in log.accounts.items() if k != "open"}
-    )
-    shares = shares_of(groups, seed=seed) if groups else None
-    rollouts = sum(booked.values()) if shares is None else sum(shares.rollouts.values())
+    groups, stepless = _chosen(log, from_step)
+    groups = None if groups is None else groups.judged(threshold)
+    booked = {} if log.accounts is None or from_step is not None else log.accounts
+    booked = {cause: rollouts for cause, rollouts in booked.items() if cause != "open"}
+    rollouts = sum(booked.values()) if groups is None else len(groups.rewards_R)
     if not rollouts:
         raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
-    finding = Finding(log.format, rollouts, shares, booked)
+    finding = Finding(log.format, rollouts, None, booked)
+    if groups is None:
+        finding.refused = "there are no rollouts in this log, only sums"
+        finding.notes += [*_unusable(log), *log.notes]
+        return finding
+    compared = groups.take(groups.size_V > 1)
+    finding.alone = len(groups) - len(compared)
+    finding.shares = shares_of(compared, seed=seed) if len(compared) else None
     try:
-        plan = plan_for(log, groups, n=n, n_pilot=n_pilot, own=own is not None)
-        finding.forecast = forecast(groups, plan, own, seed=seed, resamples=resamples, watcher=watcher)
+        plan = plan_for(log, compared, n=n, n_pilot=n_pilot, own=own is not None)
+        finding.forecast = forecast(compared, plan, own, seed=seed, resamples=resamples, watcher=watcher)
         finding.notes += [*_support(finding.forecast, own or {}), NOT_THE_TARGET, FROZEN]
         if finding.forecast.simulated < finding.forecast.visits:
             finding.notes.append(
@@ -113,13 +120,34 @@ def find(
             )
     except Refused as refused:
         finding.refused = str(refused)
-    finding.notes += _warnings(log, groups, threshold, seed)
+    if finding.alone:
+        finding.notes.append(ALONE.format(finding.alone))
+    finding.notes += [*_unusable(log), *_warnings(compared, threshold, seed)]
     if from_step is not None and stepless:
         finding.notes.append(
             f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
         )
     finding.notes += log.notes
     return finding
+
+
+def _chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
+    """The groups that are asked for, None where there are only sums; and how many have no step.
+
+    Raises:
+        ValueError: none was logged at or after `from_step`.
+    """
+    if not log.groups and from_step is None:
+        return None, 0
+    if not log.groups:
+        raise ValueError(f"--from-step {from_step}: the log has only sums, of no step; leave it out")
+    stepless = int((log.groups.step_V == NO_STEP).sum())
+    if from_step is None:
+        return log.groups, stepless
+    groups = log.groups.take(log.groups.step_V >= from_step)
+    if not len(groups):
+        raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
+    return groups, stepless
 
 
 def check_asked(
@@ -143,13 +171,18 @@ def sentence(finding: Finding) -> str:
     shares = finding.shares
     if finding.booked:
         paid = sum(finding.booked.values())
-        return f"{finding.wasted:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
-    assert shares is not None
+        return f"{finding.wasted or 0.0:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
+    if shares is None:
+        return (
+            f"Too few groups with 2 rollouts or more to say what {finding.rollouts:,} rollouts taught: there are none."
+        )
+    alone = f"; {finding.alone:,} rollouts alone in their group are not counted" if finding.alone else ""
     interval = shares.wasted.interval
     within = "" if interval is None else " (95% interval {:.1%} – {:.1%})".format(*interval)
     return (
-        f"{shares.wasted.value:.1%}{within} of {finding.rollouts:,} rollouts taught nothing: {shares.groups:,} groups of "
-        f"{shares.prompts:,} prompts."
+        f"{shares.wasted.value:.1%}{within} of {finding.rollouts - finding.alone:,} rollouts taught nothing: "
+        f"{shares.groups:,} groups of "
+        f"{shares.prompts:,} prompts{alone}."
     )
 
 
@@ -189,7 +222,7 @@ def _support(forecast: Forecast, own: Mapping[str, Recipe]) -> list[str]:
     ]
 
 
-def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> list[str]:
+def _unusable(log: Log) -> list[str]:
     found: list[str] = []
     if log.bad:
         found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
@@ -197,17 +230,16 @@ def _warnings(log: Log, groups: Groups, threshold: float | None, seed: int) -> l
         found.append(
             f"{log.odd:,} fields are not what they should be and count as absent; the first is {log.first_odd}"
         )
+    return found
+
+
+def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
+    found: list[str] = []
     grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
     if threshold is None and len(grades) > _GRADES:
         found.append(
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
             "all counts as one that taught; --threshold tells right from wrong instead"
-        )
-    alone = int((groups.size_V == 1).sum())
-    if alone > _LITTLE * groups.size_V.sum():
-        found.append(
-            f"{alone:,} rollouts are alone in their group, and count as having taught nothing, as they do in GRPO; a method "
-            "that compares each with a prediction or a running mean learns from them"
         )
     if (groups.first_V < groups.size_V).any():
         found.append(

@@ -1,9 +1,4 @@
-"""What another recipe would have paid for as many rows that teach: the real allocator, driven with logged outcomes.
-
-A visit of a prompt draws its rollouts from one logged group of that prompt, without replacement, in random order. So pilots
-are a random part of a group that really was, and where groups are large enough no model of the success rates stands between
-the log and the forecast.
-"""
+"""Prices of recipes on a log: what each pays for a row that teaches, over what GRPO pays, with its interval."""
 
 from __future__ import annotations
 
@@ -14,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc import recipes
-from rollalloc.core.allocator import Allocator, NoProgress
-from rollalloc.core.events import Batch, Done, Event, Failed, Order, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.seeds import rng
-from rollalloc.lab.waste.groups import NOT_SAID, SAME, Group, Groups, Log
+from rollalloc.lab.waste.groups import NOT_SAID, SAME, Groups, Log
+from rollalloc.lab.waste.replay import Paid, Visits, replay
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
 BASELINE = "grpo"
@@ -27,10 +21,8 @@ _ENOUGH = 0.95  # share of the groups that must have as many rollouts as the for
 _ROLLOUTS = 4096  # of logged groups, about, that one resample goes through at most
 _POINT_VISITS = 2048  # logged groups, about, that the estimate itself is made from at most
 _VISITS = 256  # of a log that has more: groups that one resample goes through
-_BATCHES = 6  # a simulation makes at least, if it can
-_PASSES = 3  # simulations that the estimate is the mean of
+_PASSES = 3  # runs that the estimate is the mean of
 _SPARE = 8  # prompts for each group of a batch, at least, so that three batches of candidates are some of them
-_TOLD = 1e-9  # an advantage of no more teaches nothing
 
 Watcher = Callable[[int, int], None]  # resamples done, resamples in all
 
@@ -112,14 +104,12 @@ class Forecast:
     resamples: int
 
 
-def plan_for(
-    log: Log, groups: Sequence[Group], *, n: int | None = None, n_pilot: int | None = None, own: bool = False
-) -> Plan:
+def plan_for(log: Log, groups: Groups, *, n: int | None = None, n_pilot: int | None = None, own: bool = False) -> Plan:
     """The comparison that a log can carry.
 
     Args:
         log: where the groups are from.
-        groups: with the outcomes that count.
+        groups: of at least 2 rollouts each, with the outcomes that count.
         n: rollouts of a trained group; by default as many as 95% of the logged groups have.
         n_pilot: pilots; by default a quarter of them, at least 2.
         own: with recipes of the user's own, and not with DAPO and Pilot-Commit.
@@ -127,42 +117,37 @@ def plan_for(
     Raises:
         Refused: the log is too small, its groups are, or it does not hold what was dropped.
     """
-    columns = Groups.of(groups)
-    _refuse_unfit(log, columns)
-    largest = int(np.quantile(columns.first_V, 1 - _ENOUGH, method="lower"))
+    _refuse_unfit(log, groups)
+    largest = int(np.quantile(groups.first_V, 1 - _ENOUGH, method="lower"))
     n = largest if n is None else n
     if n > largest:
         raise Refused(
-            f"needs groups of {n} rollouts, {np.mean(columns.first_V >= n):.0%} of the logged ones have as many; this log "
+            f"needs groups of {n} rollouts, {np.mean(groups.first_V >= n):.0%} of the logged ones have as many; this log "
             f"carries at most n = {largest}, more would be guessed"
         )
     n_pilot = None if own else max(2, n // 4) if n_pilot is None else n_pilot
     if n < 2:
-        raise Refused("needs groups of at least 2 rollouts, since those of one teach GRPO nothing; this log's have 1")
+        raise Refused("needs groups of at least 2 rollouts, since those of one teach GRPO nothing")
     if n_pilot is not None and not 2 <= n_pilot <= n - 2:
         raise Refused(
             f"needs groups of at least 4 rollouts, 2 pilots and 2 commits, got n = {n} with {n_pilot} pilots; the mean of "
             "one pilot is 0 or 1, never inside the window"
         )
-    enough_V = columns.first_V >= n
-    if not columns.mixed_V[enough_V].any():
+    enough_V = groups.first_V >= n
+    if not groups.mixed_V[enough_V].any():
         raise Refused("no logged group has rewards that differ: GRPO has no row that teaches to compare with")
-    _, visits_of_step = np.unique(columns.step_V[enough_V], return_counts=True)
-    a_step = int(np.median(visits_of_step))
-    prompts = len(np.unique(columns.prompt_V[enough_V]))
-    return Plan(
-        n=n, n_pilot=n_pilot, groups=max(1, min(a_step, _visits(int(enough_V.sum()), n) // 16, prompts // _SPARE))
-    )
+    _, visits_of_step = np.unique(groups.step_V[enough_V], return_counts=True)
+    prompts = len(np.unique(groups.prompt_V[enough_V]))
+    most = min(int(np.median(visits_of_step)), _visits(int(enough_V.sum()), n) // 16, prompts // _SPARE)
+    return Plan(n=n, n_pilot=n_pilot, groups=max(1, most))
 
 
 def _refuse_unfit(log: Log, groups: Groups) -> None:
-    if not groups:
-        raise Refused("there are no rollouts in this log, only sums")
     prompts = len(groups.visited)
     if len(groups) < LEAST_VISITS or prompts < LEAST_PROMPTS:
         raise Refused(
-            f"needs at least {LEAST_VISITS} groups and {LEAST_PROMPTS} prompts, the log has {len(groups)} groups of "
-            f"{prompts} prompts"
+            f"too few groups with 2 rollouts or more: needs {LEAST_VISITS} of {LEAST_PROMPTS} prompts, the log has "
+            f"{len(groups)} of {prompts} prompts"
         )
     if not log.complete and groups.mixed_V.all():
         raise Refused(
@@ -180,7 +165,7 @@ def _refuse_unfit(log: Log, groups: Groups) -> None:
 
 
 def forecast(
-    groups: Sequence[Group],
+    groups: Groups,
     plan: Plan,
     own: Mapping[str, Recipe] | None = None,
     *,
@@ -206,8 +191,8 @@ def forecast(
     Raises:
         Refused: fewer prompts than a batch of one of these recipes has groups.
     """
-    columns, compared = Groups.of(groups), plan.recipes() | dict(own or {})
-    prompts = _by_prompt(columns, plan.n)
+    compared = plan.recipes() | dict(own or {})
+    prompts = visits_of(groups, plan.n)
     most = max(recipe.groups for recipe in compared.values())
     if most > len(prompts):
         raise Refused(
@@ -219,39 +204,22 @@ def forecast(
     random = rng(seed, "waste forecast")
     estimated = _some(prompts, _SPARE * most, random)
     simulated = min(2 * _POINT_VISITS, sum(map(len, estimated)))
-    point = _paid(columns, estimated, compared, simulated, _PASSES, random)
-    spread: list[Mapping[str, _Books]] = []
+    point = _paid(groups, estimated, compared, simulated, _PASSES, random)
+    spread: list[Mapping[str, Paid]] = []
     for done in range(resamples):
         chosen = [prompts[row] for row in random.integers(len(prompts), size=drawn)]
         openings = min(2 * a_resample, sum(map(len, chosen)))
-        spread.append(_paid(columns, chosen, compared, openings, 1, random))
+        spread.append(_paid(groups, chosen, compared, openings, 1, random))
         if watcher is not None:
             watcher(done + 1, resamples)
     scale = 1.96 * float(np.sqrt(drawn / len(estimated)))
-    has_tokens = not (columns.tokens_R == NOT_SAID).any()
+    has_tokens = not (groups.tokens_R == NOT_SAID).any()
     prices = {name: _price(name, point, spread, scale, has_tokens) for name in compared}
     return Forecast(plan, prices, len(prompts), visits, simulated, resamples)
 
 
-@dataclass(slots=True)
-class _Books:
-    """What was paid and trained between the first batch of a simulation and its last, so that what is held for later is
-    held at both ends; and of all that was ordered, what the log did not answer."""
-
-    rollouts: float = 0.0
-    tokens: float = 0.0
-    rows: int = 0
-    ordered: int = 0
-    again: int = 0
-    guessed: int = 0
-
-    def price(self, currency: str) -> float:
-        """Of a row that teaches; infinite where there was none."""
-        return getattr(self, currency) / self.rows if self.rows else np.inf
-
-
 def _price(
-    name: str, point: Mapping[str, _Books], spread: Sequence[Mapping[str, _Books]], scale: float, has_tokens: bool
+    name: str, point: Mapping[str, Paid], spread: Sequence[Mapping[str, Paid]], scale: float, has_tokens: bool
 ) -> Price:
     books = point[name]
     times = [_times(name, currency, point, spread, scale) for currency in ("rollouts", "tokens")]
@@ -262,7 +230,7 @@ def _price(
 
 
 def _times(
-    name: str, currency: str, point: Mapping[str, _Books], spread: Sequence[Mapping[str, _Books]], scale: float
+    name: str, currency: str, point: Mapping[str, Paid], spread: Sequence[Mapping[str, Paid]], scale: float
 ) -> Share:
     """How many times what GRPO pays a recipe pays, paired by resample."""
     pairs = np.array([[books[each].price(currency) for each in (BASELINE, name)] for books in [point, *spread]])
@@ -275,116 +243,17 @@ def _times(
 
 
 def _paid(
-    groups: Groups, prompts: Sequence[NDArray[np.int64]], compared: Mapping[str, Recipe], openings: int, passes: int,
+    groups: Groups, prompts: Visits, compared: Mapping[str, Recipe], openings: int, passes: int,
     random: np.random.Generator,
-) -> dict[str, _Books]:  # fmt: skip
-    books = {name: _Books() for name in compared}
+) -> dict[str, Paid]:  # fmt: skip
+    books = {name: Paid() for name in compared}
     for name, recipe in compared.items():
         for _ in range(passes):
-            simulate(recipe, groups, prompts, openings, random, books[name])
+            replay(recipe, groups, prompts, openings, random, books[name])
     return books
 
 
-def simulate(
-    recipe: Recipe, groups: Groups, prompts: Sequence[NDArray[np.int64]], openings: int, random: np.random.Generator,
-    books: _Books,
-) -> None:  # fmt: skip
-    """One run of the allocator on logged outcomes, booked.
-
-    Args:
-        recipe: one that draws its prompts itself.
-        groups: of the log.
-        prompts: the logged visits of each prompt, as indices; at least as many prompts as a batch has groups.
-        openings: visits to make, up to eight times as many where they give too few batches.
-        random: shuffles.
-        books: added to.
-    """
-    allocator = Allocator(recipe, len(prompts), int(random.integers(1 << 31)))
-    deck = _Deck(groups, prompts, random, books)
-    first = now = np.zeros(3)  # rollouts paid and no longer open, tokens, rows that teach
-    batches = 0
-    while deck.opened < openings or (batches < _BATCHES and deck.opened < 8 * openings):
-        try:
-            actions = allocator.ask()
-        except NoProgress:  # every prompt failed too often, say
-            break
-        if actions.batch:
-            accounts = allocator.accounts()
-            settled = sum(accounts.values()) - accounts["open"]
-            now = np.array([settled, allocator.tokens_paid, now[2] + _teaching(actions.batch)])
-            first = now if batches == 0 else first
-            batches += 1
-            allocator.tell([Updated(allocator.version + 1)])
-        if actions.finished:
-            break
-        allocator.tell([event for order in actions.generate for event in deck.deal(order, allocator.version)])
-    paid, tokens, rows = (now - first).tolist()
-    books.rollouts, books.tokens, books.rows = books.rollouts + paid, books.tokens + tokens, books.rows + int(rows)
-
-
-def _teaching(batch: Batch) -> int:
-    return sum(abs(row.advantage) > _TOLD and not row.replays for row in batch.rows)
-
-
-class _Deck:
-    """Deals the outcomes of logged visits: those of one group of a prompt at each of its visits."""
-
-    def __init__(
-        self, groups: Groups, prompts: Sequence[NDArray[np.int64]], random: np.random.Generator, books: _Books
-    ) -> None:
-        self._groups, self._prompts, self._random, self._books = groups, prompts, random, books
-        self._waiting: dict[int, list[int]] = {}  # by prompt: its groups that were not dealt yet
-        self._left: dict[int, list[int]] = {}  # by the allocator's group: rollouts of the log
-        self._rate: dict[int, float] = {}  # by the allocator's group, where its rollouts did not suffice
-        self._again: set[int] = set()  # the allocator's groups that get what was dealt before
-        self.opened = 0
-
-    def deal(self, order: Order, version: int) -> list[Event]:
-        """An event for each rollout ordered."""
-        if order.group not in self._left:
-            self._open(order)
-        left, again = self._left[order.group], order.group in self._again
-        self._books.ordered += len(order.rollouts)
-        self._books.again += min(len(left), len(order.rollouts)) if again else 0
-        return [
-            self._logged(rollout, left.pop(), version) if left else self._guessed(rollout, order, version)
-            for rollout in order.rollouts
-        ]
-
-    def _open(self, order: Order) -> None:
-        self.opened += 1
-        waiting = self._waiting.get(order.prompt)
-        if not waiting:
-            if waiting is not None:
-                self._again.add(order.group)
-            waiting = self._waiting[order.prompt] = self._random.permutation(self._prompts[order.prompt]).tolist()
-        visit = waiting.pop()
-        self._left[order.group] = self._random.permutation(self._rollouts(visit)).tolist()
-
-    def _rollouts(self, visit: int) -> NDArray[np.int64]:
-        """Those of a logged group that were ordered before any result was known."""
-        begin = int(self._groups.begin_V[visit])
-        return np.arange(begin, begin + int(self._groups.first_V[visit]))
-
-    def _logged(self, rollout: int, at: int, version: int) -> Event:
-        reward = float(self._groups.rewards_R[at])
-        tokens = max(0, int(self._groups.tokens_R[at]))
-        if np.isnan(reward):
-            return Failed(rollout, "unscored in the log", tokens)
-        return Done(rollout, reward, min(max(reward, 0.0), 1.0), tokens, version)
-
-    def _guessed(self, rollout: int, order: Order, version: int) -> Event:
-        self._books.guessed += 1
-        at = np.concatenate([self._rollouts(visit) for visit in self._prompts[order.prompt].tolist()])
-        rewards = self._groups.rewards_R[at]
-        hits, count = float(np.nansum(rewards)), int((~np.isnan(rewards)).sum())
-        if order.group not in self._rate:
-            self._rate[order.group] = float(self._random.beta(1 + max(0.0, hits), 1 + max(0.0, count - hits)))
-        metric = float(self._random.random() < self._rate[order.group])
-        return Done(rollout, metric, metric, max(0, round(float(self._groups.tokens_R[at].mean()))), version)
-
-
-def _by_prompt(groups: Groups, n: int) -> list[NDArray[np.int64]]:
+def visits_of(groups: Groups, n: int) -> list[NDArray[np.int64]]:
     """The visits of each prompt that have n rollouts or more; prompts in the order of their first."""
     visit_V = np.flatnonzero(groups.first_V >= n)
     visit_V = visit_V[np.argsort(groups.prompt_V[visit_V], kind="stable")]
@@ -392,7 +261,7 @@ def _by_prompt(groups: Groups, n: int) -> list[NDArray[np.int64]]:
     return sorted(np.split(visit_V, others), key=lambda of_prompt: int(of_prompt[0]))
 
 
-def _some(prompts: Sequence[NDArray[np.int64]], least: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
+def _some(prompts: Visits, least: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
     """All prompts in random order, or as many of them as the estimate has time for and its batches need."""
     chosen: list[NDArray[np.int64]] = []
     visits = 0

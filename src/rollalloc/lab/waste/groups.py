@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,28 +17,9 @@ NOT_SAID = -1  # in a column of truncated rollouts or of tokens
 SAME = 1e-9  # rewards that differ by no more are the same
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The rollouts of one visit of one prompt.
-
-    Attributes:
-        prompt: its key, the same at every visit.
-        step: of the training run; None where the log does not say.
-        rewards_G: of each rollout, shape (G,), the `first` ones before the others; NaN where it has no score.
-        truncated: rollouts that hit the length limit; None where the log does not say.
-        first: rollouts ordered before any result was known: the others' number may depend on what these came to.
-    """
-
-    prompt: str
-    step: int | None
-    rewards_G: NDArray[np.float64]
-    truncated: int | None
-    first: int
-
-
 @dataclass(frozen=True, eq=False)
-class Groups(Sequence[Group]):
-    """V visits of P prompts with R rollouts in all, as columns; a sequence of `Group`.
+class Groups:
+    """V visits of P prompts with R rollouts in all, as columns: a group is one visit of one prompt.
 
     Attributes:
         keys: of the prompts, each once, length P.
@@ -60,49 +41,8 @@ class Groups(Sequence[Group]):
     rewards_R: NDArray[np.float64]
     tokens_R: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, groups: Iterable[Group]) -> Groups:
-        """These groups in columns; themselves where they are.
-
-        Raises:
-            ValueError: a group without rollouts.
-        """
-        if isinstance(groups, Groups):
-            return groups
-        gathering = Gathering()
-        for number, group in enumerate(groups):
-            if not group.rewards_G.size:
-                raise ValueError(f"expected at least one rollout in each group, group {number} has none; leave it out")
-            for at, reward in enumerate(group.rewards_G.tolist()):
-                # How many were truncated counts, not which.
-                truncated = None if group.truncated is None else at < group.truncated
-                gathering.add(
-                    number, group.prompt, group.step, reward, truncated=truncated, stage=int(at >= group.first)
-                )
-        return gathering.groups()
-
     def __len__(self) -> int:
         return len(self.prompt_V)
-
-    @overload
-    def __getitem__(self, at: int) -> Group: ...
-    @overload
-    def __getitem__(self, at: slice) -> Groups: ...
-    def __getitem__(self, at: int | slice) -> Group | Groups:
-        if isinstance(at, slice):
-            return self.take(np.arange(len(self))[at])
-        at = range(len(self))[at]
-        begin, step, truncated = int(self.begin_V[at]), int(self.step_V[at]), int(self.truncated_V[at])
-        return Group(
-            self.keys[int(self.prompt_V[at])],
-            None if step == NO_STEP else step,
-            self.rewards_R[begin : begin + int(self.size_V[at])],
-            None if truncated == NOT_SAID else truncated,
-            int(self.first_V[at]),
-        )
-
-    def __iter__(self) -> Iterator[Group]:
-        return (self[at] for at in range(len(self)))
 
     def take(self, which: NDArray[Any]) -> Groups:
         """Some of the groups, by index or by a mask, in that order."""
@@ -121,8 +61,10 @@ class Groups(Sequence[Group]):
             self.tokens_R[taken_R],
         )
 
-    def judged(self, threshold: float) -> Groups:
-        """With 1 for each reward of at least `threshold`, 0 for each below."""
+    def judged(self, threshold: float | None) -> Groups:
+        """With 1 for each reward of at least `threshold`, 0 for each below; as they are where it is None."""
+        if threshold is None:
+            return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)
         return replace(self, rewards_R=np.where(np.isnan(self.rewards_R), np.nan, right_R))
 
@@ -163,7 +105,7 @@ class Log:
 
     Attributes:
         format: which reader read it.
-        groups: in the order of their first rollout.
+        groups: in the order of their first rollout; None where the log has only sums.
         accounts: rollouts by cause as the trainer itself booked them; None where it did not.
         complete: False where groups without variance may have been left out before the log was written.
         notes: what a reader of the result should know.
@@ -174,7 +116,7 @@ class Log:
     """
 
     format: str
-    groups: Sequence[Group] = ()
+    groups: Groups | None = None
     accounts: dict[str, int] | None = None
     complete: bool = True
     notes: list[str] = field(default_factory=list)
@@ -205,10 +147,6 @@ class Gathering:
         self._tokens_R = array("q")
         self._late_R, self._truncated_R = array("b"), array("b")
 
-    def number(self, prompt: str) -> int:
-        """Of a prompt's key."""
-        return self._number.setdefault(prompt, len(self._number))
-
     def add(
         self, group: Hashable, prompt: str, step: int | None, reward: float | None,
         *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None,
@@ -217,30 +155,13 @@ class Gathering:
         visit = self._open.get(group)
         if visit is None:
             visit = self._open[group] = len(self._prompt_V)
-            self._prompt_V.append(self.number(prompt))
+            self._prompt_V.append(self._number.setdefault(prompt, len(self._number)))
             self._step_V.append(NO_STEP if step is None else step)
         self._visit_R.append(visit)
         self._reward_R.append(np.nan if reward is None else reward)
         self._tokens_R.append(NOT_SAID if tokens is None else tokens)
         self._late_R.append(stage != 0)
         self._truncated_R.append(NOT_SAID if truncated is None else truncated)
-
-    def extend(
-        self,
-        prompt_V: NDArray[np.int64],
-        step_V: NDArray[np.int64],
-        size_V: NDArray[np.int64],
-        rewards_R: NDArray[np.float64],
-    ) -> None:
-        """Whole groups at once; prompts by `number`, the rest as in `Groups`."""
-        visits = np.arange(len(self._prompt_V), len(self._prompt_V) + len(prompt_V))
-        self._visit_R.frombytes(np.repeat(visits, size_V).tobytes())
-        self._prompt_V.frombytes(prompt_V.tobytes())
-        self._step_V.frombytes(step_V.tobytes())
-        self._reward_R.frombytes(rewards_R.tobytes())
-        self._tokens_R.frombytes(np.full(len(rewards_R), NOT_SAID).tobytes())
-        self._late_R.frombytes(bytes(len(rewards_R)))
-        self._truncated_R.frombytes(np.full(len(rewards_R), NOT_SAID, np.int8).tobytes())
 
     def close(self) -> None:
         """Forget the names of groups: no rollout of them comes any more."""
@@ -266,12 +187,6 @@ class Gathering:
             np.array(self._reward_R, np.float64)[order_R],
             np.array(self._tokens_R, np.int64)[order_R],
         )
-
-
-def outcomes(groups: Iterable[Group], threshold: float | None) -> Groups:
-    """The groups with 1 for each reward of at least `threshold` and 0 for each below; as they are where it is None."""
-    columns = Groups.of(groups)
-    return columns if threshold is None else columns.judged(threshold)
 
 
 def key_of(text: str) -> str:

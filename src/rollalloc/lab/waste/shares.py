@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.seeds import rng
-from rollalloc.lab.waste.groups import NO_STEP, SAME, Group, Groups
+from rollalloc.lab.waste.groups import NO_STEP, SAME, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
 LEAST_PROMPTS = 10  # below it, resampling prompts says nothing about other prompts
@@ -44,7 +43,7 @@ class Shares:
     groups: int
 
 
-def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) -> Shares:
+def shares_of(groups: Groups, *, seed: int = 0, resamples: int = 1000) -> Shares:
     """Count the rollouts of groups whose rewards do not differ, by cause.
 
     The interval is the percentile bootstrap over prompts: visits of one prompt are resampled together, because they are
@@ -59,10 +58,9 @@ def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) 
     Raises:
         ValueError: no groups.
     """
-    if not groups:
+    if not len(groups):
         raise ValueError("expected at least one group of rollouts, got none")
-    columns = Groups.of(groups)
-    counts_PC = _counts(columns)
+    counts_PC = _counts(groups)
     prompts = len(counts_PC)
     total_C = counts_PC.sum(0)
     share_C = total_C / total_C.sum()
@@ -78,13 +76,8 @@ def shares_of(groups: Sequence[Group], *, seed: int = 0, resamples: int = 1000) 
         shares=by_cause,
         wasted=Share(1 - taught.value, wasted),
         prompts=prompts,
-        groups=len(columns),
+        groups=len(groups),
     )
-
-
-def mixed(rewards_G: NDArray[np.float64]) -> bool:
-    """Whether scored rewards differ."""
-    return bool(rewards_G.size and rewards_G.max() - rewards_G.min() > SAME)
 
 
 def _counts(groups: Groups) -> NDArray[np.float64]:
@@ -92,13 +85,13 @@ def _counts(groups: Groups) -> NDArray[np.float64]:
     row_of = np.zeros(len(groups.keys), np.int64)
     row_of[groups.visited] = np.arange(len(groups.visited))
     begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
-    scored_X = np.bincount(begin_V + _fate(groups), groups.scored_V, cells)
+    scored_X = np.bincount(begin_V + _cause(groups), groups.scored_V, cells)
     unscored_X = np.bincount(begin_V + CAUSES.index("unscored"), groups.size_V - groups.scored_V, cells)
     return (scored_X + unscored_X).astype(np.float64).reshape(-1, len(CAUSES))
 
 
-def _fate(groups: Groups) -> NDArray[np.int64]:
-    """What became of the scored rollouts of each visit, as an index into `CAUSES`; the first that holds."""
+def _cause(groups: Groups) -> NDArray[np.int64]:
+    """The cause that the scored rollouts of each visit count under, as an index into `CAUSES`; the first that holds."""
     lowest, highest = _range(groups)
     all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
@@ -151,13 +144,12 @@ def _interval(share: float, resampled_R: NDArray[np.float64], prompts: int) -> t
     return low, high
 
 
-def drift(groups: Sequence[Group], *, seed: int = 0) -> tuple[Share, Share] | None:
+def drift(groups: Groups, *, seed: int = 0) -> tuple[Share, Share] | None:
     """The wasted share of the first and of the last third of the steps; None where the log is too short to tell."""
-    columns = Groups.of(groups)
-    said_V = columns.step_V != NO_STEP
-    steps = np.unique(columns.step_V[said_V])
+    known_V = groups.step_V != NO_STEP
+    steps = np.unique(groups.step_V[known_V])
     if len(steps) < 6:
         return None
     third = len(steps) // 3
-    early_V, late_V = said_V & (columns.step_V <= steps[third - 1]), said_V & (columns.step_V >= steps[-third])
-    return shares_of(columns.take(early_V), seed=seed).wasted, shares_of(columns.take(late_V), seed=seed).wasted
+    early_V, late_V = known_V & (groups.step_V <= steps[third - 1]), known_V & (groups.step_V >= steps[-third])
+    return shares_of(groups.take(early_V), seed=seed).wasted, shares_of(groups.take(late_V), seed=seed).wasted
