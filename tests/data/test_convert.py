@@ -74,6 +74,14 @@ def test_numbers_that_are_none_and_exact_ones(run):
     assert (made.unanswered, prompts.ground_truths) == (1, ("1",))
 
 
+@pytest.mark.parametrize("kind", [pyarrow.float16(), pyarrow.float32(), pyarrow.float64()])
+def test_a_number_of_few_digits_is_written_with_these(tmp_path, kind):
+    answers = pyarrow.array([0.1, 2.5, 3.0, -0.007, None]).cast(kind, safe=False)
+    parquet.write_table(pyarrow.table({"q": list("abcde"), "a": answers}), tmp_path / "mine.parquet")
+    convert(tmp_path / "mine.parquet", tmp_path / "out.jsonl", question="q", answer="a")
+    assert load_prompts(tmp_path / "out.jsonl").ground_truths == ("0.1", "2.5", "3", "-0.007")
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     columns = [pyarrow.array(["?"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
     parquet.write_table(pyarrow.Table.from_arrays(columns, names=["q", "a", "a"]), tmp_path / "mine.parquet")

@@ -88,12 +88,20 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
                 except broken:
                     row += _first_broken(batch, broken)
                     raise
+                narrow = {
+                    field.name: field.type for field in batch.schema if field.type in (arrow.float16(), arrow.float32())
+                }
                 for value in values:
                     row += 1
-                    yield row, value
+                    yield row, value | {name: _shortest(value[name], kind) for name, kind in narrow.items()}
     except broken as error:
         where = f"{path}:{row + 1}: from this row on, " if row else f"{path}: "
         raise ValueError(f"{where}not a readable parquet file ({error}); write or download it again") from error
+
+
+def _shortest(value: float | None, kind: Any) -> float | None:
+    """A number of a narrow type as it would be written: 0.1 in float32 is 0.1, and not 0.10000000149."""
+    return None if value is None else float(str(kind.to_pandas_dtype()(value)))
 
 
 def is_readable(path: Path) -> bool:
