@@ -20,9 +20,14 @@ from rollalloc.testing import check_recipe, trace
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_law_holds(name):
-    check_recipe(RECIPES[name], table=TABLES.get(name, PromptTable.of))
+# One of each kind under one seed; the tier `e2e` has the others, and each under another seed, too.
+KINDS = [*TRACED, *(pytest.param(name, marks=pytest.mark.e2e) for name in RECIPES if name not in TRACED)]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_law_holds(name, seed):
+    check_recipe(RECIPES[name], table=TABLES.get(name, PromptTable.of), seeds=(seed,))
 
 
 def test_a_table_of_another_size_than_asked_for_is_refused():
