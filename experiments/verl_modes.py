@@ -82,7 +82,7 @@ def line(recipe: str, mode: str, rows: list[dict[str, float]]) -> str:
     generating, update = (
         statistics.median(row.get(f"timing_s/{name}", float("nan")) for row in kept) for name in ("gen", "update_actor")
     )
-    paid = (rows[-2]["rollalloc/rollouts/paid"] - rows[LEFT_OUT - 1]["rollalloc/rollouts/paid"]) / len(kept)
+    paid = (rows[-2]["rollalloc/rollouts_paid"] - rows[LEFT_OUT - 1]["rollalloc/rollouts_paid"]) / len(kept)
     return (
         f"| {recipe} | {mode} | {statistics.median(step):.1f} ({min(step):.1f}–{max(step):.1f}) "
         f"| {statistics.mean(step):.1f} "

@@ -39,10 +39,10 @@ def test_the_asynchronous_loop_stops_rollouts_and_loses_none() -> None:
 
 @pytest.mark.parametrize(("reached", "code"), [(0.95, 0), (0.4, 1)])
 def test_what_a_run_with_verl_paid_is_shown(tmp_path: Path, reached: float, code: int) -> None:
-    figures = {"rollalloc/driver_seconds": 0.1, "timing_s/step": 10.0, "rollalloc/rollouts/trained": 64}
+    figures = {"rollalloc/driver_seconds": 0.1, "timing_s/step": 10.0, "rollalloc/accounts/trained": 64}
     steps = [{"step": 0, "data": {"val/score": 0.1}}]
     for step, score in enumerate([0.2, reached], start=1):
-        steps.append({"step": step, "data": figures | {"critic/score/mean": score, "rollalloc/rollouts/stale": 0}})
+        steps.append({"step": step, "data": figures | {"critic/score/mean": score, "rollalloc/accounts/stale": 0}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     show = [sys.executable, ROOT / "examples" / "verl" / "show.py", tmp_path]
     done = subprocess.run(show, capture_output=True, text=True, check=False)

@@ -4,9 +4,10 @@ import json
 import sys
 from pathlib import Path
 
+COUNTED = ("rollalloc/rollouts_paid", "rollalloc/accounts/")
 lines = [json.loads(line) for line in (Path(sys.argv[1]) / "metrics.jsonl").read_text().splitlines()]
 steps = [(line["step"], line["data"]) for line in lines if "critic/score/mean" in line["data"]]
-causes = [key for key in steps[-1][1] if key.startswith("rollalloc/rollouts/") and steps[-1][1][key]]
+causes = [key for key, value in steps[-1][1].items() if value and key.startswith(COUNTED)]
 print("step  reward " + " ".join(f"{key.rsplit('/')[-1]:>13}" for key in causes))
 for step, data in steps:
     print(f"{step:4}  {data['critic/score/mean']:6.3f} " + " ".join(f"{data[key]:13.0f}" for key in causes))

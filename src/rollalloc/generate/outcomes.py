@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from rollalloc.core.allocator import Allocator, MetricError
-from rollalloc.core.events import Event, Order
+from rollalloc.core.errors import NoScores
+from rollalloc.core.events import Cancelled, Done, Event, Failed, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.rewards.function import Outcome, Scored
 
-_HOW_TO_SET_THE_METRIC = (
-    'The reward function sets it beside the reward: return {"score": reward, "acc": 1.0 if right else 0.0}. Once it does, '
-    "the run can be resumed (--resume)"
+SCORE_AND_ACC = (
+    'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
+    "there is no `acc`, and the score may be any finite number. Then resume"
 )
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
@@ -81,16 +82,59 @@ class Outcomes:
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
 
-def tell(allocator: Allocator, events: Sequence[Event]) -> None:
+def event(
+    rollout: int,
+    outcome: Outcome,
+    tokens: int,
+    version: int,
+    last_version: int | None = None,
+    *,
+    truncated: bool = False,
+    cancelled: bool = False,
+) -> Cancelled | Done | Failed:
+    """What the core is told of a rollout that ended.
+
+    Args:
+        rollout: its id.
+        outcome: its score, or why it has none; not looked at where it was cancelled.
+        tokens: that the model generated.
+        version: of the weights at its first token.
+        last_version: at its last token; None: the same.
+        truncated: it hit the length limit.
+        cancelled: it was stopped because the core said so.
+    """
+    if cancelled:
+        return Cancelled(rollout, tokens)
+    if isinstance(outcome, Scored):
+        return Done(rollout, outcome.reward, outcome.metric, tokens, version, last_version, truncated)
+    return Failed(rollout, outcome.reason, tokens)
+
+
+def tell(allocator: Allocator, events: Sequence[Event], remedy: str = SCORE_AND_ACC) -> None:
     """Tell what came of rollouts.
 
+    Args:
+        allocator: is told.
+        events: in order.
+        remedy: what to do where the metric is no success rate.
+
     Raises:
-        MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says how to set it.
+        MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; with the remedy.
     """
     try:
         allocator.tell(events)
     except MetricError as error:
-        raise MetricError(f"{error}. {_HOW_TO_SET_THE_METRIC}") from None
+        raise MetricError(f"{error}. {remedy}") from None
+
+
+def mostly_unscored(why: str, reason: str | None) -> str:
+    """Why a run is over in which most rollouts have no score, with their commonest reason."""
+    return f"{why}. Most rollouts have no score, mostly because: {reason}"
+
+
+def no_scores(why: str) -> NoScores:
+    """The error of a run that is over for want of scores."""
+    return NoScores(f"{why}. Nothing after the newest checkpoint is saved; repair the reward, then resume")
 
 
 class RolloutLog:

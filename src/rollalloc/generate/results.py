@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
+from rollalloc.core.events import Actions, Event, Order
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.outcomes import Outcomes, RolloutLog, tell
+from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell
 from rollalloc.generate.packed import pack_generations, unpack_generations
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
@@ -35,7 +35,10 @@ class Rollouts:
     Attributes:
         generations: by rollout, those that have a score and are not released.
         outcomes: what came of all rollouts.
+        remedy: what an error about a metric says is to be done.
     """
+
+    remedy = SCORE_AND_ACC
 
     def __init__(
         self,
@@ -132,19 +135,15 @@ class Rollouts:
         self._write(ended, outcomes, order_of, now)
         events: list[Event] = []
         for made, outcome in zip(ended, outcomes, strict=True):
-            tokens = len(made.tokens)
+            tokens, spans, cut = len(made.tokens), made.spans or now, made.truncated
+            first, last = spans[0][0], spans[-1][0]
+            events.append(event(made.rollout, outcome, tokens, first, last, truncated=cut, cancelled=made.cancelled))
             if made.cancelled:
-                events.append(Cancelled(made.rollout, tokens))
                 continue
-            self.outcomes.add(outcome, truncated=made.truncated, tokens=tokens)
+            self.outcomes.add(outcome, truncated=cut, tokens=tokens)
             if isinstance(outcome, Scored):
                 self.generations[made.rollout] = made
-                first, last = (made.spans or now)[0][0], (made.spans or now)[-1][0]
-                done = Done(made.rollout, outcome.reward, outcome.metric, tokens, first, last, made.truncated)
-                events.append(done)
-            else:
-                events.append(Failed(made.rollout, outcome.reason, tokens))
-        tell(allocator, events)
+        tell(allocator, events, self.remedy)
 
     def _write(
         self,

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn, Protocol
-
-import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
@@ -22,9 +21,10 @@ from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
-from rollalloc.generate.outcomes import Outcomes
+from rollalloc.generate.outcomes import Outcomes, mostly_unscored, no_scores
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.train import checkpoint
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
@@ -224,7 +224,7 @@ class Loop:
         paid, accounts = self.allocator.paid, self.allocator.accounts()
         if actions.finished is None or 2 * accounts["failed"] <= paid:
             return actions.finished
-        why = f"{actions.finished}. Most rollouts have no score, mostly because: {self.roller.outcomes.commonest_failure()}"
+        why = mostly_unscored(actions.finished, self.roller.outcomes.commonest_failure())
         if self.allocator.scoreless():
             self._give_up(why)
         return why
@@ -234,7 +234,7 @@ class Loop:
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
-        raise NoScores(f"{why}. No model is saved; repair the reward, then resume (--resume)")
+        raise no_scores(why)
 
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
@@ -254,20 +254,16 @@ class Loop:
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
-        ages = [batch.version - row.version for row in batch.rows]
+        ages = Counter(batch.version - row.version for row in batch.rows)
         self._write(
             {
                 "kind": "batch",
                 "batch": self.counters.batches,
                 **self.counters.made,
                 **self.roller.figures(),
-                "rows": len(batch.rows),
-                "replayed": sum(row.replays > 0 for row in batch.rows),
-                "groups": groups,
+                **of_batch(batch),
                 "short_because": batch.short_because,
-                "staleness_mean": float(np.mean(ages)),
-                "staleness_max": max(ages),
-                "ages": {str(age): ages.count(age) for age in sorted(set(ages))},
+                "ages": {str(age): ages[age] for age in sorted(ages)},
                 **self.allocator.away(),
                 "prediction": self.allocator.prompt_figures(),
                 **figures,
@@ -436,15 +432,11 @@ class Loop:
 
     def _spent(self) -> dict[str, Any]:
         return {
-            "rollouts_paid": self.allocator.paid,
-            "tokens_paid": self.allocator.tokens_paid,
+            **totals(self.allocator),
             "optimizer_steps": self.updater.steps,
             "version": self.allocator.version,
-            "epoch": self.allocator.epoch,
             "seconds": round(self.counters.seconds, 3),
-            "accounts": self.allocator.accounts(),
             "unscored": dict(self.roller.outcomes.unscored),
-            "prompts": self.allocator.statistics.counts(),
             **self._bill(),
         }
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rollalloc.runs.metrics import scalars as numbers
+from rollalloc.runs.values import QUANTILES
 
 if TYPE_CHECKING:
     from rollalloc.train.native import Listener
 
-_QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")  # of the metrics' `lengths`
 _PAID = "rollalloc/rollouts_paid"
 
 
@@ -59,19 +60,11 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     else:
         own["unscored"] = sum(line["unscored"].values())
     if lengths := line.get("lengths"):
-        own["lengths"] = lengths | dict(zip(_QUANTILES, lengths["quantiles"], strict=True))
-    found = dict(_numbers(own, "rollalloc"))
+        own["lengths"] = lengths | dict(zip(QUANTILES, lengths["quantiles"], strict=True))
+    found = numbers(own)
     if line.get("reward_mean") is not None:
         found["reward"] = float(line["reward_mean"])
     return found
-
-
-def _numbers(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{path}/{name}")
-        elif isinstance(value, Real):
-            yield f"{path}/{name}", float(value)
 
 
 @contextmanager

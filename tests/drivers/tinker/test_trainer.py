@@ -22,6 +22,7 @@ from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.discovery import comparisons
+from rollalloc.runs.metrics import paths, undeclared
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.schedule import Schedule
 
@@ -60,6 +61,8 @@ def test_every_recipe_spends_its_budget_and_accounts_for_it(by_hand, trainer_of,
     assert accounts["trained"] > 0
     assert trainer.roller.generations == {}
     assert lines[-1]["kind"] == "end"
+    for line in lines:
+        assert not undeclared((name for name, _ in paths(line)), "every line", line["kind"], "Tinker")
 
 
 def test_a_policy_learns(sdk, trainer_of):

@@ -19,16 +19,16 @@ def rewards():
 def test_figures_of_an_evaluation_by_hand(rewards):
     """Two prompts, four completions each; what the metric names counts, not the weighted reward."""
     found = evaluated_figures(rewards, SCORES, COMPLETIONS, 4)
-    assert found["rollalloc/pass_at_k"] == pytest.approx((1 + 0.5) / 2)
-    assert found["rollalloc/full_marks"] == pytest.approx((3 / 3 + 0) / 2)  # of those with a score
-    assert found["rollalloc/distinct_right"] == pytest.approx((2 + 0) / 2)
-    assert found["rollalloc/right_pairs_differ"] == pytest.approx(2 / 3)
+    assert found["rollalloc/breadth/pass_at_k"] == pytest.approx((1 + 0.5) / 2)
+    assert found["rollalloc/breadth/full_marks"] == pytest.approx((3 / 3 + 0) / 2)  # of those with a score
+    assert found["rollalloc/breadth/distinct_right"] == pytest.approx((2 + 0) / 2)
+    assert found["rollalloc/breadth/right_pairs_differ"] == pytest.approx(2 / 3)
 
 
 def test_of_a_part_of_the_completions_only_the_scores_are_told(rewards):
     assert evaluated_figures(rewards, SCORES, COMPLETIONS[:4], 4).keys() == {
-        "rollalloc/pass_at_k",
-        "rollalloc/full_marks",
+        "rollalloc/breadth/pass_at_k",
+        "rollalloc/breadth/full_marks",
     }
 
 

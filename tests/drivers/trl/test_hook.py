@@ -88,7 +88,7 @@ def test_evaluation_generates_for_the_prompts_it_is_given(tmp_path):
     found = trainer.state.log_history[-1]
     assert seen == [sorted(2 * list(range(8)))]
     assert 0 < found["eval_reward"] < 1
-    assert found["eval_reward"] < found["eval_rollalloc/pass_at_k"] <= 2 * found["eval_reward"]
+    assert found["eval_reward"] < found["eval_rollalloc/breadth/pass_at_k"] <= 2 * found["eval_reward"]
     assert trainer.rollout_func.allocation.allocator.paid == 0
 
 

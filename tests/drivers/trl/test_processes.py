@@ -85,7 +85,7 @@ def test_two_processes_resume_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "here", "there"),
     [
-        ({"negative": 1}, "MetricError: the metric is the whole reward", "MetricError: the metric is the whole reward"),
+        ({"negative": 1}, "The metric is the whole reward", "The metric is the whole reward"),
         (
             {"broken_in": 1},
             "KeyError: 'broken'",

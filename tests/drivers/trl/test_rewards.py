@@ -169,7 +169,7 @@ def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_fun
     unscored = [rollout for rollout in made if rollout.scores_F[0] is None]
     assert accounts["failed"] == len(unscored) > 0
     line = trainer.state.log_history[0]
-    assert line["rollalloc/unscored"] == len(unscored)
+    assert line["rollalloc/failed"] == len(unscored)
     for rollout in trainer.allocation.rollouts.values():
         assert rollout.scores_F[0] is not None
     assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal

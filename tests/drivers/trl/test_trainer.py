@@ -26,6 +26,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules import advantages
+from rollalloc.runs.metrics import undeclared
 from rollalloc.train.native import Settings, Trainer
 
 
@@ -289,8 +290,9 @@ def test_what_was_paid_is_counted(tmp_path):
     last = [line for line in trainer.state.log_history if "num_tokens" in line][-1]
     assert last["num_tokens"] == sum(paid) == trainer.state.num_input_tokens_seen
     assert last["rollalloc/rollouts_paid"] == len(paid)
-    causes = [value for name, value in last.items() if name.startswith("rollalloc/rollouts/")]
+    causes = [value for name, value in last.items() if name.startswith("rollalloc/accounts/")]
     assert sum(causes) == len(paid)
+    assert not undeclared((name[len("rollalloc/") :] for name in last if name.startswith("rollalloc/")), "TRL")
 
 
 @pytest.mark.parametrize("recipe", ["darts_sampled", "darts_none"])
@@ -312,16 +314,16 @@ def test_what_a_recipe_stops_is_not_generated_nor_scored(recipe, tmp_path, caplo
 
     stopping = run("stopping", None)
     assert not caplog.records
-    causes = {name: value for name, value in stopping.items() if name.startswith("rollalloc/rollouts/")}
-    assert stopping["stopped"] == causes["rollalloc/rollouts/cancelled"] > 0
+    causes = {name: value for name, value in stopping.items() if name.startswith("rollalloc/accounts/")}
+    assert stopping["stopped"] == causes["rollalloc/accounts/cancelled"] > 0
     assert sum(causes.values()) == stopping["rollalloc/rollouts_paid"]
-    assert stopping["rollalloc/rollouts_paid"] - causes["rollalloc/rollouts/cancelled"] == len(scored)
+    assert stopping["rollalloc/rollouts_paid"] - causes["rollalloc/accounts/cancelled"] == len(scored)
     tokens_of_stopped = stopping["rollalloc/tokens_paid"] - sum(scored)
-    assert 0 < tokens_of_stopped < 12 * causes["rollalloc/rollouts/cancelled"]
+    assert 0 < tokens_of_stopped < 12 * causes["rollalloc/accounts/cancelled"]
 
     to_the_end = run("to the end", False)
     assert "each is generated to its end" in caplog.text
-    assert to_the_end["rollalloc/rollouts/cancelled"] == 0 == to_the_end["stopped"]
+    assert to_the_end["rollalloc/accounts/cancelled"] == 0 == to_the_end["stopped"]
     assert stopping["rollalloc/tokens_paid"] < to_the_end["rollalloc/tokens_paid"] == sum(scored)
 
 
@@ -378,9 +380,12 @@ def test_evaluation_is_trls_own(tmp_path):
         )
     added = {name: found[0].pop(name) for name in list(found[0]) if "rollalloc" in name}
     assert found[0] == found[1]
+    assert not undeclared((name.removeprefix("eval_rollalloc/") for name in added), "TRL")
     logged = ours.state.log_history[-1]
-    assert added.keys() <= {name for name in logged if "rollalloc" in name} >= {"eval_rollalloc/pass_at_k"}
-    assert logged["eval_reward"] < logged["eval_rollalloc/pass_at_k"] <= 2 * logged["eval_reward"]  # the best of two
+    assert added.keys() <= {name for name in logged if "rollalloc" in name} >= {"eval_rollalloc/breadth/pass_at_k"}
+    assert (
+        logged["eval_reward"] < logged["eval_rollalloc/breadth/pass_at_k"] <= 2 * logged["eval_reward"]
+    )  # the best of two
     assert ours.allocation.allocator.paid == 0
 
 

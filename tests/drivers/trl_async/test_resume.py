@@ -32,7 +32,7 @@ def test_a_run_that_was_stopped_and_resumed_is_the_run_that_was_not(name, model,
     assert second.state.global_step == 6
     assert_same_gradients(expected[3:], taken)
     figures = [
-        {key: line[key] for key in ("reward", "rollalloc/rollouts_paid", "rollalloc/rollouts/trained")}
+        {key: line[key] for key in ("reward", "rollalloc/rollouts_paid", "rollalloc/accounts/trained")}
         for made in (second, whole)
         for line in made.state.log_history
         if line.get("step") == 6 and "loss" in line

@@ -12,6 +12,7 @@ import torch
 from rollalloc import Budget
 from rollalloc.drivers.trl.checks import rows_per_group
 from rollalloc.generate.stream.settings import Streaming
+from rollalloc.runs.metrics import undeclared
 
 
 @pytest.mark.parametrize("name", sorted(tiny_async.RECIPES))
@@ -36,7 +37,8 @@ def test_the_trainer_trains_on_the_cores_rows_with_its_advantages(name, model, t
     assert line["rollalloc/rows"] == len(seen.batches[3].rows)
     assert line["rollalloc/staleness_max"] == max(ages[-len(seen.batches[3].rows) :])
     assert line["rollalloc/rollouts_paid"] <= core.paid
-    assert {"rollalloc/stopped", "frac_reward_zero_std", "rollalloc/rollouts/trained"} <= line.keys()
+    assert not undeclared((name[len("rollalloc/") :] for name in line if name.startswith("rollalloc/")), "TRL")
+    assert {"rollalloc/stopped", "frac_reward_zero_std", "rollalloc/accounts/trained"} <= line.keys()
 
 
 def test_old_log_probabilities_are_those_of_the_policy_that_trains(model, tmp_path):
@@ -125,6 +127,6 @@ def test_what_is_over_is_kept_by_nobody_and_stopped_rollouts_are_no_failures(mod
     trainer.train()
     accounts, roller = trainer.allocation.allocator.accounts(), trainer.rollout_worker._roller
     assert accounts["cancelled"] > 0 == accounts["failed"]
-    lines = [line for line in trainer.state.log_history if "rollalloc/unscored" in line]
-    assert {(line["rollalloc/unscored"], line.get("calls")) for line in lines} == {(0, 1.0)}
+    lines = [line for line in trainer.state.log_history if "rollalloc/failed" in line]
+    assert {(line["rollalloc/failed"], line.get("calls")) for line in lines} == {(0, 1.0)}
     assert trainer.allocation.rollouts == roller._scored == roller._figures == {}

@@ -101,8 +101,8 @@ def step(rounds, last=False):
     """A batch, trained, during which the crew goes on."""
     rows = rounds.next_batch(last)
     metrics = rounds.metrics(rows.batch)
-    causes = figures(metrics, "rollalloc/rollouts/")
-    assert causes.pop("paid") == sum(causes.values())
+    causes = figures(metrics, "rollalloc/accounts/")
+    assert metrics["rollalloc/rollouts_paid"] == sum(causes.values())
     assert set(rows.keys) <= rounds.crew.rows
     rounds.attend(last)
     rounds.trained(rounds.allocator.version + 1)
@@ -121,7 +121,7 @@ def test_every_recipe_gives_full_batches_of_rollouts_that_are_each_trained_once(
         rows, metrics = step(rounds)
         assert rows.batch.short_because is None
         assert len({row.group for row in rows.rows}) == 4
-        assert metrics["rollalloc/staleness/max"] <= rounds.allocator.recipe.max_staleness
+        assert metrics["rollalloc/staleness_max"] <= rounds.allocator.recipe.max_staleness
         seen.update(row.rollout for row in rows.rows)
     assert set(seen.values()) == {1}
 
@@ -154,21 +154,21 @@ def test_under_every_recipe_a_trajectory_of_several_turns_is_a_rollout(section, 
     for _ in range(6):
         rows, metrics = step(rounds)
         assert len({row.group for row in rows.rows}) == 4
-        assert metrics["rollalloc/staleness/max"] <= rounds.allocator.recipe.max_staleness
+        assert metrics["rollalloc/staleness_max"] <= rounds.allocator.recipe.max_staleness
     assert rounds.allocator.tokens_paid == told
-    assert metrics["rollalloc/rollouts/failed"] > 0
+    assert metrics["rollalloc/accounts/failed"] > 0
 
 
 def test_a_batch_does_not_wait_for_the_others_which_go_on_over_the_update():
     rounds = rounds_of({"recipe": "grpo"}, at_once=4)
     first, metrics = step(rounds)
     assert {row.group for row in first.rows} == {0, 1, 2, 3}
-    assert metrics["rollalloc/running"] == 2 * 16, "the next batch, and the one ordered beside this one"
+    assert metrics["rollalloc/streaming/in_flight"] == 2 * 16, "the next batch, and the one ordered beside this one"
     assert len(rounds.crew.waiting) == 2 * 16
     second, metrics = step(rounds)
     assert {row.group for row in second.rows} == {4, 5, 6, 7}
     assert {row.version for row in second.rows} == {0}, "of the first token, before the update"
-    assert metrics["rollalloc/staleness/max"] == 1
+    assert metrics["rollalloc/staleness_max"] == 1
     assert len(rounds.crew.submitted) == 4 * 4
 
 
@@ -177,8 +177,8 @@ def test_what_is_too_old_after_an_update_is_stopped_and_not_trained():
     rounds = rounds_of({"recipe": "grpo"}, at_once=4, overlap=slow)
     for _ in range(8):
         _, metrics = step(rounds)
-        assert metrics["rollalloc/staleness/max"] <= 1
-    assert metrics["rollalloc/rollouts/stale"] > 0
+        assert metrics["rollalloc/staleness_max"] <= 1
+    assert metrics["rollalloc/accounts/stale"] > 0
 
 
 def test_beside_the_last_batch_nothing_is_ordered():
@@ -355,7 +355,7 @@ def test_a_rollout_that_was_to_be_stopped_at_a_checkpoint_has_ended_with_its_pro
     again = resumed(rounds, {"recipe": "grpo"}, overlap=slow, at_once=3)
     for _ in range(4):
         step(again)
-    assert again.metrics(again.next_batch().batch)["rollalloc/rollouts/cancelled"] > 0
+    assert again.metrics(again.next_batch().batch)["rollalloc/accounts/cancelled"] > 0
 
 
 def test_of_a_rollout_stopped_before_a_checkpoint_nothing_is_awaited_after_it():

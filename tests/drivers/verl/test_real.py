@@ -71,6 +71,6 @@ def test_smollm2_trains_through_verl(tmp_path):
     assert len(steps) == STEPS
     for step in steps:
         assert math.isfinite(step["actor/grad_norm"])
-        causes = {name: value for name, value in step.items() if name.startswith("rollalloc/rollouts/")}
-        assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values()) > 0
-    assert steps[-1]["rollalloc/rollouts/failed"] == 0
+        causes = {name: value for name, value in step.items() if name.startswith("rollalloc/accounts/")}
+        assert step["rollalloc/rollouts_paid"] == sum(causes.values()) > 0
+    assert steps[-1]["rollalloc/accounts/failed"] == 0

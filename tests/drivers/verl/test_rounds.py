@@ -8,6 +8,7 @@ from rollalloc import MetricError
 from rollalloc.core.errors import NoScores
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
+from rollalloc.runs.metrics import undeclared
 
 AS_LARGE_AS_REWARDS = (
     "rloo",
@@ -216,7 +217,7 @@ def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_r
         return Outcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
 
     with pytest.raises(
-        MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*`acc` of the dictionary .*\"acc\": 1.0 if right"
+        MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*the metric is `acc`"
     ):
         make_rounds(RECIPES["pilot_commit"], outcome).next_batch()
     assert make_rounds(RECIPES["grpo"], outcome).next_batch()  # whose rules read no success rate
@@ -225,15 +226,17 @@ def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_r
 def test_metrics_account_for_every_rollout(make_rounds):
     rounds = make_rounds(RECIPES["pilot_commit"])
     metrics = rounds.metrics(rounds.next_batch().batch)
-    causes = {key: value for key, value in metrics.items() if key.startswith("rollalloc/rollouts/")}
-    assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
+    causes = {key: value for key, value in metrics.items() if key.startswith("rollalloc/accounts/")}
+    assert metrics["rollalloc/rollouts_paid"] == sum(causes.values())
     assert all(key.startswith("rollalloc/") for key in metrics)
+    assert not undeclared((key.removeprefix("rollalloc/") for key in metrics), "verl")
 
 
 def test_metrics_say_what_foresights_predictions_were_worth(make_rounds):
     rounds = make_rounds(RECIPES["foresight"], by_quarter)
     train(rounds, 4)
     metrics = rounds.metrics(rounds.next_batch().batch)
+    assert not undeclared((key.removeprefix("rollalloc/") for key in metrics), "verl")
     assert metrics["rollalloc/prediction/rollouts"] > 0
     assert 0 < metrics["rollalloc/prediction/log_loss"] < 2
     assert not any("weight/" in name for name in metrics)
@@ -297,12 +300,12 @@ def test_metrics_by_stage_agree_with_what_the_crew_was_given(make_rounds, sectio
             mixed = sum(prompt % 4 > 1 for prompt in pilots.values())
             assert stage["passed"] == (len(pilots) if section["recipe"] == "grpo" else mixed)
         paid += sum(metrics[f"rollalloc/stage/{name}/rollouts"] for name in names)
-        assert metrics["rollalloc/rollouts/paid"] == paid
+        assert metrics["rollalloc/rollouts_paid"] == paid
         flow = figures(metrics, "rollalloc/held/")
         assert flow["groups"] == held + flow["in"] - flow["out"] - flow["lost"]
         assert min(flow.values()) >= 0
         held, lost = flow["groups"], lost + flow["lost"]
-    assert metrics["rollalloc/rollouts/stale"] == 2 * lost  # both pilots of each
+    assert metrics["rollalloc/accounts/stale"] == 2 * lost  # both pilots of each
     assert bool(lost) == ("promote" in section)
 
 
@@ -444,8 +447,8 @@ def test_a_row_is_trained_again_from_a_copy_of_what_was_generated_which_is_freed
         factors = rows.factors(own=True, within_group=True)
         assert [factors[key] for key in rows.keys] == [row.advantage * row.weight for row in rows.rows]
         metrics = rounds.metrics(rows.batch)
-        assert metrics["rollalloc/batch/replayed"] == sum(row.replays > 0 for row in rows.rows)
-        assert metrics["rollalloc/batch/groups"] == 4
+        assert metrics["rollalloc/replayed"] == sum(row.replays > 0 for row in rows.rows)
+        assert metrics["rollalloc/groups"] == 4
         trained |= set(rows.keys)
         rounds.trained(rounds.allocator.version + 1)
         rounds.crew.rows -= set(rows.keys)

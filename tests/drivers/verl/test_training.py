@@ -122,10 +122,10 @@ def test_each_recipe_trains_and_accounts_for_what_it_paid(run_of, name):
     assert len(metrics) == STEPS
     for step in metrics:
         assert math.isfinite(step["actor/grad_norm"])
-        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/rollouts/")}
-        assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
-    assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
-    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
+        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/accounts/")}
+        assert step["rollalloc/rollouts_paid"] == sum(causes.values())
+    assert metrics[-1]["rollalloc/rollouts_paid"] == len(run.recorded("sessions"))
+    assert metrics[-1]["rollalloc/accounts/failed"] == 0
     for update in run.recorded("updates"):
         per_group = Counter(update["uids"])
         assert len(per_group) == len(set(update["prompts"])) == GROUPS
@@ -164,14 +164,14 @@ def test_rows_are_padded_to_two_ranks_after_selection_and_padding_is_no_row_of_t
     assert len(run.recorded("optimizer")) == 3 * 2 * 2
     for update, metrics in zip(run.recorded("updates"), run.metrics(), strict=True):
         assert (len(update["keys"]), update["rows"], update["how"]["mini_batch_size"]) == (30, 32, 16)
-        assert metrics["rollalloc/batch/padding"] == 2
+        assert metrics["rollalloc/padding_rows"] == 2
         assert metrics["prompt_length/max"] < 64  # of padding it is 127
 
 
 def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
     metrics = run_of("darts").metrics()
     assert all(step["rollalloc/requests_left"] == 0 for step in metrics)
-    assert metrics[-1]["rollalloc/rollouts/cancelled"] > 0
+    assert metrics[-1]["rollalloc/accounts/cancelled"] > 0
 
 
 def test_metrics_by_stage_of_pilot_commit_add_up_to_what_was_submitted(run_of):
@@ -187,7 +187,7 @@ def test_metrics_by_stage_of_pilot_commit_add_up_to_what_was_submitted(run_of):
         )
         assert metrics["rollalloc/stage/commit/groups"] >= GROUPS - metrics["rollalloc/held/out"]
         paid += metrics["rollalloc/stage/pilot/rollouts"] + metrics["rollalloc/stage/commit/rollouts"]
-        assert paid == metrics["rollalloc/rollouts/paid"]
+        assert paid == metrics["rollalloc/rollouts_paid"]
     assert sum(metrics["rollalloc/rounds"] for metrics in run.metrics()) == len(run.recorded("submissions"))
 
 
@@ -221,7 +221,7 @@ def test_of_one_rollout_a_prompt_the_actor_gets_what_the_core_credits_it_with(na
                 for reward, value in zip(step["rewards"], step["core"], strict=True)
             ]
             assert all(0 <= baseline <= 1 for baseline in baselines)
-    assert run.metrics()[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions")) == STEPS * GROUPS
+    assert run.metrics()[-1]["rollalloc/rollouts_paid"] == len(run.recorded("sessions")) == STEPS * GROUPS
 
 
 def test_rows_are_trained_again_as_they_were_generated_also_after_a_kill(tmp_path):
@@ -254,14 +254,14 @@ def test_rows_are_trained_again_as_they_were_generated_also_after_a_kill(tmp_pat
     assert by_step.keys() >= {5, 6}
     for at, metrics in by_step.items():
         assert "rollout_corr/rollout_is_mean" in metrics
-        assert metrics["rollalloc/batch/replayed"] == sum(map(bool, credited[at - 1]["replays"])) > 0
-    assert run.metrics()[-1]["rollalloc/rollouts/paid"] == 12 + 5 * 8  # each rollout once
+        assert metrics["rollalloc/replayed"] == sum(map(bool, credited[at - 1]["replays"])) > 0
+    assert run.metrics()[-1]["rollalloc/rollouts_paid"] == 12 + 5 * 8  # each rollout once
     assert [len((dump / f"{step}.jsonl").read_text().splitlines()) for step in (1, 2, 6)] == [12, 8, 8]
 
 
 def test_what_is_old_is_corrected_for(run_of):
     metrics = run_of("pilot_commit").metrics()
-    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert max(step["rollalloc/staleness_max"] for step in metrics) > 0
     assert all("rollout_corr/rollout_is_mean" in step for step in metrics)
 
 
@@ -280,7 +280,7 @@ def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
     assert len(prompts) == len(set(prompts)) == 5 * GROUPS  # none twice
     restored = {key for _, keys in held for key in keys}
     assert restored & {key for update in updates[3:] for key in update["keys"]}
-    assert run.metrics()[-1]["rollalloc/rollouts/failed"] == 0
+    assert run.metrics()[-1]["rollalloc/accounts/failed"] == 0
 
 
 @pytest.mark.parametrize(("name", "killed"), [("grpo", True), ("pilot_commit", False)], ids=["one stage", "stages"])
@@ -302,19 +302,19 @@ def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed
         assert set(Counter(update["uids"]).values()) == {TRAINED}
         assert len(set(update["uids"])) == GROUPS
     for step in metrics:
-        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/rollouts/")}
-        assert causes.pop("rollalloc/rollouts/paid") == sum(causes.values())
+        causes = {key: value for key, value in step.items() if key.startswith("rollalloc/accounts/")}
+        assert step["rollalloc/rollouts_paid"] == sum(causes.values())
         assert "rollout_corr/rollout_is_mean" in step
-    assert max(step["rollalloc/running"] for step in metrics) > 0
-    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
+    assert max(step["rollalloc/streaming/in_flight"] for step in metrics) > 0
+    assert max(step["rollalloc/staleness_max"] for step in metrics) > 0
     assert max(step["training/off_policy/trajectory_spans/max"] for step in metrics) > 1, "broken off and gone on with"
-    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
+    assert metrics[-1]["rollalloc/accounts/failed"] == 0
     sessions = run.recorded("sessions")
     if killed:
         again = [line for line in sessions[before:] if line["step"] == 3][: len(running)]
         assert {line["session"] for line in again} <= set(range(TRAINED))
     else:
-        assert metrics[-1]["rollalloc/rollouts/paid"] == len(sessions)
+        assert metrics[-1]["rollalloc/rollouts_paid"] == len(sessions)
 
 
 def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(tmp_path):
@@ -335,8 +335,8 @@ def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(t
     metrics = run.metrics()
     assert max(step["training/num_turns/max"] for step in metrics) > 3
     last = metrics[-1]
-    assert last["rollalloc/rollouts/failed"] == 0 < last["rollalloc/rollouts/cancelled"]
-    assert last["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+    assert last["rollalloc/accounts/failed"] == 0 < last["rollalloc/accounts/cancelled"]
+    assert last["rollalloc/rollouts_paid"] == len(run.recorded("sessions"))
 
 
 def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_path):
@@ -354,10 +354,10 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
     assert [update["step"] for update in run.recorded("updates")] == [1, 2, 3]
     assert len(run.recorded("optimizer")) == 2 * 3
     assert len(list(run.folder.glob("weights-*.safetensors"))) == 1 + 3
-    assert metrics[0]["rollalloc/running"] > 0
-    assert max(step["rollalloc/staleness/max"] for step in metrics) > 0
-    assert metrics[-1]["rollalloc/rollouts/failed"] == 0
-    assert metrics[-1]["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+    assert metrics[0]["rollalloc/streaming/in_flight"] > 0
+    assert max(step["rollalloc/staleness_max"] for step in metrics) > 0
+    assert metrics[-1]["rollalloc/accounts/failed"] == 0
+    assert metrics[-1]["rollalloc/rollouts_paid"] == len(run.recorded("sessions"))
 
 
 @pytest.fixture
@@ -402,8 +402,8 @@ def test_a_run_over_two_nodes_works_on_both(two_nodes, tmp_path):
         assert placed[actor] == _ids(two_nodes), (actor, placed)
     assert len(placed["TaskRunnerV1"]) == 1, "decisions are made in one place"
     metrics = run.metrics()[-1]
-    assert metrics["rollalloc/rollouts/failed"] == 0 < metrics["rollalloc/rollouts/cancelled"]
-    assert metrics["rollalloc/rollouts/paid"] == len(run.recorded("sessions"))
+    assert metrics["rollalloc/accounts/failed"] == 0 < metrics["rollalloc/accounts/cancelled"]
+    assert metrics["rollalloc/rollouts_paid"] == len(run.recorded("sessions"))
 
 
 def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(two_nodes):
@@ -479,9 +479,9 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
     overrides = ["trainer.total_training_steps=4", "trainer.resume_mode=disable", reward]
     assert run.start(*overrides, section=section, KILL_AGENT_AT="3") == 0, run.log[-3000:]
     metrics = run.metrics()
-    assert [step["rollalloc/rollouts/failed"] for step in metrics][:2] == [1, 1]
-    assert metrics[2]["rollalloc/rollouts/failed"] > 1
-    assert metrics[3]["rollalloc/batch/rows"] == GROUPS * TRAINED
+    assert [step["rollalloc/accounts/failed"] for step in metrics][:2] == [1, 1]
+    assert metrics[2]["rollalloc/accounts/failed"] > 1
+    assert metrics[3]["rollalloc/rows"] == GROUPS * TRAINED
     assert "the reward took more than 5" in run.log
     assert "its agent loop worker died" in run.log
 

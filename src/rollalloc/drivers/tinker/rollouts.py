@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Done, Event, Failed, Order
+from rollalloc.core.events import Actions, Cancelled, Event, Order
 from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.generate.outcomes import Outcomes, RolloutLog, tell
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, event, tell
 from rollalloc.generate.sampling import Sampling
-from rollalloc.rewards.function import Outcome, Scored, Unscored
+from rollalloc.rewards.function import Scored, Unscored
 
 log = logging.getLogger(__name__)
 
@@ -224,20 +224,14 @@ class RemoteRoller:
             if self._log.wanted:
                 key = self.episodes.keys[order.prompt]
                 self._log.add(rollout, order, key, version, outcome, tokens=tokens, truncated=cut, text=text)
+            events.append(event(rollout, outcome, tokens, version, truncated=cut, cancelled=is_stopped))
             if is_stopped:
                 self._stopped.discard(rollout)
-                events.append(Cancelled(rollout, tokens))
                 continue
             self.outcomes.add(outcome, truncated=cut, tokens=tokens)
-            events.append(self._event(trajectory, outcome, version))
+            if isinstance(outcome, Scored):
+                self.generations[rollout] = trajectory
         tell(allocator, events)
-
-    def _event(self, trajectory: Trajectory, outcome: Outcome, version: int) -> Event:
-        rollout, tokens = trajectory.rollout, trajectory.length
-        if not isinstance(outcome, Scored):
-            return Failed(rollout, outcome.reason, tokens)
-        self.generations[rollout] = trajectory
-        return Done(rollout, outcome.reward, outcome.metric, tokens, version, truncated=trajectory.truncated)
 
     # --------------------------------------------------------------------------------------------- saving and loading
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollalloc.core.allocator import Allocator, MetricError
-from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Batch, Cancelled, Event, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import Tokens, decode, encode
@@ -26,9 +25,11 @@ from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.rewards import RewardFunctions, Score, how_to_name_a_metric
+from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.drivers.trl.turns import Played
+from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell
 from rollalloc.generate.sampler import Generation, Request
+from rollalloc.rewards.function import Scored
 from rollalloc.rules.advantages import GRPO, settled
 
 log = logging.getLogger(__name__)
@@ -139,10 +140,7 @@ class Allocation:
             NoScores: for want of scores.
         """
         if self.allocator.scoreless():
-            raise NoScores(
-                f"{why}. Rollouts have no score from any reward function ({', '.join(self.rewards.names)}): what was "
-                "trained since the last checkpoint is not saved; repair the reward, then resume"
-            )
+            raise no_scores(mostly_unscored(why, self.rewards.unscored.reason))
         self.finished = why
 
     def prepare(self, saved: Blocks | None = None) -> None:
@@ -180,10 +178,7 @@ class Allocation:
 
     def _tell(self, events: Sequence[Event]) -> None:
         with uninterrupted():
-            try:
-                self.allocator.tell(events)
-            except MetricError as error:
-                raise explained(error, self.rewards) from None
+            tell(self.allocator, events, self.rewards.remedy)
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score what is ordered and tell the core; every process tells the same.
@@ -275,26 +270,19 @@ class Allocation:
         """Keep a rollout, unless it has no score, and say what happened to it."""
         made, tokens = rollout.made, rollout.length
         self.generated.append(rollout)
-        if made.cancelled:
-            return Cancelled(made.rollout, tokens)
-        reward, metric = self.rewards.reward(rollout.scores_F), self.rewards.selected_by(rollout.scores_F)
-        if reward is None or metric is None:
+        outcome = self.rewards.unscored if made.cancelled else self.rewards.outcome(rollout.scores_F)
+        if isinstance(outcome, Scored):
+            self.rollouts[made.rollout] = rollout
+        elif not made.cancelled:
             self.failed += 1
-            return Failed(made.rollout, "no reward function had a score for it", tokens)
-        self.rollouts[made.rollout] = rollout
-        return Done(made.rollout, reward, metric, tokens, self.allocator.version, truncated=made.truncated)
+        version, cut = self.allocator.version, made.truncated
+        return event(made.rollout, outcome, tokens, version, truncated=cut, cancelled=made.cancelled)
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:
     """Something for the model to read where there is nothing to train on."""
     end = eos_ids[:1]
     return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
-
-
-def explained(error: MetricError, rewards: RewardFunctions) -> MetricError:
-    """The same error, in terms of the reward functions that the metric comes from."""
-    of = "the whole reward" if rewards.metric is None else f"what {rewards.metric} returned"
-    return MetricError(f"the metric is {of}, and {str(error).partition(';')[0]}; {how_to_name_a_metric(rewards.names)}")
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:

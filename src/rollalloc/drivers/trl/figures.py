@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollalloc.core.events import Batch
-from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
 from rollalloc.train.evaluation import several
 
 Figures = dict[str, float]
@@ -22,7 +22,7 @@ def generated_figures(allocation: Allocation) -> Figures:
     counts: Figures = {
         "rollalloc/generated": len(everything),
         "rollalloc/stopped": len(everything) - len(made),
-        "rollalloc/unscored": allocation.failed,
+        "rollalloc/failed": allocation.failed,
     }
     if not made:
         return counts if everything else {}
@@ -43,21 +43,13 @@ def generated_figures(allocation: Allocation) -> Figures:
 
 
 def batch_figures(batch: Batch) -> Figures:
-    """What is trained on; groups are those of this batch, without what is replayed."""
-    ages = [batch.version - row.version for row in batch.rows]
+    """What is trained on."""
     groups: dict[int, list[float]] = {}
     for row in batch.rows:
         if not row.replays:
             groups.setdefault(row.group, []).append(row.advantage)
-    return {
-        "frac_reward_zero_std": float(np.mean([not any(advantages) for advantages in groups.values()])),
-        "rollalloc/rows": len(batch.rows),
-        "rollalloc/groups": len(groups),
-        "rollalloc/replayed": sum(row.replays > 0 for row in batch.rows),
-        "rollalloc/short": float(batch.short_because is not None),
-        "rollalloc/staleness_mean": float(np.mean(ages)),
-        "rollalloc/staleness_max": max(ages),
-    }
+    equal = float(np.mean([not any(advantages) for advantages in groups.values()]))
+    return {"frac_reward_zero_std": equal} | scalars(of_batch(batch))
 
 
 def evaluated_figures(
@@ -80,25 +72,15 @@ def evaluated_figures(
     all_here = len(completions) == len(metrics)
     answers = [hash(tuple(ids)) for ids in completions] if all_here else [0] * len(metrics)
     found = several(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
-    figures: Figures = {"rollalloc/pass_at_k": found.pass_at_k, "rollalloc/full_marks": found.full_marks}
-    if all_here:
-        figures["rollalloc/distinct_right"] = found.distinct_right
-        if found.right_pairs_differ is not None:
-            figures["rollalloc/right_pairs_differ"] = found.right_pairs_differ
-    return figures
+    differences = {"distinct_right": found.distinct_right, "right_pairs_differ": found.right_pairs_differ}
+    breadth = {"pass_at_k": found.pass_at_k, "full_marks": found.full_marks} | (differences if all_here else {})
+    return scalars({"breadth": breadth})
 
 
 def running_totals(allocation: Allocation) -> Figures:
     """What the run has paid so far, and for what."""
     core = allocation.allocator
-    causes: Figures = {f"rollalloc/rollouts/{cause}": count for cause, count in core.accounts().items()}
-    paid: Figures = {
-        "rollalloc/rollouts_paid": core.paid,
-        "rollalloc/tokens_paid": core.tokens_paid,
-        "rollalloc/epoch": core.epoch,
-        "rollalloc/held": len(allocation.rollouts),
-    }
-    return causes | prediction_figures(core) | paid
+    return scalars(totals(core) | prediction(core) | {"held": {"rollouts": len(allocation.rollouts)}})
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:

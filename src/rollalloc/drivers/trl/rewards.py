@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rollalloc.models.likelihood import evaluating
+from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ Score = float | None  # None: this function has no score for it
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class Scores:
     """What the reward functions said of B completions.
 
     Attributes:
@@ -74,7 +75,7 @@ class RewardFunctions:
         completion_ids: Any,
         state: Any,
         environments: Sequence[Any] | None = None,
-    ) -> Scored:
+    ) -> Scores:
         """Score completions.
 
         Args:
@@ -109,12 +110,30 @@ class RewardFunctions:
         checked = [_checked(name, scores, len(examples)) for name, scores in zip(self.names, scores_FB, strict=True)]
         scores_BF = [list(scores_F) for scores_F in zip(*checked, strict=True)]
         _say_where_none_is(examples, completions, scores_BF)
-        return Scored(scores_BF, columns, dict(figures))
+        return Scores(scores_BF, columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
         """The weighted sum of the scores there are; None where there is none."""
         there = [weight * score for weight, score in zip(self.weights, scores_F, strict=True) if score is not None]
         return sum(there) if there else None
+
+    def outcome(self, scores_F: Sequence[Score]) -> Outcome:
+        """Reward and metric of a completion, or why it has none."""
+        reward, metric = self.reward(scores_F), self.selected_by(scores_F)
+        if reward is None or metric is None:
+            return self.unscored
+        return Scored(float(reward), float(metric))
+
+    @property
+    def unscored(self) -> Unscored:
+        """A completion without a score."""
+        return Unscored(f"no reward function ({', '.join(self.names)}) had a score for it")
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the metric is no success rate."""
+        of = "the whole reward" if self.metric is None else f"what {self.metric} returned"
+        return f"The metric is {of}; {how_to_name_a_metric(self.names)}"
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:
         """What selection looks at: the score of the function that `metric` names, or the reward."""

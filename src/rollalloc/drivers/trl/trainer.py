@@ -35,7 +35,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
     and their advantages. Of TRL's private interface `_generate_and_score_completions`, `_generate_single_turn` and
     `_calculate_rewards` are overridden, `_metrics` and `_logs` are written to, and tools are called by its own loop;
-    evaluation is TRL's own, but that it logs `rollalloc/pass_at_k` too. Each
+    evaluation is TRL's own, but that it logs `rollalloc/breadth/pass_at_k` too. Each
     checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
 
     Args:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollalloc.core.events import Order
 from rollalloc.core.recipe import Stage
@@ -60,8 +61,8 @@ class Step:
         trained: AbstractSet[int],
         held: AbstractSet[int],
         running: AbstractSet[int],
-    ) -> dict[str, float]:
-        """The step's figures, when its batch is made.
+    ) -> dict[str, Any]:
+        """The step's metrics, when its batch is made.
 
         Args:
             stages: the recipe's.
@@ -70,13 +71,13 @@ class Step:
             held: groups held for a later one.
             running: groups of which rollouts go on over the update; what becomes of them is a later step's figure.
         """
-        figures: dict[str, float] = {
-            "rollalloc/rounds": self.rounds,
-            "rollalloc/held/groups": len(held),
-            "rollalloc/held/in": len(held - self.held),
-            "rollalloc/held/out": len(self.held & trained),
-            "rollalloc/held/lost": len(self.held - trained - held),
+        kept = {
+            "groups": len(held),
+            "in": len(held - self.held),
+            "out": len(self.held & trained),
+            "lost": len(self.held - trained - held),
         }
+        of_stages: dict[str, dict[str, float]] = {}
         for at, stage in enumerate(stages):
             entered = self._entered[at]
             there = trained | held | self._entered[at + 1].keys()
@@ -84,12 +85,7 @@ class Step:
             passed = sum(
                 group in there or statistics.record(prompt).fate == "surplus" for group, prompt in left.items()
             )
-            name = f"rollalloc/stage/{stage.name.replace(' ', '_')}"
-            figures |= {
-                f"{name}/groups": len(entered),
-                f"{name}/rollouts": self._rollouts[at],
-                f"{name}/passed": passed,
-            }
-            if left:
-                figures[f"{name}/pass_rate"] = passed / len(left)
-        return figures
+            figures = {"groups": len(entered), "rollouts": self._rollouts[at], "passed": passed}
+            rate = {"pass_rate": passed / len(left)} if left else {}
+            of_stages[stage.name.replace(" ", "_")] = figures | rate
+        return {"rounds": self.rounds, "held": kept, "stage": of_stages}

@@ -11,15 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from rollalloc.core.allocator import Allocator, MetricError, NoProgress
-from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Failed, Offered, Order, Row, Updated
+from rollalloc.core.allocator import Allocator, NoProgress
+from rollalloc.core.events import Actions, Batch, Cancelled, Event, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.prediction import prediction_figures
 from rollalloc.drivers.verl.figures import Step
-from rollalloc.drivers.verl.scores import METRIC_KEY
+from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell
+from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +164,10 @@ class Rounds:
     def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None, overlaps: bool = False) -> None:
         self.allocator, self.crew, self.loader, self.overlaps = allocator, crew, loader, overlaps
         self.seconds = 0.0  # of own work, waiting for the crew excluded
-        self.reasons: dict[str, int] = {}  # why rollouts failed, from the last batch but one to the last
-        self._failing: dict[str, int] = {}  # since the last batch
+        self.reasons: Counter[str] = Counter()  # why rollouts failed, from the last batch but one to the last
+        self._failing: Counter[str] = Counter()  # since the last batch
         self._step = Step()
-        self._figures: dict[str, float] = {}  # of the last batch's step
+        self._figures: dict[str, Any] = {}  # of the last batch's step
         self._broken_off: tuple[Order, ...] = ()  # by the end of the process that was saved; generated again
         self._running: dict[Session, int] = {}  # -> rollout
         self._stopped: set[int] = set()  # of those that run
@@ -213,9 +211,9 @@ class Rounds:
         self._release()
         if batch is None:
             if self.allocator.scoreless():
-                reasons = self._failing or self.reasons
-                raise NoScores(
-                    f"{actions.finished}. Rollouts fail: {reasons}; repair the reward or the engine, then resume"
+                failing = self._failing or self.reasons
+                raise no_scores(
+                    mostly_unscored(str(actions.finished), max(failing, key=failing.__getitem__, default=None))
                 )
             raise Finished(actions.finished)
         rows = self._hand_over(batch)
@@ -335,26 +333,19 @@ class Rounds:
                 continue
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
-            try:
-                self.allocator.tell([self._event(rollout, outcome)])
-            except MetricError as error:
-                raise MetricError(f"{error}. {METRIC_KEY}") from None
+            tell(self.allocator, [self._event(rollout, outcome)])
 
-    def _event(self, rollout: int, outcome: Outcome) -> Done | Failed | Cancelled:
-        if outcome.cancelled:
-            return Cancelled(rollout, outcome.tokens)
-        if outcome.reward is None:
-            self._failing[outcome.reason] = self._failing.get(outcome.reason, 0) + 1
-            return Failed(rollout, outcome.reason, outcome.tokens)
-        version = self.allocator.version if outcome.version is None else outcome.version
-        return Done(
+    def _event(self, rollout: int, outcome: Outcome) -> Event:
+        if outcome.reward is None and not outcome.cancelled:
+            self._failing[outcome.reason] += 1
+        return event(
             rollout,
-            outcome.reward,
-            outcome.metric,
+            Unscored(outcome.reason) if outcome.reward is None else Scored(outcome.reward, outcome.metric),
             outcome.tokens,
-            version,
+            self.allocator.version if outcome.version is None else outcome.version,
             outcome.last_version,
-            outcome.truncated,
+            truncated=outcome.truncated,
+            cancelled=outcome.cancelled,
         )
 
     def _hand_over(self, batch: Batch) -> TrainingRows:
@@ -383,30 +374,13 @@ class Rounds:
         recipe, statistics = self.allocator.recipe, self.allocator.statistics
         self._figures = self._step.metrics(recipe.stages, statistics, trained, held, running)
         self._step = self._step.following(held, running)
-        self.reasons, self._failing = self._failing, {}
+        self.reasons, self._failing = self._failing, Counter()
 
     def metrics(self, batch: Batch) -> dict[str, float]:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
-        accounts, fates = self.allocator.accounts(), self.allocator.statistics.counts()
-        trained = {row.group for row in batch.rows if not row.replays}
-        ages = np.array([batch.version - row.version for row in batch.rows])
-        return {
-            "rollalloc/rollouts/paid": self.allocator.paid,
-            "rollalloc/tokens/paid": self.allocator.tokens_paid,
-            **{f"rollalloc/rollouts/{cause}": count for cause, count in accounts.items()},
-            **{f"rollalloc/prompts/{fate}": count for fate, count in fates.items()},
-            "rollalloc/prompts/epoch": self.allocator.epoch,
-            **prediction_figures(self.allocator),
-            **self._figures,
-            "rollalloc/running": len(self._running),
-            "rollalloc/batch/groups": len(trained),
-            "rollalloc/batch/rows": len(batch.rows),
-            "rollalloc/batch/replayed": sum(row.replays > 0 for row in batch.rows),
-            "rollalloc/batch/is_short": float(batch.short_because is not None),
-            "rollalloc/staleness/mean": float(ages.mean()),
-            "rollalloc/staleness/max": int(ages.max()),
-            "rollalloc/driver_seconds": self.seconds,
-        }
+        own = {"streaming": {"in_flight": len(self._running)}, "driver_seconds": self.seconds}
+        run = totals(self.allocator) | prediction(self.allocator)
+        return scalars(run | of_batch(batch) | self._figures | own)
 
     def state_dict(self) -> dict[str, Any]:
         """The core's state and the keys of the rows held, taken after `trained`. What runs is ordered again after a load."""

@@ -7,12 +7,6 @@ from typing import Any
 
 from rollalloc.rewards.function import Scored, Unscored, to_outcome
 
-METRIC_KEY = (
-    "Under verl the metric is `acc` of the dictionary that the reward function returns, and its `score` where there is no "
-    'acc: let reward.custom_reward_function return {"score": REWARD, "acc": 1.0 if right else 0.0}; the score may be any '
-    "finite number"
-)
-
 
 def read_score(score: Any, extra: Mapping[str, Any]) -> Scored | Unscored:
     """A rollout's reward and metric, or why it has none.

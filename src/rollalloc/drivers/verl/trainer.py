@@ -227,13 +227,13 @@ class RecipeTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         padding = [tag.get("is_padding", False) for tag in batch.tags]
-        metrics["rollalloc/batch/padding"] = sum(padding)
+        metrics["rollalloc/padding_rows"] = sum(padding)
         batch.reorder(spread(padding, ranks, self._actor_steps))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         rows = len(batch.keys) // self._actor_steps
-        metrics["rollalloc/batch/optimizer_steps"] = self._actor_steps
+        metrics["rollalloc/steps_in_batch"] = self._actor_steps
         with self._rows_per_step(self.config.actor_rollout_ref.actor, rows):
             return super()._update_actor(batch, metrics)
 

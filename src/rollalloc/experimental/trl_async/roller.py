@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollalloc.core.allocator import Allocator, MetricError
+from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Order
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.drivers.trl.allocation import Allocation, Rollout, explained
+from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.chats import Tokens, decode
 from rollalloc.experimental.trl_async.judge import Judge
 from rollalloc.generate.sampler import Generation
@@ -18,7 +18,7 @@ from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.streamer import Streamer
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.policy import Policy
-from rollalloc.rewards.function import Outcome, Scored, Unscored
+from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.train.settings import Settings
 
 _NO_SET = PromptSet((), (), (), (), ())  # the reward functions see the data set's own rows
@@ -79,6 +79,7 @@ class Roller(Streamer):
             ),
             streaming=settings.streaming,
         )
+        self.remedy = allocation.rewards.remedy
         self.allocation, self._judge, self._chat, self._trainer_state = allocation, judge, chat, state
         # Of rollouts that are scored and not told yet; written beside everything else, so that it goes by single entries.
         self._scored: dict[int, Rollout] = {}
@@ -97,10 +98,7 @@ class Roller(Streamer):
     ) -> None:
         """As every engine's; and what the driver keeps of a rollout is kept."""
         allocation = self.allocation
-        try:
-            super().tell(ended, outcomes, order_of, allocator)
-        except MetricError as error:
-            raise explained(error, allocation.rewards) from None
+        super().tell(ended, outcomes, order_of, allocator)
         for made, outcome in zip(ended, outcomes, strict=True):
             prompt = order_of[made.rollout].prompt
             unscored = Rollout(prompt, self.prompts.tokens[prompt], made, [None] * len(allocation.rewards.names))
@@ -132,9 +130,5 @@ class Roller(Streamer):
             scores_F = scored.scores_BF[at]
             logged = {column: values[at] for column, values in scored.columns.items()}
             self._scored[each.rollout] = Rollout(prompt, tokens[prompt], each, scores_F, logged, (asked[at], texts[at]))
-            reward, metric = allocation.rewards.reward(scores_F), allocation.rewards.selected_by(scores_F)
-            if reward is None or metric is None:
-                outcomes.append(Unscored("no reward function had a score for it"))
-            else:
-                outcomes.append(Scored(float(reward), float(metric)))
+            outcomes.append(allocation.rewards.outcome(scores_F))
         return outcomes

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rollalloc.core.statistics import NEW
 from rollalloc.lab.bench.summary import interval
-from rollalloc.runs.fields import QUANTILES
 from rollalloc.runs.recorded import Line, RecordedRun
+from rollalloc.runs.values import QUANTILES
 
 Array = NDArray[np.float64]
 _POINTS = 60

@@ -1,0 +1,155 @@
+"""Kinds of values in a run's files: what is fit to be used, and in words what is wrong with the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
+_NAMES = 64  # in an object of counts: causes, fates, reasons, ages
+_NAME, _TEXT = 120, 2000  # characters of a name, of a text
+_SHOWN = 80  # characters of a wrong value in a message
+QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What is expected under a name.
+
+    Attributes:
+        words: "a whole number from 0".
+        read: a value → the value fit to be used; raises ValueError, TypeError or AttributeError for any other.
+    """
+
+    words: str
+    read: Callable[[Any], Any]
+
+
+Fields = Mapping[str, Field]
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError: it is none: not UTF-8, not JSON, nested too deeply, or another value.
+    """
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        found = json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {_shown(found)}")
+    return found
+
+
+def take(found: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
+    """The fields of these names, fit to be used, and what is wrong with the first of `known` that is not, and is left out.
+
+    Args:
+        needed: without one of these there is nothing to be taken.
+        known: those that may be missing or null.
+
+    Raises:
+        ValueError: one of `needed` is missing or wrong.
+    """
+    taken: dict[str, Any] = {}
+    wrong: str | None = None
+    for name, field in needed.items():
+        try:
+            taken[name] = field.read(found[name])
+        except KeyError:
+            raise ValueError(f"expected an object with its {', '.join(needed)}, got none with {name}") from None
+        except _WRONG:
+            got = f"got {name}: {_shown(found[name])}, expected {field.words}"
+            raise ValueError(f"expected an object with its {', '.join(needed)}, {got}") from None
+    for name, field in known.items():
+        value = found.get(name)
+        if value is None:
+            continue
+        try:
+            taken[name] = field.read(value)
+        except _WRONG:
+            wrong = wrong or f"expected an object with its {name}, {field.words}, or without, got {_shown(value)}"
+    return taken, wrong
+
+
+_WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
+
+
+def _shown(value: Any) -> str:
+    """A value in few words, whatever it is."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
+        return "a number that is too large"
+    said = json.dumps(value[:_SHOWN] if isinstance(value, str) else value)
+    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 1]}…"
+
+
+# -------------------------------------------------------------------------------------------------------- kinds of values
+
+
+def expect(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+def count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError
+    return value
+
+
+def number(value: Any) -> float:
+    if type(value) not in (int, float) or not -MOST <= value <= MOST:  # NaN is not between any two
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    expect(isinstance(value, str))
+    return value
+
+
+def _amount(value: Any) -> float:
+    if number(value) < 0:
+        raise ValueError
+    return value
+
+
+def _counts(value: Any) -> dict[str, int]:
+    expect(len(value) <= _NAMES)
+    cut = False
+    for name, each in value.items():  # spelt out, for most of a metrics file is counts
+        if type(each) is not int or each < 0 or each > MOST:
+            raise ValueError
+        cut = cut or len(name) > _NAME
+    return {name[:_NAME]: each for name, each in value.items()} if cut else value
+
+
+def _ages(value: Any) -> dict[int, int]:
+    return {count(int(age)): rows for age, rows in _counts(value).items()}
+
+
+def _lengths(value: Any) -> dict[str, Any]:
+    quantiles = value["quantiles"]
+    expect(isinstance(quantiles, list) and len(quantiles) == len(QUANTILES))
+    return {
+        "count": count(value["count"]),
+        "truncated": count(value["truncated"]),
+        "quantiles": [_amount(each) for each in quantiles],
+    }
+
+
+COUNT = Field("a whole number from 0", count)
+AMOUNT = Field("a finite number from 0", _amount)
+NUMBER = Field("a finite number", number)
+TEXT = Field("text", lambda value: _text(value)[:_TEXT])
+COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
+AGES = Field("rows by a whole number of updates", _ages)
+LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)
