@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_run import one_torch_thread, run_of, task
 
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.runs.metrics import METRICS, paths, scalars, undeclared
 from rollalloc.train.execution import execute
 from rollalloc.train.objective import Loss
+from small_run import one_torch_thread, run_of, task
 
 __all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,6 @@ def test_scalars_are_the_numbers_by_their_paths():
     assert scalars(nested) == {"rollalloc/accounts/trained": 3.0, "rollalloc/short": 1.0, "rollalloc/loss": 0.5}
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("engine", ["sync", "async"])
 def test_every_line_of_a_run_is_in_the_table(engine, tmp_path, run_of):
     run = run_of("foresight", {"groups": 16})
