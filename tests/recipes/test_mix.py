@@ -1,23 +1,33 @@
 """Mixtures of recipes that expect something of a prompt, or of the batch, with those that stage, choose and stop."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from rollalloc import recipes
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Recipe, Replay, Stage
+from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import advantages, judges, rows
 from rollalloc.testing import check_recipe
 
 PILOT_COMMIT = recipes.pilot_commit(4, 4, 4, 12)
+# Fitted early, and cheap to copy: the kit copies a rule's memory at every decision.
+QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, track_every=8)
+
+
+def foresight(*given, **more):
+    recipe = recipes.foresight(*given, **more)
+    return replace(recipe, prompts=replace(recipe.prompts, pool=4, warm=8, predictor=QUICK))
+
+
 MIXTURES = {
-    "pilot_commit+foresight": (PILOT_COMMIT, recipes.foresight(4)),
-    "pilot_commit+foresight, replayed": (PILOT_COMMIT, recipes.foresight(4, replay=4, replay_staleness=3)),
+    "pilot_commit+foresight": (PILOT_COMMIT, foresight(4)),
+    "pilot_commit+foresight, replayed": (PILOT_COMMIT, foresight(4, replay=4, replay_staleness=3)),
     "pilot_commit+reinforce": (PILOT_COMMIT, recipes.reinforce(4)),
-    "foresight+pods": (recipes.foresight(4, 8), recipes.pods(4, 8, 4)),
-    "foresight+darts": (recipes.foresight(4), recipes.darts(4, 3, 1, tail="sampled")),
-    "dapo+foresight, drawn uniformly": (recipes.dapo(4, 4, 12), recipes.foresight(4, exponent=None)),
+    "foresight+pods": (foresight(4, 8), recipes.pods(4, 8, 4)),
+    "foresight+darts": (foresight(4), recipes.darts(4, 3, 1, tail="sampled")),
+    "dapo+foresight, drawn uniformly": (recipes.dapo(4, 4, 12), foresight(4, exponent=None)),
 }
 
 
@@ -31,13 +41,13 @@ def test_a_mixture_keeps_every_law_and_either_order_is_the_same_method(name):
 
 
 def test_foresight_draws_and_credits_where_pilot_commit_stages():
-    foresight = recipes.foresight(4, replay=4)
-    mixed = recipes.mix(PILOT_COMMIT, foresight)
-    assert mixed.prompts == foresight.prompts
+    predicting = recipes.foresight(4, replay=4)
+    mixed = recipes.mix(PILOT_COMMIT, predicting)
+    assert mixed.prompts == predicting.prompts
     assert mixed.advantage == advantages.AgainstBaseline(0.1)
-    assert mixed.replay == foresight.replay == Replay(rows=4, max_staleness=12)
+    assert mixed.replay == predicting.replay == Replay(rows=4, max_staleness=12)
     assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
-    assert foresight.stages[0].judge == judges.Complete(NEXT_EPOCH)
+    assert predicting.stages[0].judge == judges.Complete(NEXT_EPOCH)
     assert recipes.foresight(4, once=False).stages[0].judge == judges.Complete(NOW)
     assert mixed.stages[-1].judge == judges.Complete(NEXT_EPOCH)
 
