@@ -48,7 +48,7 @@ def furnish(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(REWARD)
     shutil.copy(ROOT / "examples" / "new_recipe.py", folder)
-    logs = ROOT / "tests" / "waste" / "samples" / "trl"
+    logs = ROOT / "tests" / "lab" / "waste" / "samples" / "trl"
     for name in ("runs/mine/completions", "made", "path/to/completions"):
         shutil.copytree(logs, folder / name)
     evaluation = '{"kind": "eval", "at": 0, "accuracy": 0.5, "paid": 0}\n'
