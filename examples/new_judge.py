@@ -1,7 +1,7 @@
 """A rule of your own: a judge that keeps a group as soon as it has two successes and two failures.
 
-A rule is a frozen value with `__call__`, so that a recipe with it can be compared, printed and found again in a
-checkpoint. The conformance kit puts it through the laws of the protocol. Run it:
+A rule is a frozen value derived from the base class of its slot, so that a recipe with it can be compared, printed and found
+again in a checkpoint. The conformance kit puts it through the laws of the protocol. Run it:
 
     python examples/new_judge.py
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict, View
+from rollalloc.core.rule import Act, JudgeRule, Verdict, View
 from rollalloc.testing import check_recipe
 
 
 @dataclass(frozen=True, slots=True)
-class SomeOfEach:
+class SomeOfEach(JudgeRule):
     """Train on a group with at least `least` successes and as many failures; drop it when it ends without.
 
     Attributes:

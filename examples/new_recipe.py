@@ -12,11 +12,11 @@ from typing import Any
 
 from rollalloc import Recipe, recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Act, Verdict, View
+from rollalloc.core.rule import Act, JudgeRule, Verdict, View
 
 
 @dataclass(frozen=True, slots=True)
-class NoLoners:
+class NoLoners(JudgeRule):
     """Train on a group with at least two successes and two failures; drop any other."""
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:

@@ -25,7 +25,8 @@ from cases import RECIPES, TABLES
 
 from rollalloc import Allocator, Budget, NoProgress, PromptTable
 from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Row, Updated
-from rollalloc.core.recipe import OfferedPromptRule, Recipe
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.named import make_recipe
 from rollalloc.testing.world import World
 

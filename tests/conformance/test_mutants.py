@@ -17,7 +17,8 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NOW
-from rollalloc.core.recipe import Act, Budget, Replay, Sample, Verdict
+from rollalloc.core.recipe import Budget, Replay
+from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Sample, Verdict
 from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
 from rollalloc.testing import ConformanceError, check_recipe
 
@@ -401,7 +402,9 @@ def test_a_law_is_broken(law, name, allocator):
 
 @dataclass(frozen=True)
 class Impatient(judges.Complete):
-    waits_for_all = False  # it is asked before all is in
+    @property
+    def traits(self):
+        return JudgeTraits()  # it is asked before all is in
 
     def __call__(self, group, view):
         return Verdict(Act.TRAIN)
@@ -540,7 +543,7 @@ class Hoards(intake.KeepInFlight):
 
 
 @dataclass(frozen=True)
-class HoardsWithoutAPromise:
+class HoardsWithoutAPromise(IntakeRule):
     groups: int
 
     def __call__(self, view, memory):
@@ -1477,7 +1480,7 @@ def test_every_rule_is_among_the_mutated():
         for kind in vars(family).values()
         if isinstance(kind, type) and kind.__module__ == family.__name__ and not kind.__name__.startswith("_")
     }
-    assert not [name for name, kind in public.items() if not hasattr(kind, "promises")]
+    assert not [name for name, kind in public.items() if kind.promises is Rule.promises]
     assert public.keys() == {of for _, of, _ in RULES} - {"no promise"}
 
 
@@ -1487,7 +1490,7 @@ def test_a_rule_without_a_promise_is_put_through_the_laws_only():
 
 
 @dataclass(frozen=True)
-class Unpromised:
+class Unpromised(AdvantageRule):
     def __call__(self, group, chosen_M):
         return -advantages.grpo(group.rewards_G)[chosen_M]
 

@@ -13,7 +13,7 @@ import pytest
 from cases import PC, RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
-from rollalloc.core.recipe import Drawn
+from rollalloc.core.rule import Drawn
 from rollalloc.rules import advantages, prompts
 from rollalloc.testing import check_recipe, trace
 

@@ -7,8 +7,21 @@ import pytest
 
 from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
-from rollalloc.core.recipe import CAUSES, Act, Verdict
+from rollalloc.core.rule import (
+    CAUSES,
+    Act,
+    AdvantageRule,
+    IntakeRule,
+    JudgeRule,
+    PromoteRule,
+    RowRule,
+    RowTraits,
+    SizeRule,
+    StopRule,
+    Verdict,
+)
 from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.rules.advantages import OverGroup
 
 NAN, INF = float("nan"), float("inf")
 
@@ -917,8 +930,14 @@ def test_bad_input_says_what_was_expected_and_what_came(make, message):
 def test_other_types_are_refused():
     with pytest.raises(TypeError, match="prompts must be a number of prompts or a PromptTable, got str"):
         Allocator(recipes.grpo(1, 1), "data.parquet", 0)
-    with pytest.raises(TypeError, match="has no stable description; rules are frozen dataclasses"):
+    with pytest.raises(TypeError, match=r"intake: expected a rule derived from .*IntakeRule, got .*; make yours a"):
         replace(recipes.grpo(1, 1), intake=lambda view, memory: 1)
+    with pytest.raises(
+        TypeError, match=r"stage 'rollout': judge: expected a rule derived from .*JudgeRule, got Oldest"
+    ):
+        recipes.grpo(1, 1).replace(judge=promote.Oldest())
+    with pytest.raises(TypeError, match="has no stable description; rules are frozen dataclasses"):
+        replace(recipes.grpo(1, 1), advantage=OverGroup(lambda rewards_G: rewards_G))
 
 
 def test_numpy_numbers_make_the_same_recipe():
@@ -929,7 +948,7 @@ def test_numpy_numbers_make_the_same_recipe():
 
 
 @dataclass(frozen=True)
-class Returns:
+class Returns(JudgeRule, IntakeRule, PromoteRule, SizeRule):
     """A rule that returns the same whatever it is asked."""
 
     value: object
@@ -939,7 +958,7 @@ class Returns:
 
 
 @dataclass(frozen=True)
-class ReturnsRows:
+class ReturnsRows(RowRule):
     indices: tuple
     weights: tuple
 
@@ -948,7 +967,7 @@ class ReturnsRows:
 
 
 @dataclass(frozen=True)
-class ReturnsAdvantages:
+class ReturnsAdvantages(AdvantageRule):
     values: tuple
 
     def __call__(self, *_):
@@ -956,7 +975,7 @@ class ReturnsAdvantages:
 
 
 @dataclass(frozen=True)
-class Twice:
+class Twice(PromoteRule):
     """Promotes its first group twice."""
 
     def __call__(self, held, *_):
@@ -972,7 +991,7 @@ class Picks(prompts.Shuffled):
 
 
 @dataclass(frozen=True)
-class StopLongerThan:
+class StopLongerThan(StopRule):
     limit: int
 
     def __call__(self, group, view, rng):
@@ -980,7 +999,7 @@ class StopLongerThan:
 
 
 @dataclass(frozen=True)
-class StopsFinished:
+class StopsFinished(StopRule):
     def __call__(self, group, view, rng):
         return group.rollouts_G.tolist()[:1]
 
@@ -992,7 +1011,7 @@ def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
 
 def test_an_intake_that_stops_early_gives_a_short_batch(drive):
     @dataclass(frozen=True)
-    class Once:
+    class Once(IntakeRule):
         def __call__(self, view, memory):
             return 1 if view.paid == 0 else 0
 
@@ -1059,11 +1078,6 @@ def test_a_rule_that_breaks_its_contract_is_named(drive, recipe, message):
 
 
 @dataclass(frozen=True)
-class LeastScored(StopsFinished):
-    least_scored: object = 3  # as it was before it was a method of the view
-
-
-@dataclass(frozen=True)
 class LeastScoredOf(StopsFinished):
     least: object
 
@@ -1072,16 +1086,12 @@ class LeastScoredOf(StopsFinished):
 
 
 @pytest.mark.parametrize(
-    ("rule", "error", "message"),
-    [
-        (LeastScored(), TypeError, r"LeastScored\(.*must be a method of the view, least_scored\(view\), got 3"),
-        (LeastScoredOf(None), ValueError, "must be a whole number of at least 0, got None"),
-        (LeastScoredOf(-1), ValueError, "must be a whole number of at least 0, got -1"),
-    ],
+    ("least", "message"),
+    [(None, "must be a whole number of at least 0, got None"), (-1, "must be a whole number of at least 0, got -1")],
 )
-def test_a_stop_rule_that_does_not_say_when_it_is_asked_is_named(rule, error, message):
-    with pytest.raises(error, match=message):
-        Allocator(replace(BASE, stages=(replace(BASE.stages[0], stop=rule),)), 1, 0)
+def test_a_stop_rule_that_does_not_say_when_it_is_asked_is_named(least, message):
+    with pytest.raises(ValueError, match=message):
+        Allocator(replace(BASE, stages=(replace(BASE.stages[0], stop=LeastScoredOf(least)),)), 1, 0)
 
 
 @dataclass(frozen=True)
@@ -1089,14 +1099,18 @@ class Says(ReturnsRows):
     rows: object = 2
     longest: object = 0
 
+    @property
+    def traits(self):
+        return RowTraits(rows=self.rows, longest=self.longest)
+
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"rows": 0}, "its attribute `rows` must be a whole number of at least 1"),
-        ({"rows": rows.Everything()}, "its attribute `rows` must be a whole number"),
-        ({"longest": True}, "its attribute `longest` must be a whole number of at least 0"),
-        ({"longest": 3}, "its attribute `rows` must be a whole number of at least 3"),
+        ({"rows": 0}, "its trait `rows` must be a whole number of at least 1"),
+        ({"rows": rows.Everything()}, "its trait `rows` must be a whole number"),
+        ({"longest": True}, "its trait `longest` must be a whole number of at least 0"),
+        ({"longest": 3}, "its trait `rows` must be a whole number of at least 3"),
     ],
 )
 def test_a_row_rule_that_says_no_possible_number_of_itself_is_named(said, message):

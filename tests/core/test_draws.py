@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
 from rollalloc.core.events import FARTHEST, Done, Updated
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
-from rollalloc.core.recipe import Drawn, View
+from rollalloc.core.rule import AdvantageRule, BatchRule, Drawn, View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
 from rollalloc.rules.advantages import BatchMean, Rewards
@@ -45,7 +45,7 @@ class Picks(prompts.Shuffled):
 
 
 @dataclass(frozen=True)
-class Sees:
+class Sees(AdvantageRule):
     """An advantage that is the group's baseline, and remembers what it saw of the groups."""
 
     def __call__(self, group, chosen_M):
@@ -204,7 +204,7 @@ def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
 
 
 @dataclass(frozen=True)
-class Over:
+class Over(BatchRule):
     how: str
 
     def __call__(self, advantages, groups, view):
@@ -234,7 +234,7 @@ def test_a_rule_over_the_batch_that_gives_nonsense_is_named(drive, how):
 
 
 @dataclass(frozen=True)
-class LooksOver:
+class LooksOver(BatchRule):
     """Advantages are numbered through; it checks that it is asked with whole groups, in order."""
 
     def __call__(self, advantages, groups, view):

@@ -13,7 +13,7 @@ from rollalloc import Allocator, recipes
 from rollalloc.core import lengths
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
-from rollalloc.core.recipe import Sample
+from rollalloc.core.rule import Sample, StopRule
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import ShortestAndLongest
 
@@ -137,7 +137,7 @@ def test_a_prompt_that_left_the_data_is_not_learned_of():
 
 
 @dataclass(frozen=True)
-class Keeps:
+class Keeps(StopRule):
     """Stops the last rollout, and says that it kept these."""
 
     kept: tuple[tuple[int, float], ...]
@@ -160,7 +160,7 @@ def test_a_sample_that_cannot_be_is_refused(kept):
 
 
 @dataclass(frozen=True)
-class SaysOfShares:
+class SaysOfShares(StopRule):
     """Stops nothing, and says this of what it kept."""
 
     said: ClassVar[object] = None

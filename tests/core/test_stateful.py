@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rollalloc import Allocator, Budget, EventError, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Failed, Progress, Updated
-from rollalloc.core.recipe import Drawn, Replay
+from rollalloc.core.recipe import Replay
+from rollalloc.core.rule import Drawn
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import predictions, prompts
 

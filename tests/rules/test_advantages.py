@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.rules import advantages
 from rollalloc.rules.advantages import commit_loo, dr_grpo, grpo, maxrl, pods, rloo
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.rules.intake import Ahead, Estimated, Fill, KeepInFlight
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.core.recipe import Act, Verdict, View
+from rollalloc.core.rule import Act, Verdict, View
 from rollalloc.rules.judges import (
     Band,
     Collected,

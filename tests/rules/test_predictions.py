@@ -13,7 +13,7 @@ from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import pack_tree
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.predict.predictor import Predictor
 from rollalloc.rules import rows

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules.promote import MostRecent, Oldest, RandomOrder, TopVariance
 

@@ -9,7 +9,7 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules import prompts

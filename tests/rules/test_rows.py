@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import rows, stops
 from rollalloc.rules.rows import max_variance_subset
@@ -198,7 +198,7 @@ def test_a_group_of_which_only_truncated_late_ones_are_there_has_no_rows():
 def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
     """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; the shortest may be late."""
     draw, rule, stop = np.random.default_rng(7), rows.ShortestAndLongest(shortest, longest), stops.SampledTail()
-    view = View.of(rows=rule.rows, longest=rule.longest)
+    view = View.of(rows=rule.traits.rows, longest=rule.traits.longest)
     pairs = []
     for number in range(groups):
         tokens = draw.lognormal(5, 0.8, count).astype(int) + 1

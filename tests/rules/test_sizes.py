@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Sample, View
+from rollalloc.core.rule import Sample, View
 from rollalloc.core.seeds import rng
 from rollalloc.rules.rows import ShortestAndLongest
 from rollalloc.rules.stops import SampledTail

@@ -107,7 +107,7 @@ class Loop:
 
 def names() -> dict[str, Callable[[], Any]]:
     """How each name is made that snippets use and do not define."""
-    from rollalloc.core.recipe import Drawn
+    from rollalloc.core.rule import Drawn
     from rollalloc.rules.prompts import some_free
 
     loop = Loop()

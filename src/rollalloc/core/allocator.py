@@ -237,8 +237,7 @@ class Allocator:
 
     def prompt_figures(self) -> dict[str, float]:
         """What the prompt rule says of itself, such as how good its predictions were; empty where it says nothing."""
-        figures = getattr(self._run.recipe.prompts, "figures", None)
-        return {} if figures is None else dict(figures(self._run.memory))
+        return dict(self._run.recipe.prompts.figures(self._run.memory))
 
     def quarantined(self) -> list[int]:
         """The prompts that are not drawn again because their rollouts always failed."""
@@ -288,7 +287,10 @@ class Allocator:
             ValueError: another schema, keys missing or unknown, another recipe, seed or data set, values that no run can
                 have; says where and names the difference.
         """
-        self._run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
+        run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
+        same_recipe = not any(saving.differences(state["recipe"], self.recipe.description))
+        lifecycle.go_on(run, same_recipe=same_recipe, same_prompts=remap is None)
+        self._run = run
 
 
 __all__ = ["Allocator", "EventError", "GroupView", "MetricError", "NoProgress", "RuleError"]

@@ -12,7 +12,7 @@ from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Order
 from rollalloc.core.group import Group
 from rollalloc.core.phase import Phase
-from rollalloc.core.recipe import Drawn
+from rollalloc.core.rule import Drawn
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 
@@ -130,7 +130,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
     if run.loader is not None:  # an epoch of the loader's begins when the loader says so
         pool.dry = not pool.any_due()
     elif pool.roll():
-        run.forget_view()
+        run.changed(settled=run.settled)
         # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
         pool.dry = not pick() and not pick()
     return drawn

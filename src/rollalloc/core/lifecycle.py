@@ -9,8 +9,8 @@ from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
 from rollalloc.core.phase import OVER, Phase
-from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW, Until
-from rollalloc.core.recipe import Act, Sample, StopRule
+from rollalloc.core.prompt_pool import NOW, Until
+from rollalloc.core.rule import Act, Sample, StopRule
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.statistics import QUARANTINED
@@ -122,6 +122,18 @@ def may_replay(run: Run, row: Row) -> bool:
     """Whether a row that was trained may be trained on again: law 12."""
     replay = run.recipe.replay
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
+
+
+def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
+    """After a load: what follows from another recipe or another data set than the state was saved with."""
+    if not (same_recipe and same_prompts):
+        run.finished = None  # it need not end for the same reason
+    if not same_prompts:
+        run.barren = run.failing = 0  # counted prompts of the old data set
+    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after their update
+    forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
+    for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
+        drop(run, group, "surplus", NOW)
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:
@@ -243,7 +255,7 @@ def judge(run: Run, group: Group) -> None:
         return
     stage = run.recipe.stages[group.stage]
     if not group.done and not group.unfinished:
-        drop(run, group, "failed", getattr(stage.judge, "after_failure", NEXT_EPOCH))
+        drop(run, group, "failed", stage.judge.traits.after_failure)
         return
     verdict = stage.judge(group.view, run.view())
     if verdict is None:

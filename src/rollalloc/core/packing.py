@@ -243,7 +243,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, types.FunctionType) and value.__closure__ is None and "<lambda>" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(
-        f"{value!r} has no stable description; rules are frozen dataclasses with __call__ or module-level functions, "
+        f"{value!r} has no stable description; rules are frozen dataclasses, and kernels module-level functions, "
         "so that a recipe can be compared with the one in a checkpoint"
     )
 

@@ -12,7 +12,8 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.prompt_pool import PromptPool
-from rollalloc.core.recipe import CAUSES, Drawn, Memory, OfferedPromptRule, Recipe, StopRule, View, at_least
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, StopRule, View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
@@ -24,6 +25,7 @@ class Run:
         loader: the prompt rule where a framework's own loader feeds it, else None.
         reads_rate: whether a rule takes the metric for a success rate.
         patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
+        longest: rows of a group that are trained on for being the longest.
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
         kl_sum: how far `Updated` told that the weights went, in all.
@@ -41,10 +43,10 @@ class Run:
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
         self.recipe, self.table, self.seed = recipe, table, seed
-        # Asked for at every draw; a check against a protocol is slow.
         self.loader = recipe.prompts if isinstance(recipe.prompts, OfferedPromptRule) else None
         self.reads_rate = bool(recipe.rate_readers)
-        self.patient_S = tuple(bool(getattr(stage.judge, "waits_for_all", False)) for stage in recipe.stages)
+        self.patient_S = tuple(stage.judge.traits.waits_for_all for stage in recipe.stages)
+        self.longest = recipe.rows.traits.longest
         self.version = 0
         self.statistics = PromptStatistics(len(table), laws=bool(recipe.stopping))
         self.pool = PromptPool(len(table))
@@ -67,16 +69,15 @@ class Run:
         self.stops_from_S = tuple(
             inf if stage.stop is None else _least_scored(stage.stop, self.view()) for stage in recipe.stages
         )
-        self.forget_view()  # a state that is loaded does not say that it changes anything
+        self.changed()
 
-    def changed(self) -> None:
-        """Something changed that a decision may depend on."""
-        self.forget_view()
-        self.settled = False
+    def changed(self, *, settled: bool = False) -> None:
+        """Something changed that rules may see, and that a decision may depend on; every cache of a run ends here.
 
-    def forget_view(self) -> None:
-        """What rules may know changed, by a decision that is being taken."""
-        self._view = None
+        Args:
+            settled: whether the last decision holds all the same.
+        """
+        self._view, self.settled = None, settled
 
     def view(self) -> View:
         """What rules may know about the run; made anew only after a change."""
@@ -96,7 +97,7 @@ class Run:
                 groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
-                longest=getattr(self.recipe.rows, "longest", 0),
+                longest=self.longest,
                 memory=self.memory,
             )
         return view
@@ -131,15 +132,9 @@ def _least_scored(rule: StopRule, view: View) -> int:
     """Scored rollouts of a group from which on a stop rule is asked.
 
     Raises:
-        TypeError: `least_scored` is no method.
         ValueError: it answers with no whole number of 0 or more.
     """
-    least: Any = getattr(rule, "least_scored", None)
-    if least is None:
-        return 0
-    if not callable(least):
-        raise TypeError(f"{rule!r}: least_scored must be a method of the view, least_scored(view), got {least!r}")
-    scored: Any = least(view)
+    scored = rule.least_scored(view)
     at_least(f"{rule!r}: least_scored(view)", scored, 0)
     return scored
 

@@ -11,12 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.group import Group
-from rollalloc.core.lifecycle import drop, forget, may_replay
 from rollalloc.core.packing import (
     amount,
     differences,
     exact_keys,
-    follow,
     natural,
     naturals,
     pack_tree,
@@ -26,8 +24,8 @@ from rollalloc.core.packing import (
     unpack_tree,
 )
 from rollalloc.core.phase import OVER, Phase
-from rollalloc.core.prompt_pool import NOW
-from rollalloc.core.recipe import CAUSES, CheckedPromptRule, Drawn, MovablePromptRule, Recipe
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
@@ -75,7 +73,7 @@ def load(
     accept_recipe: bool,
     remap: ArrayLike | str | None,
 ) -> Run:
-    """The run that a state was saved of, going on with this recipe and these prompts.
+    """The run that a state was saved of, with this recipe and these prompts; `lifecycle.go_on` decides the rest.
 
     Raises:
         ValueError: another schema, keys missing or unknown, another recipe, seed or data set, or values that no run can
@@ -90,8 +88,6 @@ def load(
         _load_books(run, state, source_N)
         _load_in_flight(run, state, _Renumbering(source_N))
         _check_sums(run)
-    for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
-        drop(run, group, "surplus", NOW)
     return run
 
 
@@ -132,41 +128,28 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
-    # Not by ==: a recipe saved before it had a field says nothing of it, which is what None says.
-    same = not any(differences(state["recipe"], run.recipe.description)) and source_N is None
-    run.finished = state["finished"] if same else None  # under others it need not end for the same reason
-    if source_N is not None:
-        run.barren = run.failing = 0  # counted prompts of the old data set
+    run.finished = state["finished"]
     exact_keys(state["accounts"], CAUSES[:-1], "accounts")
     run.accounts = {cause: natural(state["accounts"][cause], f"accounts, {cause}") for cause in CAUSES[:-1]}
     run.budgets.load_state_dict(state["budgets"])
     run.statistics.load_state_dict(state["statistics"], source_N)
     run.pool.load_state_dict(state["pool"], source_N)
     with reading("memory"):
-        same_rule = state["recipe"]["prompts"] == run.recipe.description["prompts"]
-        _load_memory(run, unpack_tree(state["memory"]), source_N, same, same_rule)
-        if isinstance(run.recipe.prompts, CheckedPromptRule):
-            run.recipe.prompts.check(run.memory, run.table)
+        _load_memory(run, unpack_tree(state["memory"]), source_N, state["recipe"]["prompts"])
+        run.recipe.prompts.check(run.memory, run.table)
 
 
-def _load_memory(
-    run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, same: bool, same_rule: bool
-) -> None:
-    """The prompt rule's memory; another rule, accepted, begins with an empty one."""
-    memory = run.memory
-    rule = run.recipe.prompts
-    if source_N is not None and isinstance(rule, MovablePromptRule):
-        run.memory = rule.remap(saved, source_N, run.table) if same_rule else memory
-        return
-    fits = saved.keys() == memory.keys() and (source_N is not None or _shapes(saved) == _shapes(memory))
-    if not fits and not same:
-        return
-    if not fits:
-        raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is corrupt")
-    if source_N is None:
+def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
+    """The prompt rule's memory; where another rule, accepted, has another one, that begins anew."""
+    memory, own = run.memory, run.recipe.prompts
+    same = rule == run.recipe.description["prompts"]
+    if source_N is not None:
+        if same or type(own).remap is PromptRule.remap:
+            run.memory = own.remap(saved, source_N, run.table)
+    elif saved.keys() == memory.keys() and _shapes(saved) == _shapes(memory):
         memory.update(saved)
-    else:
-        follow(memory, saved, source_N)
+    elif same:
+        raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is corrupt")
 
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
@@ -207,8 +190,6 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         kept = [_load_row(row, here) for row in state["kept"]]
         run.kept = {row.rollout: row for row in kept}
         _check_kept(run, kept)
-    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after their update
-    forget(run, [row for row in kept if row.rollout not in training and not may_replay(run, row)])
 
 
 def _check_kept(run: Run, kept: list[Row]) -> None:

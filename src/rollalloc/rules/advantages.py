@@ -10,27 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-
 Promises = Callable[[NDArray[np.float64], NDArray[np.float64]], dict[str, bool]]
 _K = TypeVar("_K", bound=Callable[..., NDArray[np.float64]])
 
 
-def promising(promises: Promises) -> Callable[[_K], _K]:
-    """Let a kernel promise more than what every kernel does (see `_OfKernel`).
+@runtime_checkable
+class _Promising(Protocol):
+    """A kernel that promises more than what every kernel does (see `_OfKernel`)."""
 
-    Args:
-        promises: (rewards_G, advantages_G) of a whole group → each promise in plain words, and whether it is kept.
-    """
+    def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64], /) -> dict[str, bool]:
+        """Of a whole group: each promise in plain words, and whether it is kept."""
+        ...
+
+
+def promising(promises: Promises) -> Callable[[_K], _K]:
+    """Make a kernel `_Promising`."""
 
     def state(kernel: _K) -> _K:
         kernel.__dict__["promises"] = promises
@@ -248,10 +251,12 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _OfKernel:
-    reads: ClassVar = ("rewards_G",)
-
+class _OfKernel(AdvantageRule):
     kernel: Kernel
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("rewards_G",))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
@@ -269,7 +274,7 @@ class _OfKernel:
         order_M = np.argsort(of_M, kind="stable")
         rises, gains = np.diff(of_M[order_M]), np.diff(made_M[order_M])
         equal = bool((rewards_G == rewards_G[:1]).all())
-        more = getattr(self.kernel, "promises", None)
+        more = self.kernel.promises if isinstance(self.kernel, _Promising) else None
         return {
             "equal rewards have the advantage 0": not equal or not made_M.any(),
             "a higher reward never has the lower advantage, an equal one has the same": bool(
@@ -314,10 +319,12 @@ class OverChosen(_OfKernel):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitLeaveOneOut:
+class CommitLeaveOneOut(AdvantageRule):
     """`commit_loo` as a rule, for recipes with a pilot stage."""
 
-    reads: ClassVar = ("rewards_G",)
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return commit_loo(group.rewards_G, group.stages_G)[chosen_M]
@@ -339,10 +346,12 @@ class CommitLeaveOneOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewards:
+class Rewards(AdvantageRule):
     """A_i = r_i: REINFORCE without a baseline, or with one over the batch (`BatchMean`)."""
 
-    reads: ClassVar = ("rewards_G",)
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return group.rewards_G[chosen_M]
@@ -354,10 +363,12 @@ class Rewards:
 
 
 @dataclass(frozen=True, slots=True)
-class Successes:
+class Successes(AdvantageRule):
     """A_i = max(r_i, 0): only what was rewarded is learned from (RAFT, arXiv 2304.06767, 2504.11343)."""
 
-    reads: ClassVar = ("rewards_G",)
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.maximum(group.rewards_G[chosen_M], 0.0)
@@ -375,7 +386,7 @@ class Successes:
 
 
 @dataclass(frozen=True, slots=True)
-class AgainstBaseline:
+class AgainstBaseline(AdvantageRule):
     """A_i = r_i - b, and neg · (r_i - b) where that is below 0; b is what was expected when the prompt was drawn.
 
     Where nothing was expected yet, b is the mean of the group's rewards: a rollout alone then counts for nothing. Of
@@ -389,12 +400,14 @@ class AgainstBaseline:
         ValueError: a negative weight, or one that is not finite.
     """
 
-    reads: ClassVar = ("rewards_G",)
-
     neg: float = 1.0
 
     def __post_init__(self) -> None:
         _refuse_neg(self.neg)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         if group.baseline is None:
@@ -427,7 +440,7 @@ Batchwise = Sequence[NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMean:
+class BatchMean(BatchRule):
     """A baseline over the batch: each advantage less the mean of the batch's others, times `neg` where that is below 0.
 
         A_i ← A_i - mean of A_j, j ≠ i  =  (A_i - mean) · M / (M - 1)
@@ -444,12 +457,14 @@ class BatchMean:
         ValueError: a negative weight, or one that is not finite.
     """
 
-    reads: ClassVar = ()
-
     neg: float = 1.0
 
     def __post_init__(self) -> None:
         _refuse_neg(self.neg)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=())
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
         over_batch = _split_as(advantages, rloo(np.concatenate(advantages)))
@@ -478,7 +493,7 @@ def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalised:
+class BatchNormalised(BatchRule):
     """A_i ← (A_i - mean) / (std + eps) over the batch: SPO's, arXiv 2509.13232.
 
     Attributes:
@@ -488,13 +503,15 @@ class BatchNormalised:
         ValueError: eps not above 0 and finite.
     """
 
-    reads: ClassVar = ()
-
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < float("inf"):
             raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=())
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
         return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from rollalloc.core.recipe import IntakeRule, Memory, View, at_least
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import IntakeRule, IntakeTraits, Memory, View
 from rollalloc.rules.prompts import without_variance
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(IntakeRule):
     """Just as many groups as the batch still needs."""
 
     def __call__(self, view: View, memory: Memory) -> int:
@@ -21,7 +23,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepInFlight:
+class KeepInFlight(IntakeRule):
     """Keep `groups` groups running in the first stage while those further on do not suffice.
 
     Opens groups - running[0] while held + running in later stages < need + a batch where it looks ahead. So at most need +
@@ -43,6 +45,10 @@ class KeepInFlight:
             raise ValueError(
                 f"ahead must be True or False: how many groups a batch has the recipe says, got {self.ahead!r}"
             )
+
+    @property
+    def traits(self) -> IntakeTraits:
+        return IntakeTraits(looks_ahead=self.ahead)
 
     def __call__(self, view: View, memory: Memory) -> int:
         ahead = self._ahead(view)
@@ -68,7 +74,7 @@ class KeepInFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class Estimated(IntakeRule):
     """As many groups in the first stage as should fill the batch, while those further on do not suffice; at most `groups`.
 
         spare · need / (1 - share),  share: of the groups that ended since the last update, those without variance
@@ -116,7 +122,7 @@ class Estimated:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(IntakeRule):
     """What another rule would open if the batch needed `groups` more, where the recipe allows staleness.
 
     For trainers that take a batch while rollouts go on: with `Fill` a batch is then the first of need + `groups` groups to
@@ -136,6 +142,10 @@ class Ahead:
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
 
+    @property
+    def traits(self) -> IntakeTraits:
+        return replace(self.of.traits, looks_ahead=True)
+
     def __call__(self, view: View, memory: Memory) -> int:
         return self.of(self._seen(view), memory)
 
@@ -143,6 +153,5 @@ class Ahead:
         """The view that the other rule is shown."""
         return view._replace(need=view.need + self.groups) if view.max_staleness else view
 
-    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
-        promised = getattr(self.of, "promises", None)
-        return {} if promised is None else promised(opened, self._seen(view), memory)
+    def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:
+        return self.of.promises(opened, self._seen(view), memory)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from statistics import fmean, pvariance
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs, Until
-from rollalloc.core.recipe import Act, Verdict, View, at_least, rows_of
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View, rows_of
 
 SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
@@ -24,18 +24,14 @@ def _mixed(group: GroupView) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(JudgeRule):
     """Train on every group once all its rollouts ended (GRPO); `until`: when its prompt may be drawn again."""
-
-    waits_for_all: ClassVar = True
-    reads: ClassVar = ()
 
     until: Until = NEXT_EPOCH
 
     @property
-    def after_failure(self) -> Until:
-        """When the prompt of a group without a score may be drawn again."""
-        return self.until
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=(), waits_for_all=True, after_failure=self.until)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         return None if group.unfinished else Verdict(Act.TRAIN, until=self.until)
@@ -48,7 +44,7 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class NonzeroVariance:
+class NonzeroVariance(JudgeRule):
     """Keep a complete group if its metrics differ, drop it otherwise (dynamic sampling, DAPO, arXiv 2503.14476).
 
     Attributes:
@@ -57,16 +53,13 @@ class NonzeroVariance:
         until: when the prompt may be drawn again.
     """
 
-    reads: ClassVar = ("metrics_G",)
-
     act: Act = Act.TRAIN
     early: bool = False
     until: Until = NEXT_EPOCH
 
     @property
-    def waits_for_all(self) -> bool:
-        """Whether it decides on complete groups only."""
-        return not self.early
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), waits_for_all=not self.early)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished and not self.early:
@@ -89,7 +82,7 @@ class NonzeroVariance:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class Band(JudgeRule):
     """Keep a complete group whose mean metric lies in a window; Pilot-Commit's pilot stage, arXiv 2605.26606.
 
     mean ≥ p_solve: evicted, to be probed again after `reprobe_every` epochs, if ever. mean > 1 - p_upper or
@@ -104,10 +97,6 @@ class Band:
     Raises:
         ValueError: a number out of its range, or a window that is empty: p_lower > 1 - p_upper.
     """
-
-    reads_rate: ClassVar = True
-    waits_for_all: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
 
     p_lower: float
     p_upper: float
@@ -126,6 +115,10 @@ class Band:
             raise ValueError(f"p_solve must be above 0, got {self.p_solve}")
         if self.reprobe_every is not None:
             at_least("reprobe_every", self.reprobe_every, 1)
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -171,7 +164,7 @@ def relative_variance(metrics_G: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Varied:
+class Varied(JudgeRule):
     """Train on a complete group whose metrics vary enough, drop it otherwise; VCRL, arXiv 2509.19803.
 
         relative_variance ≥ `kappa`, or `kappa_first` in the first `first` updates of the weights
@@ -187,11 +180,6 @@ class Varied:
         ValueError: a number out of its range.
     """
 
-    reads_rate: ClassVar = True
-    waits_for_all: ClassVar = True
-    after_failure: ClassVar = NOW
-    reads: ClassVar = ("metrics_G",)
-
     kappa: float = 0.8
     kappa_first: float = 0.3
     first: int = 20
@@ -200,6 +188,10 @@ class Varied:
         at_least("first", self.first, 0)
         if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
             raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, after_failure=NOW)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -252,7 +244,7 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(JudgeRule):
     """Train on a complete group that has as early a success as was to be expected; until then it goes on.
 
         j ≤ q,  j: the place of its first success,  q: `conformal_place` of the last visits
@@ -267,15 +259,15 @@ class Resolved:
         ValueError: a delta outside (0, 1).
     """
 
-    reads_rate: ClassVar = True
-    waits_for_all: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     delta: float | None = None
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -302,7 +294,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(JudgeRule):
     """Train on a complete group as soon as it has enough successes and failures for its rows; until then it goes on.
 
     Of m rows, as the recipe's row rule says, m // 2 successes and as many failures as are lacking to m; or one success,
@@ -316,10 +308,6 @@ class Collected:
         ValueError: `above` outside [0, 1).
     """
 
-    reads_rate: ClassVar = True
-    waits_for_all: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     half: bool = True
     above: float = SUCCESS_ABOVE
 
@@ -328,9 +316,8 @@ class Collected:
             raise ValueError(f"above must be in [0, 1), got {self.above!r}")
 
     @property
-    def reads_rows(self) -> bool:
-        """Whether it needs a row rule that says how many rows it takes."""
-        return self.half
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, reads_rows=self.half, waits_for_all=True)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Drawn, Memory, View, at_least
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
@@ -22,7 +22,7 @@ _LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this wh
 
 
 @dataclass(frozen=True, slots=True)
-class RunningMean:
+class RunningMean(PromptRule):
     """Every prompt once an epoch, in random order; the baseline of each is the running mean of all rewards.
 
         b = Σ w_i r_i / Σ w_i,  w_i = 2^(-rollouts since / half_life)
@@ -37,14 +37,16 @@ class RunningMean:
         ValueError: a half-life that is not above 0.
     """
 
-    reads: ClassVar = ("rewards_G",)
-
     half_life: float = 500.0
     order: Shuffled = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         if not 0 < self.half_life < inf:
             raise ValueError(f"half_life must be above 0 and finite, got {self.half_life!r}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads=("rewards_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return self.order.init(table) | {"reward_sum": 0.0, "reward_count": 0.0}
@@ -80,7 +82,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True, slots=True)
-class LastVisit:
+class LastVisit(PromptRule):
     """Every prompt once an epoch, in random order; its mean metric at its last visit is what is expected of it.
 
     Nothing before the first visit, but for the table's prior; a visit without a score changes nothing. What Knapsack RL
@@ -90,10 +92,11 @@ class LastVisit:
         order: draws the prompts.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     order: Shuffled = field(default_factory=Shuffled)
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)
@@ -123,7 +126,7 @@ class LastVisit:
 
 
 @dataclass(frozen=True, slots=True)
-class Tracker:
+class Tracker(PromptRule):
     """A success rate tracked for each prompt, forgotten as the weights move, and prompts drawn where it is least certain.
 
         v = α / (α + β);  after a rollout of metric r:  α ← ρα + r,  β ← ρβ + 1 - r
@@ -147,11 +150,6 @@ class Tracker:
         ValueError: a value out of its range.
     """
 
-    predicts: ClassVar = True
-    reads_rate: ClassVar = True
-    reads_kl: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     half_way: float = 0.06
     least: float = 0.875
     most: float = 0.96
@@ -162,6 +160,10 @@ class Tracker:
         at_least("pool", self.pool, 1)
         if not (0 < self.half_way < inf and 0 < self.least <= self.most < 1 and 0 < self.spread < inf):
             raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, 1 / (1 - self.least))
@@ -226,7 +228,7 @@ def _rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class Foresight(PromptRule):
     """A success rate predicted for each prompt before a rollout of it is paid for, and prompts drawn where one teaches most.
 
         drawn with probability ∝ (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
@@ -247,11 +249,6 @@ class Foresight:
         ValueError: a value out of its range.
     """
 
-    predicts: ClassVar = True
-    reads_rate: ClassVar = True
-    reads_features: ClassVar = True
-    reads: ClassVar = ("rewards_G", "metrics_G")
-
     exponent: float | None = 3.0
     floor: float = 0.1
     pool: int = 16
@@ -263,6 +260,10 @@ class Foresight:
         at_least("warm", self.warm, 0)
         if not 0 <= self.floor <= 1 or not (self.exponent is None or 0 <= self.exponent < inf):
             raise ValueError(f"expected a floor in [0, 1] and an exponent of 0 or more, or None, got {self}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"))
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
-from typing import ClassVar
 
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import View
+from rollalloc.core.rule import PromoteRule, Traits, View
 
 
 @dataclass(frozen=True, slots=True)
-class Oldest:
+class Oldest(PromoteRule):
     """Those with the oldest rollouts first, then those drawn first."""
 
-    reads: ClassVar = ()
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
@@ -32,10 +33,12 @@ class Oldest:
 
 
 @dataclass(frozen=True, slots=True)
-class MostRecent:
+class MostRecent(PromoteRule):
     """Those with the newest rollouts first, then those drawn last."""
 
-    reads: ClassVar = ()
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
@@ -50,10 +53,12 @@ class MostRecent:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomOrder:
+class RandomOrder(PromoteRule):
     """Any k, at random."""
 
-    reads: ClassVar = ()
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]
@@ -63,7 +68,7 @@ class RandomOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class TopVariance:
+class TopVariance(PromoteRule):
     """Those whose metrics have the highest variance first, then the newest.
 
     Two things differ from the published order. Groups that would be too old at the next update go first: highest variance
@@ -72,7 +77,9 @@ class TopVariance:
     the wait ends.
     """
 
-    reads: ClassVar = ("metrics_G",)
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("metrics_G",))
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         if view.running_S[held[0].stage]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import natural, naturals
-from rollalloc.core.recipe import Memory, View, at_least
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import Memory, OfferedPromptRule, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.rules.judges import first_success, relative_variance
 
@@ -21,7 +22,7 @@ _SURE, _MOST_SURE = 1e7, 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffled:
+class Shuffled(PromptRule):
     """Each prompt once an epoch, in random order; several sources by weight.
 
     Attributes:
@@ -112,9 +113,6 @@ class Shuffled:
         memory["cursors"][source] = cursor
         return len(picked) - before
 
-    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        pass
-
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
@@ -128,7 +126,7 @@ def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class InOrder:
+class InOrder(PromptRule):
     """Each prompt once an epoch, in the order of the data set: a curriculum that the user laid out."""
 
     def init(self, table: PromptTable) -> Memory:
@@ -155,9 +153,6 @@ class InOrder:
             begin, block = stop, 2 * block
         return found[:count]
 
-    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        pass
-
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
@@ -166,7 +161,7 @@ class InOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class AsOffered:
+class AsOffered(OfferedPromptRule):
     """The prompts that a framework's own loader hands over, in its order; those not free to be drawn are passed over."""
 
     def init(self, table: PromptTable) -> Memory:
@@ -193,9 +188,6 @@ class AsOffered:
             used += 1
         memory["queue"] = queue[used:]
         return list(picked)
-
-    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        pass
 
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
@@ -240,7 +232,7 @@ def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Posterior:
+class Posterior(PromptRule):
     """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
 
     After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
@@ -254,9 +246,6 @@ class Posterior:
         prior_weight: above 0.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     target: float = 0.5
     decay: float = 0.5
     pool: int = 16
@@ -266,6 +255,10 @@ class Posterior:
         at_least("pool", self.pool, 1)
         if not (0 < self.target < 1 and 0 <= self.decay <= 1 and self.prior_weight > 0):
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)
@@ -323,7 +316,7 @@ _LONGEST_RUN = 100  # visits in a row that are counted: whatever p, the chance h
 
 
 @dataclass(frozen=True, slots=True)
-class Selective:
+class Selective(PromptRule):
     """Each prompt once an epoch at most; one that taught nothing is passed over, the likelier the oftener in a row it did.
 
         drawn at its turn with probability max(p^z, least);  z: its last visits in a row whose metrics were all alike
@@ -346,9 +339,6 @@ class Selective:
         ValueError: a value out of its range.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     zero_share: float = 0.25
     start: float = 0.5
     step: float = 0.01
@@ -360,6 +350,10 @@ class Selective:
             raise ValueError(
                 f"expected zero_share in (0, 1), start in [{low}, {high}], step of 0 or more and least in (0, 1], got {self}"
             )
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return {
@@ -466,7 +460,7 @@ def without_variance(memory: Memory, version: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Banked:
+class Banked(PromptRule):
     """New prompts first; what lacks to the batch then comes from a bank of those whose metrics varied most.
 
     Since the last update of the weights as many prompts as a batch has groups are new ones, each once a pass, in random
@@ -485,9 +479,6 @@ class Banked:
         ValueError: a number out of its range.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     replays: int = 2
     momentum: float = 0.9
     capacity: int = 1024
@@ -498,6 +489,10 @@ class Banked:
         at_least("capacity", self.capacity, 1)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         # Of each prompt of the bank [prompt, priority, draws left]; `new`: those drawn since the `version`.
@@ -585,7 +580,7 @@ def _is_trained(view: View, prompt: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstSuccesses:
+class FirstSuccesses(PromptRule):
     """Every prompt once an epoch, in random order; where the first success came is kept of the last visits.
 
     What `judges.Resolved` is calibrated by. A visit that was stopped at its first success says as much as one that was not.
@@ -598,14 +593,15 @@ class FirstSuccesses:
         ValueError: a number of visits below 1.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     visits: int = 200
     order: Shuffled = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         at_least("visits", self.visits, 1)
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return self.order.init(table) | {"places": []}

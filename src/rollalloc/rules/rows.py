@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, inf
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
-from rollalloc.core.recipe import View, at_least
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import RowRule, RowTraits, View
 from rollalloc.rules.judges import SUCCESS_ABOVE
 
 Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -69,10 +69,12 @@ def _even(chosen: NDArray[np.int64]) -> Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(RowRule):
     """Every scored rollout, with weight 1."""
 
-    reads: ClassVar = ()
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=())
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         return _even(np.arange(group.rewards_G.size))
@@ -85,7 +87,7 @@ class Everything:
 
 
 @dataclass(frozen=True, slots=True)
-class AsIfUniform:
+class AsIfUniform(RowRule):
     """Every scored rollout, with the weight under which prompts count as if they had been drawn uniformly.
 
         w = min(1 / ratio, limit);  where nothing is truncated, the mean of w · f over draws is that of f over the candidates
@@ -101,13 +103,15 @@ class AsIfUniform:
         ValueError: a limit below 1, or one that is not finite.
     """
 
-    reads: ClassVar = ()
-
     limit: float
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit < inf:
             raise ValueError(f"limit must be 1 or more, and finite, got {self.limit!r}")
+
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=())
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         weight = min(1 / (group.sampling_ratio or 1.0), self.limit)
@@ -125,10 +129,8 @@ class AsIfUniform:
 
 
 @dataclass(frozen=True, slots=True)
-class _Some:
+class _Some(RowRule):
     """What the rules that keep m rollouts share: all of them where failures left m or fewer."""
-
-    reads: ClassVar = ("rewards_G",)
 
     m: int
 
@@ -136,9 +138,8 @@ class _Some:
         at_least("m", self.m, 1)
 
     @property
-    def rows(self) -> int:
-        """m."""
-        return self.m
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=("rewards_G",), rows=self.m)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         if group.rewards_G.size <= self.m:
@@ -191,7 +192,9 @@ class MaxReward(_Some):
 class Random(_Some):
     """m rollouts at random, without replacement."""
 
-    reads: ClassVar = ()
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=(), rows=self.m)
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(rng.choice(group.rewards_G.size, self.m, replace=False))
@@ -227,15 +230,16 @@ class Balanced(_Some):
         above: a metric above it is a success.
     """
 
-    reads_rate: ClassVar = True
-    reads: ClassVar = ("metrics_G",)
-
     above: float = SUCCESS_ABOVE
 
     def __post_init__(self) -> None:
         at_least("m", self.m, 1)  # `super()` does not know a dataclass that was made anew for its slots
         if not 0 <= self.above < 1:
             raise ValueError(f"above must be in [0, 1), got {self.above!r}")
+
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=("metrics_G",), reads_rate=True, rows=self.m)
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         won_G = group.metrics_G > self.above
@@ -261,7 +265,7 @@ class Balanced(_Some):
 
 
 @dataclass(frozen=True, slots=True)
-class ShortestAndLongest:
+class ShortestAndLongest(RowRule):
     """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
 
     Where a stop rule sampled the late ones (`stops.SampledTail`), it is the K shortest of those that had ended by then, with
@@ -282,8 +286,6 @@ class ShortestAndLongest:
         longest: L, 0 or more.
     """
 
-    reads: ClassVar = ("tokens_G", "truncated_G")
-
     shortest: int
     longest: int
 
@@ -295,6 +297,10 @@ class ShortestAndLongest:
     def rows(self) -> int:
         """K + L."""
         return self.shortest + self.longest
+
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows, longest=self.longest)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         done_G, kept = group.in_order, group.kept

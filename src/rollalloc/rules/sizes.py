@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import erfc, inf, log, sqrt
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, View, at_least, rows_of
+from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import Memory, SizeRule, Traits, View, rows_of
 
 _POINTS, _FAR = (
     64,
@@ -21,7 +21,7 @@ _POINTS, _FAR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(SizeRule):
     """n rollouts for every group."""
 
     n: int
@@ -39,7 +39,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Redundant:
+class Redundant(SizeRule):
     """More rollouts than are trained on, most where lengths vary most.
 
     Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and rows ≤ M_i ≤ max_factor · rows, where σ_i is
@@ -54,14 +54,16 @@ class Redundant:
         max_factor: rollouts for each row at most.
     """
 
-    reads_rows: ClassVar = True
-
     mean_factor: float
     max_factor: float
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean_factor <= self.max_factor:
             raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         # Of one group nothing need be known: all that is to spare is its own.
@@ -115,7 +117,7 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class Priced(SizeRule):
     """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest.
 
         T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
@@ -139,8 +141,6 @@ class Priced:
         ValueError: a number out of its range.
     """
 
-    reads_rows: ClassVar = True
-
     max_factor: float
     latency: tuple[tuple[int, float], ...]
 
@@ -158,6 +158,10 @@ class Priced:
                 f"((1, 0.002), (64, 0.004)), got {self.latency!r}"
             )
         object.__setattr__(self, "latency", points)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows, most = rows_of(view), int(self.max_factor * rows_of(view) + 1e-9)
@@ -214,7 +218,7 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True)
-class Knapsack:
+class Knapsack(SizeRule):
     """More rollouts where they are worth most, the same number in all.
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
@@ -237,8 +241,6 @@ class Knapsack:
         ValueError: a number out of its range.
     """
 
-    reads_rate: ClassVar = True
-
     mean_n: int
     least: int = 2
     most: int = 128
@@ -250,6 +252,10 @@ class Knapsack:
         at_least("most", self.most, self.mean_n, "the mean of all groups")
         if not 0 < self.sure < 1:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads_rate=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         predictions = [group.predicted for group in groups]

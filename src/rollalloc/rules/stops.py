@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Sample, View, rows_of
+from rollalloc.core.rule import Sample, StopRule, Traits, View, rows_of
 
 
 @dataclass(frozen=True, slots=True)
-class SampledTail:
+class SampledTail(StopRule):
     """Once K rollouts are there that were not truncated, keep L random ones of those running, stop the rest.
 
     K + L are the rows that the recipe's row rule takes of a group, L those that it takes for being the longest. Each of the
@@ -33,9 +32,6 @@ class SampledTail:
         ValueError: a number out of its range.
     """
 
-    reads: ClassVar = ("truncated_G",)
-    reads_rows: ClassVar = True
-
     solved: float | None = None
     share: float = 0.1
 
@@ -47,14 +43,13 @@ class SampledTail:
                 f"share must be in (0, 1], or no late rollout of a solved prompt is seen, got {self.share!r}"
             )
 
-    @property
-    def reads_rate(self) -> bool:
-        """Whether the metric must be a success rate."""
-        return self.solved is not None
-
     def least_scored(self, view: View) -> int:
         """K: scored rollouts before which nothing is stopped."""
         return rows_of(view) - view.longest
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample:
         # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
-from rollalloc.core.recipe import Act, Recipe, Verdict
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import Act, Verdict
 
 
 class ConformanceError(AssertionError):

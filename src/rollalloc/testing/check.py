@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.recipe import Budget, OfferedPromptRule, Recipe
+from rollalloc.core.recipe import Budget, Recipe
+from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import ConformanceError, expect
 from rollalloc.testing.feeder import Run

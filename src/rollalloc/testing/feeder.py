@@ -9,7 +9,8 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Updated
-from rollalloc.core.recipe import OfferedPromptRule, Recipe
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import Auditor, expect
 from rollalloc.testing.promises import watched

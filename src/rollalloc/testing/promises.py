@@ -1,33 +1,43 @@
 """What a recipe's own rules promise, held against every decision they make.
 
-A rule states its promise beside itself, in its class, in two ways; both are optional:
-
-- `promises(made, *seen)`: what it decided, then the arguments of its call less the random generator → each promise in plain
-  words, and whether this decision keeps it. A prompt rule's decision is its `pick`; the memory it gets is that before.
-- `reads`: the columns of a group's results that it looks at, of `rewards_G`, `metrics_G`, `tokens_G` and `truncated_G`. The
-  kit asks it again about the same groups with every other column changed, and it must decide alike. For a prompt rule it is
-  what `observe` learns from.
-
-The kit knows no rule: it wraps each one of a recipe, and asks.
+A rule states its promise beside itself, by `promises` and by the trait `reads` (`rollalloc.core.rule`). The kit knows no
+rule: it wraps each one of a recipe, asks it for its promises, and asks again about the same groups with every column changed
+that it does not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, replace
 from random import Random
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Memory, OfferedPromptRule, Recipe, Sample, Verdict, View
+from rollalloc.core.recipe import Recipe, Stage
+from rollalloc.core.rule import (
+    AdvantageRule,
+    BatchRule,
+    IntakeRule,
+    JudgeRule,
+    Memory,
+    OfferedPromptRule,
+    PromoteRule,
+    PromptRule,
+    RowRule,
+    Sample,
+    SizeRule,
+    StopRule,
+    Verdict,
+    View,
+)
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
-_DRAWING = ("stop", "promote", "rows")  # the slots whose rules are given a random generator, as their last argument
 _COLUMNS = ("rewards_G", "metrics_G", "tokens_G", "truncated_G")
 
 
@@ -41,33 +51,36 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     log: dict[int, Verdict] = {}
     kept: dict[int, dict[int, float]] = {}  # what stop rules said that they kept of each group, by its id
 
-    def slots(value: Any, promised: Any) -> dict[str, Any]:
-        return {
-            field.name: Watched(rule, getattr(promised, field.name, None), field.name in _DRAWING)
-            for field in fields(value)
-            if callable(rule := getattr(value, field.name))
-        }
+    def watch(stage: Stage, like: Stage | None) -> Stage:
+        return replace(
+            stage,
+            size=WatchedSize(stage.size, like and like.size),
+            judge=WatchedJudge(stage.judge, like and like.judge, log),
+            stop=stage.stop and WatchedStop(stage.stop, like and like.stop, kept),
+            promote=WatchedPromote(stage.promote, like and like.promote),
+        )
 
-    promised = [None] * len(recipe.stages) if like is None else like.stages
-    stages = [replace(own, **slots(own, said)) for own, said in zip(recipe.stages, promised, strict=True)]
-    for stage in stages:
-        object.__setattr__(stage.judge, "log", log)
-    prompts = (WatchedOffered if isinstance(recipe.prompts, OfferedPromptRule) else WatchedPrompts)(
-        recipe.prompts, getattr(like, "prompts", None)
+    likes = [None] * len(recipe.stages) if like is None else like.stages
+    prompts = WatchedOffered if isinstance(recipe.prompts, OfferedPromptRule) else WatchedPrompts
+    under_watch = replace(
+        recipe,
+        stages=tuple(watch(own, other) for own, other in zip(recipe.stages, likes, strict=True)),
+        prompts=prompts(recipe.prompts, like and like.prompts),
+        intake=WatchedIntake(recipe.intake, like and like.intake),
+        rows=WatchedRows(recipe.rows, like and like.rows, kept),
+        advantage=WatchedAdvantage(recipe.advantage, like and like.advantage),
+        over_batch=recipe.over_batch and WatchedBatch(recipe.over_batch, like and like.over_batch),
     )
-    under_watch = replace(recipe, stages=tuple(stages), prompts=prompts, **slots(recipe, like))
-    for rule in (under_watch.rows, *(stage.stop for stage in stages if stage.stop is not None)):
-        object.__setattr__(rule, "kept", kept)
     return under_watch, log
 
 
 @dataclass(frozen=True, repr=False)
 class _Watch:
-    """Passes for a rule, whatever is asked of it.
+    """Around a rule: hands on what it says of itself, and holds what it decides against what is promised.
 
     Attributes:
         rule: decides.
-        promised: says what the decisions must keep; the rule itself, mostly.
+        promised: says what the decisions must keep; the rule itself, mostly. None: nothing is promised.
     """
 
     rule: Any
@@ -76,60 +89,125 @@ class _Watch:
     def __repr__(self) -> str:
         return repr(self.rule)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "rule":
-            raise AttributeError(name)
-        return getattr(self.rule, name)
+    @property
+    def traits(self) -> Any:
+        return self.rule.traits
+
+    def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
+        return self.rule.promises(*args, **kwargs)
+
+    @property
+    def _reads(self) -> tuple[str, ...] | None:
+        return None if self.promised is None else self.promised.traits.reads
 
     def _keep(self, made: Any, *seen: Any) -> None:
-        if promises := getattr(self.promised, "promises", None):
-            for promise, kept in promises(made, *seen).items():
-                expect(9, bool(kept), f"{self.rule!r} does not keep: {promise}; it made {_plain(made)}{_about(seen)}")
-
-    def _reads(self) -> tuple[str, ...] | None:
-        return getattr(self.promised, "reads", None)
+        promised = {} if self.promised is None else self.promised.promises(made, *seen)
+        for promise, kept in promised.items():
+            expect(9, bool(kept), f"{self.rule!r} does not keep: {promise}; it made {_plain(made)}{_about(seen)}")
 
     def _expect_alike(self, made: Any, again: Any, about: str) -> None:
         if _plain(made) != _plain(again):
-            others = ", ".join(name for name in _COLUMNS if name not in (self._reads() or ()))
+            others = ", ".join(name for name in _COLUMNS if name not in (self._reads or ()))
             raise_of = f"{_plain(made)} or, where {others} differ, {_plain(again)}"
             expect(9, False, f"{self.rule!r} reads what it does not say: it made {raise_of}{about}")
 
 
-@dataclass(frozen=True, repr=False)
-class Watched(_Watch):
-    """A rule that is called.
+class _Called(_Watch):
+    """Around a rule that is called."""
 
-    Attributes:
-        draws: whether its last argument is a random generator.
-    """
-
-    draws: bool
+    draws: ClassVar = False  # whether its last argument is a random generator
 
     def __call__(self, *seen: Any) -> Any:
-        said, reads = seen[:-1] if self.draws else seen, self._reads()
+        drawn, reads = self.draws, self._reads
+        said = seen[:-1] if drawn else seen
         # A second call must draw the same numbers, and leave the core's generator where the first left it.
-        rng = (deepcopy(seen[-1].bit_generator),) if self.draws and reads is not None else ()
+        rng = (deepcopy(seen[-1].bit_generator),) if drawn and reads is not None else ()
         made = self.rule(*seen)
         self._keep(made, *said)
         if reads is not None:
             again = self.rule(*(_changed(value, reads) for value in said), *map(np.random.Generator, rng))
             self._expect_alike(made, again, _about(said))
-        if isinstance(made, Verdict):
-            self.log[seen[0].group] = made
-        if isinstance(made, Sample):
-            self.kept.setdefault(seen[0].group, {}).update(made.kept)
-        elif "kept" in vars(self):
-            said, told = dict(seen[0].kept), self.kept.get(seen[0].group, {})
-            expect(
-                9, said == told, f"{self.rule!r} is shown that {said} were kept, a stop rule kept {told}{_about(seen)}"
-            )
+        return made
+
+
+class WatchedIntake(_Called, IntakeRule): ...
+
+
+class WatchedSize(_Called, SizeRule): ...
+
+
+class WatchedPromote(_Called, PromoteRule):
+    draws: ClassVar = True
+
+
+class WatchedAdvantage(_Called, AdvantageRule): ...
+
+
+class WatchedBatch(_Called, BatchRule): ...
+
+
+@dataclass(frozen=True, repr=False)
+class WatchedJudge(_Called, JudgeRule):
+    """Notes each verdict."""
+
+    log: InitVar[dict[int, Verdict]]
+
+    def __post_init__(self, log: dict[int, Verdict]) -> None:
+        vars(self)["log"] = log  # no field: two recipes are the same whatever their rules have decided
+
+    def __call__(self, *seen: Any) -> Any:
+        made = super().__call__(*seen)
+        if made is not None:
+            vars(self)["log"][seen[0].group] = made
         return made
 
 
 @dataclass(frozen=True, repr=False)
-class WatchedPrompts(_Watch):
-    """A rule that draws prompts."""
+class WatchedStop(_Called, StopRule):
+    """Notes what was kept by chance."""
+
+    draws: ClassVar = True
+    kept: InitVar[dict[int, dict[int, float]]]
+
+    def __post_init__(self, kept: dict[int, dict[int, float]]) -> None:
+        vars(self)["kept"] = kept
+
+    def least_scored(self, view: View) -> int:
+        return self.rule.least_scored(view)
+
+    def __call__(self, *seen: Any) -> Any:
+        made = super().__call__(*seen)
+        if isinstance(made, Sample):
+            vars(self)["kept"].setdefault(seen[0].group, {}).update(made.kept)
+        else:
+            _expect_shown(self, vars(self)["kept"], seen)
+        return made
+
+
+@dataclass(frozen=True, repr=False)
+class WatchedRows(_Called, RowRule):
+    """Is shown what stop rules kept by chance."""
+
+    draws: ClassVar = True
+    kept: InitVar[dict[int, dict[int, float]]]
+
+    def __post_init__(self, kept: dict[int, dict[int, float]]) -> None:
+        vars(self)["kept"] = kept
+
+    def __call__(self, *seen: Any) -> Any:
+        made = super().__call__(*seen)
+        _expect_shown(self, vars(self)["kept"], seen)
+        return made
+
+
+def _expect_shown(rule: Any, kept: dict[int, dict[int, float]], seen: tuple[Any, ...]) -> None:
+    shown, told = dict(seen[0].kept), kept.get(seen[0].group, {})
+    expect(9, shown == told, f"{rule!r} is shown that {shown} were kept, a stop rule kept {told}{_about(seen)}")
+
+
+@dataclass(frozen=True, repr=False)
+class WatchedPrompts(_Watch, PromptRule):
+    """Around a rule that draws prompts."""
 
     def init(self, table: PromptTable) -> Memory:
         return self.rule.init(table)
@@ -141,17 +219,25 @@ class WatchedPrompts(_Watch):
         return made
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        reads = self._reads()
+        reads = self._reads
         again = None if reads is None else deepcopy(memory)
         self.rule.observe(memory, group, view)
         if reads is not None:
             self.rule.observe(again, _changed(group, reads), view)
             self._expect_alike(memory, again, f" of group {group.group}")
 
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        return self.rule.remap(memory, source_N, table)
 
-@dataclass(frozen=True, repr=False)
-class WatchedOffered(WatchedPrompts):
-    """A rule that is offered prompts."""
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        self.rule.check(memory, table)
+
+    def figures(self, memory: Memory) -> Mapping[str, float]:
+        return self.rule.figures(memory)
+
+
+class WatchedOffered(WatchedPrompts, OfferedPromptRule):
+    """Around a rule that is offered prompts."""
 
     def offer(self, memory: Memory, prompts: Any) -> None:
         self.rule.offer(memory, prompts)

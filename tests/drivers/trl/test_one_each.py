@@ -19,7 +19,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Drawn
+from rollalloc.core.rule import Drawn
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts

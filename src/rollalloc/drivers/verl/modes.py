@@ -54,7 +54,7 @@ class Overlap:
         if recipe.max_staleness == 0:
             recipe = replace(recipe, max_staleness=self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)
-        if ahead == 0 or getattr(recipe.intake, "ahead", False):
+        if ahead == 0 or recipe.intake.traits.looks_ahead:
             return recipe
         return replace(recipe, intake=Ahead(recipe.intake, ahead))
 

@@ -32,7 +32,7 @@ _DECIDING = (
     "core",
     "rules",
     "predict",
-    "recipes.py",
+    "recipes",
     "named.py",
     "data",
     "rewards",

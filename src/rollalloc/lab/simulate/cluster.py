@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from rollalloc.core.recipe import OfferedPromptRule, Recipe, at_least
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.lab.simulate.cost import Costs, Latency, at_most, default_latency, positive
 from rollalloc.lab.simulate.workload import Fitted, Workload
 

@@ -1,0 +1,130 @@
+"""Rows and sizes: how many rollouts a prompt gets, and which of them are trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from rollalloc.core.recipe import Recipe, at_least, one_of
+from rollalloc.recipes.groups import grpo
+from rollalloc.rules import advantages, predictions, rows, sizes, stops
+
+
+def knapsack(
+    groups: int,
+    n: int,
+    least: int = 2,
+    most: int = 128,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """Knapsack RL: GRPO with n rollouts per prompt on average, most where they are worth most. arXiv 2509.25849.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
+
+    Mixed with a method that expects a success rate of each prompt, `foresight` or `spo`, it allocates by that.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt on average, at least `least`; in its first visit exactly so many.
+        least: rollouts per prompt at least, 1 or more; what solved ones get.
+        most: rollouts per prompt at most, at least n.
+        deviation: as for `grpo`.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    size = sizes.Knapsack(n, least, most)
+    base = grpo(groups, n, deviation)
+    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=predictions.LastVisit())
+
+
+def pods(
+    groups: int,
+    n: int,
+    m: int,
+    rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
+) -> Recipe:
+    """PODS: roll out n, train on the m of largest reward variance, statistics after the choice. arXiv 2504.13818.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt.
+        m: rollouts trained on, in [1, n].
+        rule: which m: "max_variance", or one of those that the paper compares it with, "max_reward", "random" and
+            "percentile". Under "max_reward" a prompt with m or more right answers of n teaches nothing.
+
+    Raises:
+        ValueError: m out of its range, or a rule that there is not.
+    """
+    at_least("n", n, 1)
+    at_least("m", m, 1)
+    one_of("rule", rule, tuple(_row_rules(1)))
+    if m > n:
+        raise ValueError(f"m must be at most n={n}, the rollouts there are to choose from, got {m}")
+    return replace(grpo(groups, n), rows=_row_rules(m)[rule], advantage=advantages.OverChosen(advantages.pods))
+
+
+def darts(
+    groups: int,
+    shortest: int,
+    longest: int,
+    max_redundancy: float = 2.0,
+    tail: Literal["exact", "sampled", "none"] = "exact",
+    deviation: advantages.Deviation | None = None,
+    latency: tuple[tuple[int, float], ...] | None = None,
+    solved: float | None = None,
+    share: float = 0.1,
+) -> Recipe:
+    """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        shortest: K, at least 1.
+        longest: L, 0 or more. K + L rollouts of each group are trained on.
+        max_redundancy: rollouts for each one trained on, at most; half of the redundancy is given on average, most to
+            prompts whose lengths vary most. At least 1.
+        tail: "exact" lets every rollout end, since any that runs may become the longest. "sampled" keeps L random ones of
+            those running once K ended, stops the rest, and weights each of the L by the inverse of that probability: the
+            longest are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly
+            solved, trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned
+            from.
+        deviation: as for `grpo`.
+        latency: seconds for a token by how many rollouts are decoded at once, (1, 0.002), (64, 0.004), ...: how many
+            rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. None: half the redundancy.
+        solved: with tail="sampled", prompts that succeeded so often in the visits before, or of which a method that this is
+            mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
+            (0, 1]. None: all have one.
+        share: in (0, 1].
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+    at_least("shortest", shortest, 1)
+    at_least("longest", longest, 0)
+    one_of("tail", tail, ("exact", "sampled", "none"))
+    if solved is not None and tail != "sampled":
+        raise ValueError(
+            f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
+        )
+    size = sizes.Redundant(mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
+    if latency is not None:
+        size = sizes.Priced(max_redundancy, latency)
+    if tail == "none":
+        shortest, longest = shortest + longest, 0
+    base = grpo(groups, shortest + longest)
+    stop = None if tail == "exact" else stops.SampledTail(solved, share)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], size=size, stop=stop),),
+        rows=rows.ShortestAndLongest(shortest, longest),
+        advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
+    )
+
+
+def _row_rules(m: int) -> dict[str, Any]:
+    return {
+        "max_variance": rows.MaxVariance(m),
+        "max_reward": rows.MaxReward(m),
+        "random": rows.Random(m),
+        "percentile": rows.Percentile(m),
+    }
