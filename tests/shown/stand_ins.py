@@ -107,12 +107,12 @@ class Loop:
 
 def names() -> dict[str, Callable[[], Any]]:
     """How each name is made that snippets use and do not define."""
-    from rollalloc.core.rule import Drawn
+    from rollalloc.core.rule import Drawn, PromptRule
     from rollalloc.rules.prompts import some_free
 
     loop = Loop()
     values = {
-        "dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "some_free": some_free,
+        "dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "PromptRule": PromptRule, "some_free": some_free,
         "train": loop.train, "generate_and_score": loop.generate_and_score,
         "reward_funcs": accuracy, "accuracy": accuracy, "plus_or_minus_one": plus_or_minus_one, "format": format,
         "my_model": SimpleNamespace(encode=lambda texts: np.ones((len(texts), 3))), "tokens": [[3, 4], [5]],
