@@ -90,10 +90,3 @@ def test_the_readme_names_every_extra(extra):
     readme = (ROOT / "README.md").read_text("utf-8")
     (install,) = re.findall(r"^## Install\n(.*?)^## ", readme, re.DOTALL | re.MULTILINE)
     assert f"`{extra}`" in install or f"[{extra}]" in install
-
-
-def test_the_front_page_is_one():
-    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
-    assert len(lines) <= 150
-    assert sum(len(line.split()) for line in lines) <= 1000
-    assert lines.index("## Install") < 40

@@ -261,7 +261,7 @@ def test_what_runs_for_nobody_ends(tmp_path):
 
 
 def test_what_an_earlier_sample_left_behind_is_not_blamed_on_a_later_one():
-    with worker_scorer("obey", limit_s=2.0, memory_gb=0.5) as scorer:
+    with worker_scorer("obey", limit_s=6.0, memory_gb=0.5) as scorer:
         for leaving in ("exit soon", "stop soon", "hold memory"):
             assert scorer.score(samples(leaving, "nap", "nap", "need memory")) == [GOOD] * 4, leaving
         assert scorer.report()["lost"] == []
