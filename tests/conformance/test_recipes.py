@@ -13,7 +13,7 @@ import pytest
 from cases import PC, RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
-from rollalloc.core.rule import Drawn
+from rollalloc.core.rule import Drawn, PromptRule
 from rollalloc.rules import advantages, prompts
 from rollalloc.testing import check_recipe, trace
 
@@ -58,7 +58,14 @@ def test_law_6_the_same_actions_under_any_hash_seed():
 
 def test_the_prompt_rule_of_the_documentation_keeps_every_law():
     (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "docs/design.md").read_text("utf-8"), re.DOTALL)
-    names = {"dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "some_free": prompts.some_free}
+    names = {
+        "dataclass": dataclass,
+        "np": np,
+        "isnan": isnan,
+        "Drawn": Drawn,
+        "PromptRule": PromptRule,
+        "some_free": prompts.some_free,
+    }
     exec(code, names)
     rule = names["LastVisit"]()
     check_recipe(replace(RECIPES["grpo"], prompts=rule, advantage=advantages.AgainstBaseline()), seeds=(0,))
