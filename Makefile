@@ -78,7 +78,7 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/rewards.py hostile
 	.venv/bin/python benchmarks/trl_driver.py speed
 
-# For a person: GIVEN="--install all" installs each extra for real, gigabytes; "--tests" runs the tests from the sdist.
+# For a person: GIVEN="--install all" installs each extra for real, gigabytes.
 package: .venv/ready
 	.venv/bin/python tools/package.py $(GIVEN)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import tarfile
+import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +44,7 @@ def packed(
     inside = {name.removeprefix("src/") for name in TRACKED if name.startswith("src/")} | set(about) | wheel
     with ZipFile(folder / "rollalloc-1.0-py3-none-any.whl", "w") as made:
         for name in inside - {lacks}:
-            extras = "".join(f"Provides-Extra: {name}\n" for name in ("native", "surprise"))
-            made.writestr(name, f"Name: rollalloc\n{extras}Classifier: Programming Language :: Python :: 3\n")
+            made.writestr(name, "")
     with tarfile.open(folder / "rollalloc-1.0.tar.gz", "w:gz") as made:
         for name in TRACKED | {"PKG-INFO"} | sdist:
             made.addfile(tarfile.TarInfo(f"rollalloc-1.0/{name}"), io.BytesIO())
@@ -75,12 +76,10 @@ def test_what_is_gone_from_git_too_is_missed(package, tmp_path, monkeypatch):
         package.check_contents(*packed(tmp_path), TRACKED)
 
 
-def test_an_extra_that_nothing_tries_and_a_package_for_no_python_are_refused(package, tmp_path):
-    wheel, _ = packed(tmp_path)
-    with pytest.raises(SystemExit, match=r"native, surprise; give each its line in TRIES"):
-        package.extras_of(wheel)
-    with pytest.raises(SystemExit, match="no version of Python"):
-        package.pythons_of(wheel)
+def test_each_extra_is_tried_on_each_python(package):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(package.TRIES) == set(project["optional-dependencies"])
+    assert package.PYTHONS == ["3.11", "3.12"]
 
 
 def test_a_command_that_fails_or_should_have_ends_it(package):
@@ -122,6 +121,18 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
     assert said.endswith("1 of 5 mutants died\n")
     assert mutants.main("nothing", root=tmp_path) == 1  # has this word in it
     assert "one + other" in (package / "sums.py").read_text()
+
+
+def test_each_mutant_is_of_a_text_and_has_a_killer():
+    """What moves takes its mutants along: found here in a moment, and not when each of them is run."""
+    wrong = []
+    for mutant in tool("mutants").load(ROOT / "tests" / "mutants.toml"):
+        source, (file, test) = ROOT / "src" / "rollalloc" / mutant.file, mutant.killer.partition("[")[0].split("::")[:2]
+        if not source.exists() or source.read_text("utf-8").count(mutant.original) != 1:
+            wrong.append(f"{mutant.breaks}: the text is not in {mutant.file} once")
+        if not (ROOT / file).exists() or not re.search(rf"(def|class) {test}\b", (ROOT / file).read_text("utf-8")):
+            wrong.append(f"{mutant.breaks}: no {mutant.killer}")
+    assert wrong == []
 
 
 def test_arithmetic_of_an_unknown_kind_is_refused(capsys):

@@ -1,7 +1,7 @@
-"""The tests that compare arithmetic, under other arithmetic than this processor's: `make test-arithmetic`.
+"""The tests under other arithmetic than this processor's: `make test-arithmetic`.
 
 python tools/arithmetic.py [NAME ...]   under these of `KINDS`, or under several at once, `plain+rounding`; none: each
-python tools/arithmetic.py --tests ...  these tests instead of those listed here
+python tools/arithmetic.py --tests ...  these tests instead of those chosen here
 
 A kind that computes here what the processor does anyway is said and left out.
 """
@@ -34,25 +34,11 @@ KINDS: dict[str, dict[str, str]] = {
     "rounding": {"PYTHONPATH": str(ROOT / "tests" / "rounding")},
 }
 
-# Tests that compute the same in two ways, or sample from weights that were trained. Whatever compares a run with the same
-# run again needs no other processor: it is the same arithmetic on each.
-TESTS: dict[str, str] = {
-    "tests/engines/test_trl_agreement.py": "our loss and gradient beside TRL's",
-    "tests/engines/test_update.py": "a gradient in one pass and in several",
-    "tests/engines/test_likelihood.py": "rows padded and alone, prompts shared and not",
-    "tests/engines/test_attention.py": "attention by two kernels",
-    "tests/engines/test_sampler.py": "rollouts in waves of any width, cached and by a forward pass",
-    "tests/engines/test_native.py": "log-probabilities when sampled and when trained; budgets of tokens per pass",
-    "tests/engines/streaming/test_exactness.py": "rollouts in waves and as they come",
-    "tests/engines/streaming/test_backends.py": "rollouts in any company",
-    "tests/drivers/trl/test_trainer.py": "TRL's trainer beside ours, batches in parts",
-    "tests/drivers/trl/test_hook.py": "both ways into TRL",
-    "tests/drivers/trl/test_generation.py": "rows padded and alone",
-    "tests/drivers/trl/test_processes.py::test_two_processes_decide_as_one_and_take_its_gradients": "one process, two",
-    "tests/drivers/trl_async/test_parts.py": "a tree of samples and each alone",
-    "tests/predict": "fits by BLAS, and what follows from them",
-    "tests/conformance/test_golden.py": "digests of decisions, which were made on another processor",
-}
+# All tests but those of folders in which nothing computes with weights: no test hangs on a processor's arithmetic,
+# nor on what a hardly trained model happens to sample by it.
+WITHOUT = {"cli", "core", "files", "recipes", "rewards", "rules", "runs", "rounding", "shown", "simulate", "waste"}
+# And of the tier `e2e` what computes the same in two ways.
+E2E = ("tests/drivers/trl/test_processes.py",)
 
 PROBE = """
 import hashlib, numpy, torch
@@ -84,13 +70,20 @@ def probed(kind: str) -> dict[str, str]:
     return dict(line.split(":") for line in done.stdout.split("\n") if line)
 
 
+def folders() -> list[str]:
+    """The folders of tests but those that compute nothing."""
+    found = {path.parent.relative_to(ROOT) for path in ROOT.glob("tests/*/**/test_*.py")}
+    return sorted(str(path) for path in found if not WITHOUT & {*path.parts} and not found & {*path.parents})
+
+
 def main(*given: str) -> int:
     """Run the tests under each kind; 0 where all pass and at least one kind computes otherwise."""
-    names, marker, tests = given, "", tuple(TESTS)
+    names, marker, given_tests = given, "", ()
     if "--tests" in given:
         at = given.index("--tests")
-        names, marker, tests = given[:at], "--tests", given[at + 1 :]
-    if unknown := {each for name in names for each in name.split("+")} - KINDS.keys() or (marker and not tests):
+        names, marker, given_tests = given[:at], "--tests", given[at + 1 :]
+    runs = [(given_tests, "not slow")] if marker else [(folders(), "not e2e and not slow"), (E2E, "e2e")]
+    if unknown := {each for name in names for each in name.split("+")} - KINDS.keys() or (marker and not given_tests):
         print(f"expected names among {', '.join(KINDS)}, and tests after --tests, got {unknown or 'none'}")
         return 2
     own, tried, failed = probed(""), 0, []
@@ -101,8 +94,12 @@ def main(*given: str) -> int:
             continue
         print(f"{kind}: other results of {', '.join(other)}", flush=True)
         tried += 1
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests]
-        if subprocess.run(command, cwd=ROOT, env=environment(kind), check=False).returncode:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", os.environ.get("JOBS", "2")]
+        codes = [
+            subprocess.run([*command, "-m", marks, *tests], cwd=ROOT, env=environment(kind), check=False).returncode
+            for tests, marks in runs
+        ]
+        if any(codes):
             failed.append(kind)
     print(
         f"{tried - len(failed)} of {tried} kinds of arithmetic passed"
