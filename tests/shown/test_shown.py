@@ -13,7 +13,6 @@ import builtins
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,16 +20,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
-import stand_ins
 import typer
 
 from rollalloc.cli import app as command_line
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.named import RECIPES
 from rollalloc.train.description import Source
+from shown import stand_ins
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -72,64 +72,37 @@ class Block:
         return named[1] if named else None
 
     @property
-    def excuse(self) -> str | None:
-        """Why it is not run."""
-        return next(
-            (why for (page, start), why in NOT_RUN.items() if self.page == page and self.text.startswith(start)), None
-        )
+    def excused(self) -> bool:
+        return any(self.page == page and self.text.startswith(start) for page, start in NOT_RUN)
 
 
 def blocks_of(page: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     text = (ROOT / page).read_text("utf-8")
     found = re.finditer(r"^( *)(`{3,}|~{3,})([^\n]*)\n(.*?)^\1\2`*~*$", text, re.DOTALL | re.MULTILINE)
-    return [
-        Block(
-            page, text.count("\n", 0, each.start()) + 1, each[3].strip(), re.sub(f"^{each[1]}", "", each[4], flags=re.M)
-        )
-        for each in found
-    ]
+    return [Block(page, text.count("\n", 0, each.start()) + 1, each[3].strip(), dedent(each[4])) for each in found]
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-@pytest.fixture(scope="module")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what pages take for granted."""
-    folder = tmp_path_factory.mktemp("furnished")
-    stand_ins.furnish(folder)
-    return folder
-
-
 @pytest.fixture
-def home(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of it, as the working directory."""
-    shutil.copytree(furnished, tmp_path / "home")
-    monkeypatch.chdir(tmp_path / "home")
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory with what pages take for granted; what is imported from there is forgotten after the test."""
+    stand_ins.furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(".")
-    names = {Path(block.file).stem for block in BLOCKS if block.file} & sys.modules.keys()
-    for name in names:  # another test's, or another page's
-        monkeypatch.delitem(sys.modules, name)
+    for name in {Path(block.file).stem for block in BLOCKS if block.file} & sys.modules.keys():
+        monkeypatch.delitem(sys.modules, name)  # another test's, or another page's
     before = set(sys.modules)
-    yield tmp_path / "home"
-    for name in [name for name in sys.modules.keys() - before if _stands_in(sys.modules[name], tmp_path)]:
-        del sys.modules[name]
-
-
-def _stands_in(module: Any, folder: Path) -> bool:
-    """Whether a module was loaded from a file under a folder."""
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).is_relative_to(folder)
+    yield
+    for name in sys.modules.keys() - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 def test_what_is_excused_is_there() -> None:
-    excused = [
-        (page, start)
-        for page, start in NOT_RUN
-        if any(block.page == page and block.text.startswith(start) for block in BLOCKS)
-    ]
-    assert excused == list(NOT_RUN)
+    assert sum(block.excused for block in BLOCKS) == len(NOT_RUN)
     assert len(BLOCKS) > 50
 
 
@@ -146,14 +119,9 @@ def write_files(blocks: list[Block]) -> None:
 
 def run_file(*arguments: str) -> None:
     """Python on a file of the page, in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
@@ -168,7 +136,7 @@ def supply(code: ast.Module, known: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in PAGES])
-def test_what_a_page_shows_runs(page: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_shows_runs(page: str, home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     trl = pytest.importorskip("trl")
     configured = trl.GRPOConfig.__init__
     monkeypatch.setattr(trl.GRPOConfig, "__init__", lambda self, *args, **how: configured(self, *args, **how | TINY))
@@ -177,7 +145,7 @@ def test_what_a_page_shows_runs(page: str, home: Path, monkeypatch: pytest.Monke
     known: dict[str, Any] = {"__name__": "shown"}
     for block in blocks:
         try:
-            if block.excuse is None:
+            if not block.excused:
                 run_block(block, known)
         except BaseException as error:
             error.add_note(f"in the block at {block}")
@@ -240,9 +208,7 @@ def check_rollalloc(words: list[str]) -> None:
             model=OWN["--model"], prompts=("train.parquet",), heldout="test.parquet", reward=OWN["--reward"]
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(
-                "rollalloc.lab.bench.presets.task_source", lambda *_: (source, 8)
-            )  # it takes minutes to make
+            patched.setattr("rollalloc.lab.bench.presets.task_source", lambda *_: (source, 8))  # minutes to make
             patched.setattr(CHECKED[name[0]], _reach)
             with pytest.raises(_Reached):
                 command.invoke(parsed)
@@ -267,9 +233,7 @@ def _completed(words: list[str]) -> tuple[list[str], bool]:
 def _reach(given: Any, *_: Any, **__: Any) -> None:
     for run in given if isinstance(given, list) else [given]:
         run.made_recipe()
-        for file in (
-            (*run.source.prompts, run.source.heldout or "train.parquet") if hasattr(run.source, "prompts") else ()
-        ):
+        for file in (*run.source.prompts, run.source.heldout or "train.parquet"):
             assert Path(file).exists(), f"there is no {file}"
     raise _Reached
 
@@ -289,10 +253,8 @@ def check_pip(words: list[str]) -> None:
 def check_verl(words: list[str]) -> None:
     """Keys of ours are what the driver reads, and configurations are there."""
     keys = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word and not word.startswith("-"))
-    section = {
-        key.rpartition(".")[2]: _number(value) for key, value in keys.items() if key.startswith("trainer.v1.rollalloc.")
-    }
-    if section:
+    given = {key.rpartition(".")[2]: value for key, value in keys.items() if key.startswith("trainer.v1.rollalloc.")}
+    if section := {key: int(value) if value.isdigit() else value for key, value in given.items()}:
         read_settings(section, groups=128, n=section.get("n_pilot", 4) + section.get("n_commit", 4))
     if "--config-name" in words:
         folder = ROOT / words[words.index("--config-path") + 1].replace("$PWD/", "")
@@ -300,10 +262,6 @@ def check_verl(words: list[str]) -> None:
         for group, choice in keys.items():
             if "." not in group:
                 assert (folder / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
-
-
-def _number(text: str) -> Any:
-    return int(text) if text.isdigit() else text
 
 
 def check_python(words: list[str]) -> None:
@@ -322,9 +280,8 @@ def check_shell(block: Block) -> None:
         elif words[0] in checks:
             checks[words[0]](words[1:])
         else:
-            assert all(re.fullmatch(r"\+?[\w.]+=\S+", word) for word in words), (
-                f"{words[0]!r} is neither checked nor excused"
-            )
+            keys = all(re.fullmatch(r"\+?[\w.]+=\S+", word) for word in words)
+            assert keys, f"{words[0]!r} is neither checked nor excused"
             check_verl(words)
 
 
@@ -343,6 +300,6 @@ def check_shell(block: Block) -> None:
         "sing a song",
     ],
 )
-def test_a_command_that_is_wrong_is_found(text: str, home: Path) -> None:
+def test_a_command_that_is_wrong_is_found(text: str, home: None) -> None:
     with pytest.raises((AssertionError, ValueError, OSError)):
         check_shell(Block("README.md", 1, "", text))

@@ -1,6 +1,0 @@
-"""Lets this folder's tests share `stand_ins`."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
