@@ -41,16 +41,9 @@ STALENESS = (0, 1, 3)
 AT = {name: at for names in (PARAMETERS, ENGINES) for at, name in enumerate(names)}
 
 
-def tiered(cases, is_fast):
-    """All but some of them `slow`."""
-    return [case if is_fast(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
-
-
-PAIRS = tiered(product(PARAMETERS, ENGINES), lambda recipe, engine: (AT[recipe] + AT[engine]) % 3 == 0)
+PAIRS = [*product(PARAMETERS, ENGINES)]
 FEATURES = {"made": (), "none": ("--features", "none")}
-PREDICTING = tiered(
-    product(ENGINES, STALENESS, FEATURES), lambda engine, staleness, features: staleness == 1 and features == "made"
-)
+PREDICTING = [*product(ENGINES, STALENESS, FEATURES)]
 TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--reward", "starts.py:even", "--device", "cpu")
 TRAIN = (*TRAIN, "--reward-workers", 0, "--max-new-tokens", 4, "--max-rows", 8, "--max-rollouts", 64)
 
@@ -105,7 +98,6 @@ def test_the_command_of_a_user_starts(started):
     assert started("foresight", "--engine", "async", "--staleness", 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "also"),
     [

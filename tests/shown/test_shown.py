@@ -48,7 +48,7 @@ CHEAP = {"features", "recipes", "waste", "data convert"}
 # Carried out as far as they check what they were given; then they would train.
 CHECKED = {"train": "rollalloc.train.execution.execute", "compare": "rollalloc.lab.bench.compare.compare"}
 OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
-SLOW = {"docs/trl.md"}  # it trains two models
+E2E = {"docs/trl.md", "docs/leaderboard.md", "CONTRIBUTING.md"}  # they train, or run pytest
 ELLIPSES = ("…", "...")
 TINY = {"max_steps": 1, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
 
@@ -135,7 +135,7 @@ def supply(code: ast.Module, known: dict[str, Any]) -> None:
             known[name] = made[name]()
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in PAGES])
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.e2e if page in E2E else ()) for page in PAGES])
 def test_what_a_page_shows_runs(page: str, home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     trl = pytest.importorskip("trl")
     configured = trl.GRPOConfig.__init__
