@@ -49,14 +49,14 @@ test-e2e: .venv/ready
 
 # KINDS="avx2 plain rounding", some of them, or several at once as plain+rounding; which tests, and why, is in the tool.
 test-arithmetic: .venv/ready
-	.venv/bin/python tools/arithmetic.py $(KINDS)
+	JOBS=$(JOBS) .venv/bin/python tools/arithmetic.py $(KINDS)
 
 mutants: .venv/ready
-	.venv/bin/python tools/mutants.py $(ONLY)
+	JOBS=$(JOBS) .venv/bin/python tools/mutants.py $(ONLY)
 
 # The driver's tests with the oldest TRL that it goes with; what else that one needs is in the environment.
 test-trl-oldest: .trl-1.0/ready
-	PYTHONPATH=.trl-1.0 .venv/bin/python -m pytest tests/drivers/trl -m "not slow and not learning" \
+	PYTHONPATH=.trl-1.0 .venv/bin/python -m pytest tests/drivers/trl -m "not e2e and not slow and not learning" \
 		--deselect tests/drivers/trl/test_processes.py $(if $(ONLY),-k "$(ONLY)")
 
 .trl-1.0/ready: .venv/ready

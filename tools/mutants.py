@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from shutil import copytree, ignore_patterns
 from tempfile import TemporaryDirectory
 
@@ -87,23 +89,33 @@ def fault(mutant: Mutant, sources: Path, root: Path) -> str | None:
     return None if code == FAILED else f"its killer did not run (pytest's exit status {code}):\n{output[-2000:]}"
 
 
-def main(word: str = "", root: Path = ROOT) -> int:
-    """Put each mutant to the test; 0 where all die."""
+def main(word: str = "", root: Path = ROOT, jobs: int = int(os.environ.get("JOBS", "2"))) -> int:
+    """Put each mutant to the test, as many at a time as there are jobs; 0 where all die."""
     mutants = load(root / "tests" / "mutants.toml")
     mutants = [each for each in mutants if word in f"{each.file} {each.killer} {each.breaks}"]
     if not mutants:
         print(f"no mutant has {word!r} in its file, killer or meaning")
         return 1
     with TemporaryDirectory() as folder:
-        sources = Path(folder)
-        copytree(root / "src" / "rollalloc", sources / "rollalloc", ignore=ignore_patterns("__pycache__"))
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for job in range(jobs):
+            sources = Path(folder) / str(job)
+            copytree(root / "src" / "rollalloc", sources / "rollalloc", ignore=ignore_patterns("__pycache__"))
+            copies.put(sources)
         code, output = status(sorted({each.killer for each in mutants}), sources, root)
         if code:
             print(f"without a mutant the killers do not pass (pytest's exit status {code}):\n{output[-4000:]}")
             return 1
-        wrong = 0
-        for mutant in mutants:
-            what = fault(mutant, sources, root)
+
+        def tried(mutant: Mutant) -> str | None:
+            sources = copies.get()
+            try:
+                return fault(mutant, sources, root)
+            finally:
+                copies.put(sources)
+
+        wrong, pool = 0, ThreadPoolExecutor(jobs)
+        for mutant, what in zip(mutants, pool.map(tried, mutants), strict=True):
             wrong += what is not None
             print(f"{'died' if what is None else 'WRONG'}  {mutant.file}: {mutant.breaks}", flush=True)
             if what is not None:
