@@ -15,10 +15,8 @@ from cases import QUICK, RECIPES, visited
 from rollalloc import PromptTable, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
-from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Budget, Replay
-from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Sample, Verdict
+from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
 from rollalloc.testing import ConformanceError, check_recipe
 
@@ -324,23 +322,17 @@ ALLOCATORS = [
     # What may not be replayed and is kept for it is not released, which is seen first.
     (5, "foresight", bending(replay=replace(REPLAY, times=9, max_staleness=9))),
     (12, "foresight", bending(replay=replace(REPLAY, rows=99))),
-    (5, "foresight", bending(replay=replace(REPLAY, above=-inf))),
     (5, "replay_all", bending(replay=replace(ALL_REPLAY, times=2))),
-    (5, "replay_all", bending(replay=replace(ALL_REPLAY, max_staleness=9, times=9))),
     (5, "grpo", bending(replay=Replay(rows=2, times=1, max_staleness=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=9, max_staleness=9))),
     (12, "foresight", frees_in_time(replay=replace(REPLAY, above=-inf))),
-    (12, "grpo", frees_in_time(replay=Replay(rows=2, times=1, max_staleness=2))),
     (12, "foresight", changing_replays(lambda row: row._replace(advantage=2 * row.advantage))),
-    (12, "foresight", changing_replays(lambda row: row._replace(weight=0.5))),
     (12, "foresight", changing_replays(lambda row: row._replace(version=row.version + 1))),
-    (12, "foresight", changing_replays(lambda row: row._replace(replays=1))),
     (2, "foresight", changing_replays(lambda row: row._replace(replays=0))),
     (12, "foresight", ReplaysFirst),
     (12, "replay_all", ReplaysWhatWasNotTrained),
     (12, "foresight", FreesWhatItReplays),
-    (12, "replay_all", FreesWhatItReplays),
     (5, "foresight", KeepsWhatItReplayed),
     (5, "foresight", KeepsAtTheEnd),
     (12, "foresight", DoesNotCountReplays),
@@ -349,7 +341,6 @@ ALLOCATORS = [
     (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
     (6, "spo", ForgetsOnLoad),
-    (6, "foresight", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
     (2, "grpo", TrainsTwice),
@@ -359,29 +350,21 @@ ALLOCATORS = [
     (8, "pilot_commit_one_step_old", bending(max_staleness=9)),
     (2, "dapo_carry", bending(max_staleness=9)),
     (2, "offered_pilot_commit", DropsAtAnOfferedEpoch),
-    (2, "offered_dapo_carry", DropsAtAnOfferedEpoch),
     (8, "dapo_carry", DropsHeldAtAnEpoch),
-    (8, "pilot_commit", DropsHeldAtAnEpoch),
     (4, "grpo", HandsOutTwice),
     (4, "grpo", Deaf),
-    (4, "pilot_commit", Deaf),
     (4, "grpo", ForgetsWhatIsOutstanding),
     (5, "dapo", ReleasesTwice),
     (5, "grpo", ReleasesEarly),
     (5, "grpo", ReleasesLess),
-    (8, "pilot_commit", ReleasesLess),
     (6, "grpo", ForgetsOnLoad),
-    (6, "posterior_and_pilot_commit", ForgetsOnLoad),
     (6, "pilot_commit", LosesHeldOnLoad),
     (6, "grpo", OrdersAtRandom),
     (7, "grpo", bending(budget=Budget())),
-    (7, "pilot_commit", bending(budget=Budget())),
     (8, "grpo", Unaccounted),
     (8, "pods", Misbooked),
-    (8, "dapo", Misbooked),
     (10, "grpo", bending(quarantine_after=None)),
     (10, "pilot_commit", bending(quarantine_after=1)),
-    (10, "darts_exact", bending(quarantine_after=2)),
     (11, "grpo", CountsEveryPrompt),
     (11, "pilot_commit", ListsEveryPrompt),
 ]
@@ -433,12 +416,6 @@ class VarianceOfRewards(judges.NonzeroVariance):
 
 
 @dataclass(frozen=True)
-class NeverEarly(judges.NonzeroVariance):
-    def __call__(self, group, view):
-        return None if group.unfinished else super().__call__(group, view)
-
-
-@dataclass(frozen=True)
 class AnyVariance(judges.Varied):
     def __call__(self, group, view):
         return judges.Varied(1e-6, 1e-6)(group, view)
@@ -451,13 +428,6 @@ class FirstKappaForEver(judges.Varied):
 
 
 @dataclass(frozen=True)
-class VariesByReward(judges.Varied):
-    def __call__(self, group, view):
-        enough = judges.relative_variance(group.rewards_G) >= 0.3
-        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.DROP, "zero_variance", NOW)
-
-
-@dataclass(frozen=True)
 class AnySuccess(judges.Resolved):
     def __call__(self, group, view):
         return judges.Resolved(self.delta)(group, view._replace(memory={}))
@@ -467,13 +437,6 @@ class AnySuccess(judges.Resolved):
 class NeedsNoSuccess(judges.Resolved):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.TRAIN)
-
-
-@dataclass(frozen=True)
-class RewardsForSuccesses(judges.Resolved):
-    def __call__(self, group, view):
-        won = judges.first_success(group.rewards_G)
-        return None if group.unfinished else Verdict(Act.TRAIN if won else Act.NEXT)
 
 
 @dataclass(frozen=True)
@@ -491,13 +454,6 @@ class CountsRewardsAsSuccesses(judges.Collected):
 
 
 @dataclass(frozen=True)
-class DropsWhatLacks(judges.Collected):
-    def __call__(self, group, view):
-        verdict = judges.Collected()(group, view)
-        return Verdict(Act.DROP, "zero_variance") if verdict and verdict.act is Act.NEXT else verdict
-
-
-@dataclass(frozen=True)
 class OpenBand(judges.Band):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.NEXT)
@@ -510,24 +466,6 @@ class BandOfRewards(judges.Band):
             return None
         inside = self.p_lower <= group.rewards_G.mean() <= 1 - self.p_upper
         return Verdict(Act.NEXT) if inside else Verdict(Act.DROP, "out_of_band")
-
-
-@dataclass(frozen=True)
-class NeverEvicts(judges.Band):
-    def __call__(self, group, view):
-        verdict = super().__call__(group, view)
-        return verdict and replace(verdict, until=NOW)
-
-
-@dataclass(frozen=True)
-class ClosedBand(judges.Band):
-    """Its edges do not belong to the window."""
-
-    def __call__(self, group, view):
-        verdict = super().__call__(group, view)
-        if verdict and group.metrics_G.mean() == 1 - self.p_upper:
-            return Verdict(Act.DROP, "out_of_band/too_easy")
-        return verdict
 
 
 @dataclass(frozen=True)
@@ -600,17 +538,6 @@ class EvenRedundancy(sizes.Redundant):
 
 
 @dataclass(frozen=True)
-class RedundancyUpsideDown(sizes.Redundant):
-    """Most rollouts where lengths vary least."""
-
-    def __call__(self, groups, view, memory):
-        std = [view.statistics.record(group.prompt).length_std for group in groups]
-        falling = sorted(super().__call__(groups, view, memory), reverse=True)
-        rank = np.argsort(np.argsort(std))
-        return [falling[at] for at in rank]
-
-
-@dataclass(frozen=True)
 class PaysNoHeed(sizes.Priced):
     """More rollouts than there may be."""
 
@@ -642,31 +569,6 @@ class Overspends(sizes.Knapsack):
 
 
 @dataclass(frozen=True)
-class GivesTheSolved(sizes.Knapsack):
-    """What is known of a prompt that it is solved counts for nothing."""
-
-    def __call__(self, groups, view, memory):
-        made = super().__call__(groups, view, memory)
-        known = sorted(
-            (g for g, group in enumerate(groups) if group.predicted is not None), key=lambda g: groups[g].predicted
-        )
-        sizes_up = sorted(made[g] for g in known)
-        for g, size in zip(known, sizes_up, strict=True):
-            made[g] = size
-        return made
-
-
-@dataclass(frozen=True)
-class NothingForTheHopeless(sizes.Knapsack):
-    def __call__(self, groups, view, memory):
-        made = super().__call__(groups, view, memory)
-        over = sum(size - self.least for size, group in zip(made, groups, strict=True) if group.predicted == 0)
-        made = [self.least if group.predicted == 0 else size for size, group in zip(made, groups, strict=True)]
-        self._evenly(made, [g for g, group in enumerate(groups) if group.predicted != 0], over)
-        return made
-
-
-@dataclass(frozen=True)
 class NeverStops(stops.SampledTail):
     def __call__(self, group, view, rng):
         return ()
@@ -685,27 +587,6 @@ class StopsAtOnce(stops.SampledTail):
 class StopsAll(stops.SampledTail):
     def __call__(self, group, view, rng):
         return sorted(group.running) if stops.SampledTail.__call__(self, group, view, rng) else []
-
-
-@dataclass(frozen=True)
-class CountsTruncated(stops.SampledTail):
-    def __call__(self, group, view, rng):
-        due = group.scored >= self.least_scored(view) and not group.cancelled
-        return sorted(group.running)[view.longest :] if due else []
-
-
-@dataclass(frozen=True)
-class DoesNotSayWhatItKept(stops.SampledTail):
-    def __call__(self, group, view, rng):
-        made = stops.SampledTail.__call__(self, group, view, rng)
-        return made.cancel if isinstance(made, Sample) else made
-
-
-@dataclass(frozen=True)
-class SaysOneHalf(stops.SampledTail):
-    def __call__(self, group, view, rng):
-        made = stops.SampledTail.__call__(self, group, view, rng)
-        return made._replace(kept=dict.fromkeys(made.kept, 0.5)) if isinstance(made, Sample) else made
 
 
 @dataclass(frozen=True)
@@ -757,20 +638,6 @@ class LowestVariance(promote.TopVariance):
 
 
 @dataclass(frozen=True)
-class VarianceOfRewardsFirst(promote.TopVariance):
-    def __call__(self, held, k, view, rng):
-        return () if view.running_S[held[0].stage] else by_variance(held, k, of="rewards_G")
-
-
-@dataclass(frozen=True)
-class FirstFinished(promote.TopVariance):
-    """Does not wait for the round's last pilots."""
-
-    def __call__(self, held, k, view, rng):
-        return sorted(held, key=lambda group: self._rank(group, view))[:k]
-
-
-@dataclass(frozen=True)
 class AllButOne(rows.Everything):
     def __call__(self, group, view, rng):
         chosen, weights = super().__call__(group, view, rng)
@@ -797,12 +664,6 @@ class MetricVariance(rows.MaxVariance):
 
 
 @dataclass(frozen=True)
-class OneTooMany(rows.MaxVariance):
-    def choose(self, group, rng):
-        return rows.max_variance_subset(group.rewards_G, self.m + 1)
-
-
-@dataclass(frozen=True)
 class MinReward(rows.MaxReward):
     def choose(self, group, rng):
         return np.sort(np.argsort(group.rewards_G)[: self.m])
@@ -818,15 +679,6 @@ class SuccessesFirst(rows.Balanced):
 class BalancedRewards(rows.Balanced):
     def choose(self, group, rng):
         return np.sort(np.argsort(group.rewards_G <= self.above, kind="stable")[[*range(self.m // 2), -2, -1]])
-
-
-@dataclass(frozen=True)
-class TheLastOfEach(rows.Balanced):
-    def choose(self, group, rng):
-        won_G = group.metrics_G > self.above
-        won, lost = np.flatnonzero(won_G), np.flatnonzero(~won_G)
-        wins = min(max(self.m // 2, self.m - lost.size), won.size)
-        return np.sort(np.concatenate([won[won.size - wins :], lost[lost.size - self.m + wins :]]))
 
 
 @dataclass(frozen=True)
@@ -877,37 +729,6 @@ class WeighsWithoutLimit(rows.AsIfUniform):
         return np.arange(group.scored), np.full(group.scored, 1 / group.sampling_ratio)
 
 
-@dataclass(frozen=True)
-class WeightOnTheHead(rows.ShortestAndLongest):
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        return chosen, weights[np.argsort(np.argsort(-group.tokens_G[chosen]))]
-
-
-@dataclass(frozen=True)
-class WeightOnTheLongest(rows.ShortestAndLongest):
-    """The longest row has the weight of the one that was sampled."""
-
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        made = np.empty(weights.size)
-        made[np.argsort(group.tokens_G[chosen], kind="stable")] = np.sort(weights)
-        return chosen, made
-
-
-@dataclass(frozen=True)
-class WeightOfTheTruncated(rows.ShortestAndLongest):
-    """Where the one that was sampled is truncated, the next shortest takes its place and its weight."""
-
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        lost = set(np.flatnonzero([r in group.kept for r in group.rollouts_G.tolist()]).tolist()) - set(chosen.tolist())
-        others = sorted(set(range(group.scored)) - lost - set(chosen.tolist()))
-        if not lost or not others:
-            return chosen, weights
-        return np.append(chosen, others[0]), np.append(weights, 1 / min(group.kept.values()))
-
-
 @dataclass(frozen=True, repr=False)
 class Flipped(advantages.OverGroup):
     def __call__(self, group, chosen_M):
@@ -934,36 +755,14 @@ class GroupForChosen(advantages.OverChosen):
         return self.kernel(group.rewards_G)[chosen_M]
 
 
-@dataclass(frozen=True, repr=False)
-class ChosenForGroup(advantages.OverGroup):
-    def __call__(self, group, chosen_M):
-        return self.kernel(group.rewards_G[chosen_M])
-
-
-@dataclass(frozen=True)
-class MeanOfAll(advantages.CommitLeaveOneOut):
-    def __call__(self, group, chosen_M):
-        return advantages.dr_grpo(group.rewards_G)[chosen_M]
-
-
 @advantages.promising(advantages.grpo.promises)
 def not_scaled(rewards_G):
     return advantages.dr_grpo(rewards_G)
 
 
-@advantages.promising(advantages.rloo.promises)
-def positive_only(rewards_G):
-    return np.maximum(0, advantages.rloo(rewards_G))
-
-
 @advantages.promising(advantages.dr_grpo.promises)
 def nothing(rewards_G):
     return np.zeros(len(rewards_G))
-
-
-def above_zero(rewards_G):
-    """A kernel without a promise of its own: that of its rule says that equal rewards teach nothing."""
-    return np.asarray(rewards_G) * 1.0
 
 
 @dataclass(frozen=True)
@@ -986,12 +785,6 @@ class HiddenMemory(prompts.Shuffled):
 class SearchesAll(prompts.Shuffled):
     def pick(self, memory, k, free_N, view, rng):
         return np.flatnonzero(free_N)[:k].tolist()
-
-
-@dataclass(frozen=True)
-class ChecksAll(prompts.Shuffled):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, k, free_N, view, rng) if free_N.any() and np.count_nonzero(free_N) else []
 
 
 @dataclass(frozen=True)
@@ -1051,26 +844,6 @@ class LowestFirst(prompts.Banked):
 
 
 @dataclass(frozen=True)
-class BankFirst(prompts.Banked):
-    def pick(self, memory, k, free_N, view, rng):
-        memory |= {"new": view.groups, "version": view.version}
-        return super().pick(memory, k, free_N, view, rng)[::-1]
-
-
-@dataclass(frozen=True)
-class BanksRewards(prompts.Banked):
-    def observe(self, memory, group, view):
-        if group.scored and all(entry[0] != group.prompt for entry in memory["bank"]):
-            memory["bank"].append([group.prompt, float(np.ptp(group.rewards_G)), 1])
-
-
-@dataclass(frozen=True)
-class BanksAll(prompts.Banked):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, k, np.array(free_N), view, rng)
-
-
-@dataclass(frozen=True)
 class PlacesOfRewards(prompts.FirstSuccesses):
     def observe(self, memory, group, view):
         memory["places"] = [*memory["places"], judges.first_success(group.rewards_G)][-self.visits :]
@@ -1096,19 +869,6 @@ class TwoPassesAnEpoch(prompts.Selective):
 
 
 @dataclass(frozen=True)
-class CountsRewards(prompts.Selective):
-    def observe(self, memory, group, view):
-        alike = group.scored > 1 and not np.ptp(group.rewards_G)
-        memory["run_N"][group.prompt] = memory["run_N"][group.prompt] + 1 if alike else 0
-
-
-@dataclass(frozen=True)
-class WeighsAll(prompts.Selective):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, k, free_N & (self.chances(memory, memory["order"]) > 0), view, rng)
-
-
-@dataclass(frozen=True)
 class OwnBaselines(predictions.RunningMean):
     """A baseline for each prompt, where one for all is promised."""
 
@@ -1122,12 +882,6 @@ class MeanOfMetrics(predictions.RunningMean):
     def observe(self, memory, group, view):
         memory["reward_sum"] += float(group.metrics_G.sum())
         memory["reward_count"] += group.scored
-
-
-@dataclass(frozen=True)
-class NeverABaseline(predictions.RunningMean):
-    def pick(self, memory, k, free_N, view, rng):
-        return [each._replace(baseline=None) for each in super().pick(memory, k, free_N, view, rng)]
 
 
 @dataclass(frozen=True)
@@ -1159,20 +913,6 @@ class ExpectsHalf(predictions.Tracker):
 
 
 @dataclass(frozen=True)
-class FavoursTheCertain(predictions.Tracker):
-    def pick(self, memory, k, free_N, view, rng):
-        picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(sampling_ratio=1 / (each.sampling_ratio or 1)) for each in picked]
-
-
-@dataclass(frozen=True)
-class TracksAll(predictions.Tracker):
-    def pick(self, memory, k, free_N, view, rng):
-        self._rates(memory, np.arange(free_N.size))
-        return super().pick(memory, k, free_N, view, rng)
-
-
-@dataclass(frozen=True)
 class ExpectsTheMetric(predictions.Foresight):
     """The reward is taken for the metric."""
 
@@ -1184,19 +924,6 @@ class ExpectsTheMetric(predictions.Foresight):
 class DrawsTheEasy(predictions.Foresight):
     def chances(self, belief_K):
         return super().chances(1 - belief_K)
-
-
-@dataclass(frozen=True)
-class LearnsFromTokens(predictions.Foresight):
-    def observe(self, memory, group, view):
-        super().observe(memory, group, view)
-        memory["mean_hits"] += float(group.tokens_G.sum() > 100)
-
-
-@dataclass(frozen=True)
-class DrawsHalf(predictions.Foresight):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, max(1, k // 2), free_N, view, rng)
 
 
 @dataclass(frozen=True)
@@ -1248,22 +975,10 @@ class AgainstItself(advantages.AgainstBaseline):
 
 
 @dataclass(frozen=True)
-class AgainstTheBelief(advantages.AgainstBaseline):
-    def __call__(self, group, chosen_M):
-        return (group.rewards_G - (group.predicted or 0.0))[chosen_M]
-
-
-@dataclass(frozen=True)
 class MeanWithItself(advantages.BatchMean):
     def __call__(self, made, groups, view):
         mean = np.concatenate(made).mean()
         return [each - mean for each in made]
-
-
-@dataclass(frozen=True)
-class DeafToWhatWasExpected(advantages.BatchMean):
-    def __call__(self, made, groups, view):
-        return advantages.BatchMean.__call__(self, made, [GroupView.of([0] * each.size) for each in made], view)
 
 
 @dataclass(frozen=True)
@@ -1286,19 +1001,6 @@ class SampleDeviation(advantages.BatchNormalised):
         return [(each - every.mean()) / (every.std(ddof=1) + self.eps) for each in made]
 
 
-@dataclass(frozen=True)
-class WeighsByLength(advantages.BatchNormalised):
-    """It looks at what it does not say."""
-
-    def __call__(self, made, groups, view):
-        shorter = groups[0].tokens_G.sum() < groups[-1].tokens_G.sum()
-        return (
-            super().__call__(made, groups, view)
-            if shorter
-            else [-each for each in super().__call__(made, groups, view)]
-        )
-
-
 def staged(name, stage=-1, **changes):
     """A recipe with other rules in one of its stages."""
     recipe = RECIPES[name]
@@ -1319,27 +1021,18 @@ RULES = [
     (9, "Complete", staged("grpo", judge=Drops())),
     (9, "NonzeroVariance", staged("dapo", judge=LetsAllThrough())),
     (9, "NonzeroVariance", staged("dapo", judge=VarianceOfRewards())),
-    (9, "NonzeroVariance", staged("racing", 0, judge=NeverEarly(Act.NEXT, early=True))),
     (9, "Band", staged("pilot_commit", 0, judge=OpenBand(*WINDOW))),
     (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
-    (9, "Band", staged("pilot_commit", 0, judge=NeverEvicts(*WINDOW))),
-    (9, "Band", staged("pilot_commit", 0, judge=ClosedBand(*WINDOW))),
     (9, "Varied", staged("vcrl", judge=AnyVariance(0.8, 0.8))),
     (9, "Varied", staged("vcrl", judge=FirstKappaForEver(0.8, 0.3, 2))),
-    (9, "Varied", staged("vcrl", judge=VariesByReward(0.7, 0.3, 2))),
     (9, "Banked", other("vcrl", prompts=NoBank())),
     (9, "Banked", other("vcrl", prompts=LowestFirst())),
-    (9, "Banked", other("vcrl", prompts=BankFirst())),
-    (9, "Banked", other("vcrl", prompts=BanksRewards())),
-    (11, "Banked", other("vcrl", prompts=BanksAll())),
     (9, "Resolved", staged("cgrpo", 1, judge=AnySuccess(0.5))),
     (9, "Resolved", staged("cgrpo", 0, judge=NeedsNoSuccess())),
-    (9, "Resolved", staged("cgrpo", 0, judge=RewardsForSuccesses())),
     (9, "FirstSuccesses", other("cgrpo", prompts=PlacesOfRewards(9))),
     (9, "FirstSuccesses", other("cgrpo", prompts=KeepsAllPlaces(9))),
     (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
     (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
-    (9, "Collected", staged("reinforce_ada", 0, judge=DropsWhatLacks())),
     (9, "Fill", other("grpo", intake=Overfull())),
     (9, "Ahead", other("grpo", intake=OneGroupFurther(intake.Fill(), 4), max_staleness=2)),
     (9, "Ahead", other("grpo", intake=NoneAhead(intake.Fill(), 4), max_staleness=2)),
@@ -1349,58 +1042,41 @@ RULES = [
     (9, "Fixed", staged("grpo", size=OneMore(4))),
     (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
-    (9, "Redundant", staged("darts_exact", size=RedundancyUpsideDown(1.5, 2.0))),
     (9, "Priced", staged("darts_whole", size=PaysNoHeed(2.0, ((1, 1.0), (64, 3.0))))),
     (9, "Priced", staged("darts_whole", size=PricedUpsideDown(2.0, ((1, 1.0), (64, 3.0))))),
     (9, "Knapsack", staged("knapsack", size=Uniform(5, most=16))),
     (9, "Knapsack", staged("knapsack", size=Overspends(5, most=16))),
-    (9, "Knapsack", staged("knapsack", size=GivesTheSolved(5, most=16))),
-    (9, "Knapsack", staged("knapsack", size=NothingForTheHopeless(5, most=16))),
     (9, "LastVisit", other("knapsack", prompts=ExpectsAlways())),
     (9, "LastVisit", other("knapsack", prompts=RemembersRewards())),
     (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
-    (9, "SampledTail", staged("darts_sampled", stop=CountsTruncated())),
-    (9, "SampledTail", staged("darts_sampled", stop=DoesNotSayWhatItKept())),
-    (9, "SampledTail", staged("darts_sampled", stop=SaysOneHalf())),
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
     (9, "Oldest", staged("dapo_carry", promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=FavoursHits())),
     (9, "TopVariance", staged("pilot_commit", 0, promote=Starves())),
     (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance())),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=VarianceOfRewardsFirst())),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=FirstFinished())),
     (9, "MostRecent", staged("pilot_commit_most_recent", 0, promote=OldestAfterAll())),
     (9, "GRPO", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
     (9, "Everything", other("grpo", rows=AllButOne())),
     (9, "Everything", other("grpo", rows=HalfWeight())),
     (9, "MaxVariance", other("pods", rows=FirstM(4))),
     (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
-    (9, "MaxVariance", other("pods", rows=OneTooMany(4))),
     (9, "MaxReward", other("pods", rows=MinReward(4))),
     (9, "Balanced", other("reinforce_ada", rows=SuccessesFirst(4))),
     (9, "Balanced", other("reinforce_ada", rows=BalancedRewards(4))),
-    (9, "Balanced", other("reinforce_ada", rows=TheLastOfEach(4))),
     (9, "Random", other("pods", rows=NotAtRandom(4))),
     (9, "Percentile", other("pods", rows=Middle(4))),
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
     (9, "ShortestAndLongest", other("darts_exact", rows=KeepsTruncated(3, 1))),
     (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1))),
-    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheHead(3, 1))),
-    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOnTheLongest(3, 1))),
-    (9, "ShortestAndLongest", other("darts_sampled", rows=WeightOfTheTruncated(3, 1))),
     (9, "AsIfUniform", other("foresight_weighed", rows=WeighsTheLikely(1.5))),
     (9, "AsIfUniform", other("foresight_weighed", rows=WeighsWithoutLimit(1.5))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
     (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),
     (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(not_scaled))),
-    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(positive_only))),
-    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(nothing))),
-    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(above_zero))),
-    (9, "OverGroup", other("pods", advantage=ChosenForGroup(GRPO))),
     (9, "OverChosen", other("pods", advantage=GroupForChosen(advantages.pods))),
     (9, "Rewards", other("reinforce", advantage=MetricForReward())),
     (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
@@ -1408,30 +1084,20 @@ RULES = [
     (9, "Successes", other("raft", advantage=AllSuccessesAlike())),
     (9, "AgainstBaseline", other("foresight", advantage=FullFailures(0.3))),
     (9, "AgainstBaseline", other("foresight", advantage=AgainstItself(0.3))),
-    (9, "AgainstBaseline", other("foresight_one_rollout", advantage=AgainstTheBelief(1.0))),
     (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
     (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
-    (9, "BatchMean", other("reinforce_running", over_batch=DeafToWhatWasExpected())),
     (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
     (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
-    (9, "BatchNormalised", other("spo", over_batch=WeighsByLength())),
     (9, "RunningMean", other("reinforce_running", prompts=OwnBaselines())),
     (9, "RunningMean", other("reinforce_running", prompts=MeanOfMetrics())),
-    (9, "RunningMean", other("reinforce_running", prompts=NeverABaseline())),
     (9, "Tracker", other("spo", prompts=TracksRewards())),
     (9, "Tracker", other("spo", prompts=ExpectsHalf())),
-    (9, "Tracker", other("spo", prompts=FavoursTheCertain())),
-    (11, "Tracker", other("spo", prompts=TracksAll())),
     (9, "Foresight", other("foresight", prompts=ExpectsTheMetric(**QUICKLY))),
     (9, "Foresight", other("foresight", prompts=DrawsTheEasy(**QUICKLY))),
-    (9, "Foresight", other("foresight", prompts=LearnsFromTokens(**QUICKLY))),
-    (9, "Foresight", other("foresight", prompts=DrawsHalf(**QUICKLY))),
     (11, "Foresight", other("foresight", prompts=PredictsAll(**QUICKLY))),
-    (9, "CommitLeaveOneOut", other("pilot_commit", advantage=MeanOfAll())),
     (9, "Shuffled", other("grpo", prompts=Stingy())),
     (6, "Shuffled", other("grpo", prompts=HiddenMemory())),
     (11, "Shuffled", other("grpo", prompts=SearchesAll())),
-    (11, "Shuffled", other("grpo", prompts=ChecksAll())),
     (9, "AsOffered", other("offered_pilot_commit", prompts=OwnOrder())),
     (9, "AsOffered", other("offered", prompts=DrawsItsOwn())),
     (9, "InOrder", other("in_order", prompts=ForgetsItsTurn())),
@@ -1439,8 +1105,6 @@ RULES = [
     (9, "Estimated", other("greso", intake=NothingToSpare(12))),
     (9, "Selective", other("greso", prompts=PassesOverAnyone())),
     (9, "Selective", other("greso", prompts=TwoPassesAnEpoch())),
-    (9, "Selective", other("greso", prompts=CountsRewards())),
-    (11, "Selective", other("greso", prompts=WeighsAll())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
     (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),

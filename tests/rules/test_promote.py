@@ -22,19 +22,9 @@ def group(number, ones, count=4, version=0):
     return GroupView.of([1] * ones + [0] * (count - ones), group=number, versions=[version] * count)
 
 
-def test_top_variance_takes_the_highest_first():
-    held = [group(0, 1), group(1, 2), group(2, 4), group(3, 3)]
-    assert promoted(TopVariance(), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer
-
-
 def test_top_variance_takes_the_newest_among_equals():
     held = [group(number, ones) for number, ones in ((0, 2), (1, 2), (2, 1), (3, 2))]
     assert promoted(TopVariance(), held, 3) == [3, 1, 0]
-
-
-def test_ties_in_variance_are_no_matter_of_rounding():
-    held = [group(0, 1, 10), group(1, 9, 10), group(2, 1, 10)]
-    assert promoted(TopVariance(), held, 3) == [2, 1, 0]
 
 
 def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
@@ -49,11 +39,6 @@ def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_othe
 def test_top_variance_waits_for_the_rounds_pilots():
     assert promoted(TopVariance(), [group(0, 2)], 1, running=1) == []
     assert promoted(TopVariance(), [group(0, 2)], 1) == [0]
-
-
-def test_top_variance_looks_at_the_metric():
-    shaped = GroupView.of([1, 1, 1, 1], rewards=[0.0, 1.0, 0.0, 1.0], group=0)
-    assert promoted(TopVariance(), [shaped, group(1, 1)], 1) == [1]
 
 
 def test_oldest_first_by_version_then_by_draw():

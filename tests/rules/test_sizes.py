@@ -62,11 +62,6 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
     assert objective(stds, sizes_G) == pytest.approx(best, rel=1e-9)
 
 
-def test_the_most_is_what_the_factor_says():
-    """1.15 * 100 is a little less than 115 in floating point."""
-    assert sizes(Redundant(mean_factor=1.15, max_factor=1.15), [1.0], rows=100) == [115]
-
-
 def test_redundant_refuses():
     for mean, most in ((0.5, 2.0), (2.5, 2.0)):
         with pytest.raises(ValueError, match="expected 1 <= mean_factor <= max_factor"):
@@ -156,18 +151,6 @@ FLAT, STEEP = (
     ((1, 1.0), (100, 1.0)),
     ((1, 0.01), (100, 1.0)),
 )  # a token costs the same beside others; or by their number
-
-
-def test_redundancy_is_bought_where_it_is_free():
-    assert sum(priced(FLAT, [WIDE] * 4)) == 32  # as many as there may be: the K-th ends sooner, and nothing is dearer
-    assert sum(priced(STEEP, [WIDE] * 4)) < 32
-    assert sum(priced(STEEP, [NARROW] * 4)) == 16  # equal lengths: nothing ends sooner, each one more is dearer
-
-
-def test_the_price_of_redundancy_is_monotone():
-    totals = [sum(priced(((1, 1.0), (32, 1.0 + slope)), [WIDE] * 4)) for slope in (0.0, 0.5, 2.0, 8.0, 32.0)]
-    assert totals == sorted(totals, reverse=True)
-    assert totals[0] > totals[-1]
 
 
 def test_the_time_is_that_of_a_batch_told_out_by_hand():

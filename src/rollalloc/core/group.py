@@ -24,28 +24,9 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited",
-        "baseline",
-        "bounds",
-        "cancelled",
-        "done",
-        "epoch",
-        "failed",
-        "first_version",
-        "id",
-        "kept",
-        "late",
-        "owed",
-        "phase",
-        "predicted",
-        "prompt",
-        "running",
-        "sampling_ratio",
-        "spans",
-        "stage",
-        "tokens",
-        "until",
-        "view",
+        "awaited", "baseline", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
+        "late", "owed", "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "tokens",
+        "until", "view",
     )  # fmt: skip
 
     def __init__(
@@ -60,11 +41,7 @@ class Group:
     ) -> None:
         self.id = group
         self.prompt = prompt
-        self.predicted, self.baseline, self.sampling_ratio = (
-            predicted,
-            baseline,
-            sampling_ratio,
-        )  # when the prompt was drawn
+        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # when it was drawn
         self.epoch = epoch  # in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # that it is in, or has passed last

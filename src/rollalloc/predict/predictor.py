@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.predict import drift, quality, ridge, ring
-from rollalloc.predict.blocks import Features, rows_of
-from rollalloc.predict.cadence import check_settings, next_fit
+from rollalloc.predict.ridge import Features, rows_of
 
 Memory = dict[str, Any]  # numpy arrays, numbers, strings and lists of them
 
 SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
+_LEAST_RIDGE = 1e-4  # with less, columns that are nearly equal could not be told from singular ones
 FADED = 0.03  # a weight below it: the event is not fitted to
 
 
@@ -72,10 +72,24 @@ class Predictor:
     track_every: int = 64
 
     def __post_init__(self) -> None:
-        amounts = ("half_life", "loss_half_life", "mean_half_life", "record_weight", "prior_weight")
-        check_settings(self, amounts, ("events", "fit_every", "track_every"))
+        object.__setattr__(self, "ridges", tuple(self.ridges))
+        object.__setattr__(self, "first_fits", tuple(self.first_fits))
+        for name in ("half_life", "loss_half_life", "mean_half_life", "record_weight", "prior_weight"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")
+        for name in ("events", "fit_every", "track_every"):
+            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+                raise ValueError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
+        if not (self.ridges and all(_LEAST_RIDGE <= each < math.inf for each in self.ridges)):
+            raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
+        if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
+            raise ValueError(f"first_fits must ascend from 1 or more, got {self.first_fits}")
         if not 0 <= self.drift_rate < math.inf:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
+
+    def _next_fit(self, paid: int) -> int:
+        """The number of rollouts at which the next fit is due, after so many."""
+        return next((each for each in self.first_fits if each > paid), paid + self.fit_every)
 
     def init(
         self,
@@ -120,7 +134,7 @@ class Predictor:
             "event_fits": [0, 0],  # events seen then
             "fits": 0,
             "tracked": 0,  # events whose losses are counted
-            "fit_at": next_fit(0, self.first_fits, self.fit_every),
+            "fit_at": self._next_fit(0),
             "track_at": self.track_every,
         }
         for name in memory["blocks"]:
@@ -390,7 +404,7 @@ class Predictor:
         memory["fits"] += bool(at.size)
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]
-        memory["fit_at"] = next_fit(memory["paid"], self.first_fits, self.fit_every)
+        memory["fit_at"] = self._next_fit(memory["paid"])
 
     def _rows(self, memory: Memory, features: Features, at: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
         """The rows of every block for some events."""

@@ -1,7 +1,8 @@
 """Methods as values: each function returns a `Recipe`, and `mix` composes two of them.
 
 Every field of a recipe is filled here; change one with `dataclasses.replace`. A recipe is closed: no field copies another,
-so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_staleness=0)`.
+so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_staleness=0)`. Each function raises a
+`ValueError` for a number out of its range and for a word that is none of those it names.
 """
 
 from rollalloc.recipes.filters import dapo, greso, mopps, vcrl

@@ -22,9 +22,6 @@ def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: in
         target: the success rate looked for, in (0, 1).
         decay: λ in [0, 1]; the past fades by it at every visit.
         pool: candidates for each prompt drawn, at random, at least 1.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     base = grpo(groups, n)
     return replace(
@@ -51,9 +48,6 @@ def dapo(
         surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")
     at_least("gen_groups", gen_groups, 1)
@@ -90,9 +84,6 @@ def greso(
         zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     return replace(
         dapo(groups, n, gen_groups, max_candidates=max_candidates, deviation=deviation),
@@ -126,9 +117,6 @@ def vcrl(
         replays: times that a prompt replaces another one after it was trained on, at least 1.
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("n", n, 2, "one rollout does not vary")
     base = grpo(groups, n, deviation)

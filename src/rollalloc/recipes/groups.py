@@ -18,9 +18,6 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
         n: rollouts per prompt, at least 1.
         deviation: what advantages are divided by: the "population"'s standard deviation of the group's rewards, or the
             "sample"'s. None: that of what trains: the population's in rollalloc's own trainer, the sample's in TRL and verl.
-
-    Raises:
-        ValueError: a number out of its range, or another deviation.
     """
     return Recipe(
         groups=groups,
@@ -45,9 +42,6 @@ def dr_grpo(groups: int, n: int) -> Recipe:
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("n", n, 2, "a rollout alone is its own mean")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
@@ -59,9 +53,6 @@ def rloo(groups: int, n: int) -> Recipe:
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("n", n, 2, "a rollout alone has no others")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))

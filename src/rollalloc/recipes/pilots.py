@@ -93,9 +93,6 @@ def racing(
         gen_groups: prompts in the first stage at a time, at least 1.
         max_staleness: updates of the weights after which a rollout is too old to train on.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("gen_groups", gen_groups, 1)
     more = _increments(sizes_S)
@@ -140,9 +137,6 @@ def cgrpo(
         delta: in (0, 1); None: the share of visits without a success, plus 0.05.
         visits: n at most, at least 1.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     more = _increments(sizes_S)
     if len(more) < 2:

@@ -34,9 +34,6 @@ def reinforce(
         neg: weight of what did worse than the baseline, 0 or more; at 1 runs fell below where they began.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
-
-    Raises:
-        ValueError: a number out of its range, or another baseline.
     """
     one_of("baseline", baseline, ("batch", "running"))
     base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
@@ -50,9 +47,6 @@ def raft(groups: int, n: int = 1) -> Recipe:
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     return replace(grpo(groups, n), advantage=advantages.Successes())
 
@@ -65,9 +59,6 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -
         n: rollouts per prompt, at least 1.
         half_way: how far, in nats per token, the weights move until half of a prompt's record is forgotten; above 0.
         spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     base = grpo(groups, n)
     return replace(
@@ -107,9 +98,6 @@ def foresight(
         replay_staleness: updates of the weights after which they are not, at least 1.
         weigh_draw: each rollout counts for the inverse of its prompt's sampling ratio, at most for this, 1 or more, so
             that prompts count as if they were drawn uniformly; None: each counts once.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     base = grpo(groups, n)
     return replace(

@@ -29,9 +29,6 @@ def knapsack(
         least: rollouts per prompt at least, 1 or more; what solved ones get.
         most: rollouts per prompt at most, at least n.
         deviation: as for `grpo`.
-
-    Raises:
-        ValueError: a number out of its range.
     """
     size = sizes.Knapsack(n, least, most)
     base = grpo(groups, n, deviation)
@@ -95,9 +92,6 @@ def darts(
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
             (0, 1]. None: all have one.
         share: in (0, 1].
-
-    Raises:
-        ValueError: a number out of its range.
     """
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)

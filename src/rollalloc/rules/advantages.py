@@ -179,34 +179,6 @@ def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
     return grpo(rewards_M, eps=1e-4, ddof=1)
 
 
-def commit_loo(rewards_G: ArrayLike, stages_G: ArrayLike) -> NDArray[np.float64]:
-    """Leave-one-out baseline over the commits only: exactly unbiased although pilots decided whether there are commits.
-
-    A commit's advantage is its reward minus the mean of the other commits; a pilot's is its reward minus the mean of all
-    commits. A single commit has no others: 0.
-
-    Args:
-        rewards_G: shape (G,), finite.
-        stages_G: shape (G,), index of the stage that ordered each: 0 for pilots, 1 or more for commits.
-
-    Returns:
-        Shape (G,); all 0 where there are no commits.
-
-    Raises:
-        ValueError: rewards that are not finite, or shapes that differ.
-    """
-    reward_G = as_floats(rewards_G, "rewards_G")
-    commit_G = np.asarray(stages_G) > 0
-    if commit_G.shape != reward_G.shape:
-        raise ValueError(f"stages_G must have the shape of rewards_G, {reward_G.shape}, got {commit_G.shape}")
-    advantage_G = np.zeros_like(reward_G)
-    if commit_G.any():
-        reference = reward_G[commit_G][0]  # commits that are equal get exact zeros
-        advantage_G[commit_G] = rloo(reward_G[commit_G])
-        advantage_G[~commit_G] = (reward_G[~commit_G] - reference) - (reward_G[commit_G] - reference).mean()
-    return advantage_G
-
-
 Deviation = Literal["population", "sample"]
 
 
@@ -315,33 +287,6 @@ class OverChosen(_OfKernel):
         alone_M = self(chosen, np.arange(chosen_M.size))
         return self.kept(group.rewards_G[chosen_M], advantages_M, group.rewards_G[chosen_M]) | {
             "what is not chosen does not count": bool((alone_M == advantages_M).all())
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CommitLeaveOneOut(AdvantageRule):
-    """`commit_loo` as a rule, for recipes with a pilot stage."""
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("rewards_G",))
-
-    def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
-        return commit_loo(group.rewards_G, group.stages_G)[chosen_M]
-
-    def promises(
-        self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
-    ) -> dict[str, bool]:
-        commits = [g for g in range(group.scored) if group.stages_G[g] > 0]
-
-        def baseline(row: int) -> float:
-            others = group.rewards_G[[g for g in commits if g != row]]
-            return float(others.mean() if others.size else group.rewards_G[row])
-
-        return {
-            "each row is credited with what it has above the mean of the commits other than itself": bool(
-                np.allclose(advantages_M, [group.rewards_G[g] - baseline(g) for g in chosen_M.tolist()], atol=1e-9)
-            )
         }
 
 

@@ -14,10 +14,8 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Memory, SizeRule, Traits, View, rows_of
 
-_POINTS, _FAR = (
-    64,
-    2.5,
-)  # lengths at which a batch's running rollouts are counted, up to so many deviations of the logarithm
+_POINTS = 64  # lengths at which a batch's running rollouts are counted
+_FAR = 2.5  # deviations of the logarithm up to which they reach
 
 
 @dataclass(frozen=True, slots=True)
