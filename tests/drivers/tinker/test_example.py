@@ -14,6 +14,8 @@ from rollalloc.drivers.tinker import Service
 from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 from rollalloc.rewards.scorers import InlineScorer
 
+pytestmark = pytest.mark.e2e
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tinker_pilot_commit.py"
 
 

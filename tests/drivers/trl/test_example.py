@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.e2e
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "trl_pilot_commit.py"
 
 

@@ -6,10 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pytest
 import tiny_trl
-import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -56,18 +54,6 @@ def test_recipes_it_cannot_express_are_refused_with_the_way_out(reason):
         AllocatedRollouts(REFUSED[reason], tiny_trl.prompts(), tiny_trl.starts_right)
 
 
-def test_the_table_of_completions_names_the_prompt_that_was_rolled_out(tmp_path):
-    def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        return [(len(prompt) + len(text.split())) % 2 for prompt, text in zip(prompts, completions, strict=True)]
-
-    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=reward, with_hook=True, log_completions=True)
-    trainer.train()
-    table = pd.read_parquet(sorted((tmp_path / "completions").iterdir())[-1])
-    assert len(table) == 16
-    for _, row in table.iterrows():
-        assert row["reward"] == (len(row["rollalloc_prompt"]) + len(row["completion"].split())) % 2
-
-
 def test_evaluation_generates_for_the_prompts_it_is_given(tmp_path):
     seen = []
 
@@ -90,18 +76,6 @@ def test_evaluation_generates_for_the_prompts_it_is_given(tmp_path):
     assert 0 < found["eval_reward"] < 1
     assert found["eval_reward"] < found["eval_rollalloc/breadth/pass_at_k"] <= 2 * found["eval_reward"]
     assert trainer.rollout_func.allocation.allocator.paid == 0
-
-
-def test_a_recipe_that_is_over_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
-    """Every prompt is solved at once, so that Pilot-Commit evicts it."""
-    recipe = recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8, max_staleness=0)
-    trainer = tiny_trl.trainer(
-        tmp_path, recipe, reward=lambda completions, **_: [1.0] * len(completions), with_hook=True, weight_decay=0.1
-    )
-    before = tiny_trl.weights(trainer.model)
-    trainer.train()
-    assert trainer.state.global_step == 1
-    assert all(torch.equal(before[name], tensor) for name, tensor in tiny_trl.weights(trainer.model).items())
 
 
 def test_a_rollout_without_a_score_has_no_place_in_an_equal_group(tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,13 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import TrainerCallback
 
 from rollalloc import recipes
 from rollalloc.core.rule import Drawn
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
-from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.rules import predictions
@@ -106,24 +103,6 @@ def test_reinforce_is_against_the_rest_of_the_batch_raft_by_what_is_rewarded_rlo
         rewards, advantages, _ = credited(trained("rloo"), at)
         expected = [group - others(group) for group in rewards.reshape(4, 4)]
         np.testing.assert_allclose(advantages, np.concatenate(expected), atol=1e-12)
-
-
-def test_a_running_mean_and_a_tracked_rate_are_baselines(watched, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "reinforce_running", max_steps=2)
-    trainer.train()
-    first, advantages, _ = credited(trainer, 0)
-    np.testing.assert_allclose(advantages, first - others(first), atol=1e-12)  # nothing is known yet but the batch
-    decay = 0.5 ** (1 / 500)
-    total = count = 0.0
-    for reward in first:
-        total, count = decay * total + reward, decay * count + 1
-    rewards, advantages, _ = credited(trainer, 1)
-    np.testing.assert_allclose(advantages, rewards - total / count, atol=1e-9)
-
-    trainer = tiny_trl.trainer(tmp_path, "spo", max_steps=1)
-    trainer.train()
-    rewards, advantages, _ = credited(trainer, 0)
-    np.testing.assert_allclose(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-6), atol=1e-6)
 
 
 def shaped(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -218,31 +197,6 @@ def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):
     assert min(held) >= 16 * 8
 
 
-def test_a_prompt_may_be_drawn_in_successive_batches_and_is_generated_anew(watched, tmp_path):
-    recipe = replace(tiny_trl.ONE_EACH["foresight"], prompts=predictions.Foresight(exponent=1.0, warm=0))
-    trainer = tiny_trl.trainer(tmp_path, recipe, dataset=tiny_trl.prompts(24), max_steps=6, num_generations=2)
-    trainer.train()
-    per_batch = [{row.prompt: row.rollout for row in batch.rows} for batch, _, _ in trainer.seen]
-    again = [set(one) & set(other) for one, other in pairwise(per_batch)]
-    assert all(again)
-    ids = [rollout for rows in per_batch for rollout in rows.values()]
-    assert len(ids) == len(set(ids)) == 16 * 6
-
-
-@pytest.mark.parametrize("recipe", ["reinforce", "foresight", "spo"])
-def test_a_rollout_without_a_score_costs_itself_and_another_prompt_takes_its_place(recipe, watched, tmp_path):
-    def reward(completions: list[str], **columns: Any) -> list[float | None]:
-        scores = tiny_trl.starts_right(completions, columns["answer"])
-        return [None if text.endswith("k1") else score for text, score in zip(completions, scores, strict=True)]
-
-    trainer = tiny_trl.trainer(tmp_path, recipe, reward=reward, max_steps=6)
-    trainer.train()
-    accounts = trainer.allocation.allocator.accounts()
-    assert accounts["failed"] > 0
-    assert sum(accounts.values()) == trainer.allocation.allocator.paid == 6 * 16 + accounts["failed"]
-    assert all(len(batch.rows) == 16 for batch, _, _ in trainer.seen)
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
         "recipe": "foresight",
@@ -278,26 +232,6 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_what_does_not_fit_is_refused_when_the_trainer_is_made(message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_trl.trainer(tmp_path, **WRONG[message])
-
-
-def test_an_odd_batch_may_be_counted_by_its_least_divisor(tmp_path):
-    trainer = tiny_trl.trainer(
-        tmp_path, recipes.foresight(9), num_generations=3, per_device_train_batch_size=9, max_steps=2
-    )
-    trainer.train()
-    assert trainer.allocation.allocator.paid == 18
-
-
-@one_each
-def test_stock_trl_cannot_train_them_through_its_hook_and_is_not_asked_to(recipe):
-    with pytest.raises(ValueError, match="this recipe cannot go through rollout_func"):
-        AllocatedRollouts(tiny_trl.ONE_EACH[recipe], tiny_trl.prompts(), tiny_trl.starts_right)
-
-
-def test_what_normalises_over_the_batch_is_no_recipe_for_the_hook():
-    recipe = replace(recipes.grpo(4, 4), over_batch=tiny_trl.ONE_EACH["spo"].over_batch)
-    with pytest.raises(ValueError, match=r"BatchNormalised.*over the rows of each group by itself"):
-        AllocatedRollouts(recipe, tiny_trl.prompts(), tiny_trl.starts_right)
 
 
 def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_it(monkeypatch, tmp_path):
@@ -368,31 +302,6 @@ def test_foresight_knows_features_of_the_model_that_training_begins_with(caplog,
     assert caplog.text.count("features of 40 prompts") == 1
 
 
-def test_without_features_that_is_said(caplog, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "foresight", driver={"features": None}, max_steps=1)
-    trainer.train()
-    assert "no features: a prompt without a record" in caplog.text
-    assert not features_in(trainer)
-
-
-def test_a_recipe_that_predicts_nothing_makes_none(caplog, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "spo", max_steps=1)
-    trainer.train()
-    assert not features_in(trainer)
-    assert "features" not in caplog.text
-
-
-def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):
-    plain = tiny_trl.trainer(tmp_path, "foresight")
-    adapted = tiny_trl.trainer(tmp_path, "foresight", more={"peft_config": LoraConfig(target_modules=["q_proj"], r=2)})
-    for trainer in (plain, adapted):
-        trainer.allocation.prepare()
-    for name, block in plain.allocation.made.items():
-        np.testing.assert_allclose(adapted.allocation.made[name], block, atol=1e-5)
-    adapted.train()
-    assert adapted.state.global_step == 4
-
-
 DISTINCT = Dataset.from_dict(
     {
         "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
@@ -418,29 +327,8 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
         tiny_trl.trainer(tmp_path, "foresight", **given | {"driver": given["driver"] | {"key": None if key else "id"}})
 
 
-def test_a_file_that_is_not_there_is_said_when_the_trainer_is_made(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.safetensors: no such file"):
-        tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors")})
-    with pytest.raises(ValueError, match="key='name' is no column"):
-        tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors"), "key": "name"})
-
-
 def test_features_of_a_sharded_model_are_refused_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setattr("rollalloc.drivers.trl.features._sharded", lambda trainer: True)
     with pytest.raises(ValueError, match="the whole model in each process, but it is sharded; make a file"):
         tiny_trl.trainer(tmp_path, "foresight")
     assert tiny_trl.trainer(tmp_path, "foresight", driver={"features": None})
-
-
-def test_in_half_precision_with_checkpointed_activations_under_an_adapter(tmp_path):
-    trainer = tiny_trl.trainer(
-        tmp_path,
-        "foresight_replay",
-        more={"peft_config": LoraConfig(target_modules=["q_proj", "v_proj"], r=2)},
-        bf16=True,
-        gradient_checkpointing=True,
-        max_steps=6,
-    )
-    trainer.train()
-    assert trainer.allocation.made is not None
-    assert trainer.allocation.allocator.replayed > 0

@@ -16,6 +16,8 @@ import torch
 
 from arithmetic import assert_same_gradients
 
+pytestmark = pytest.mark.e2e
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
@@ -102,11 +104,6 @@ def test_two_processes_fail_together_instead_of_waiting_for_each_other(wrong, he
     printed = [next((tmp_path / "logs").rglob(f"{process}/stderr.log")).read_text() for process in (0, 1)]
     assert here in printed[1]
     assert there in printed[0]
-
-
-@pytest.mark.slow
-def test_the_hook_with_two_processes(tmp_path):
-    assert_two_are_one(tmp_path, recipe="fresh_pilot_commit", with_hook=True, learning_rate=1e-3)
 
 
 @pytest.mark.slow

@@ -26,10 +26,6 @@ def length(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def the_answer(answer: list[int], **_: Any) -> list[float]:
-    return [float(number) for number in answer]
-
-
 def test_a_completion_without_any_score_is_said_in_trls_words(caplog):
     scored(lambda completions, **_: [None, 1.0, None], lambda completions, **_: [2.0, None, 1.0])
     assert not caplog.text
@@ -51,11 +47,6 @@ def test_each_function_gets_the_columns_of_the_rows_that_were_rolled_out():
     assert seen["completion_ids"] == IDS
     assert seen["answer"] == [1, 2, 3]
     assert seen["trainer_state"] is STATE
-
-
-def test_the_reward_is_the_weighted_sum():
-    rewards, found = scored(length, the_answer, weights=[0.5, 10])
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
 
 
 def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
@@ -87,20 +78,6 @@ def test_async_functions_run_side_by_side_and_in_one_loop():
         assert rewards(EXAMPLES, TEXTS, IDS, STATE).scores_BF == [[1, 2, 1], [1, 2, 2], [1, 2, 3]]
     assert most == 2
     assert len(loops) == 1
-
-
-def test_an_error_of_an_async_function_is_the_users():
-    async def broken(**_: Any) -> list[float]:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        scored(broken)
-
-
-def test_selection_may_look_at_one_function():
-    rewards, found = scored(length, the_answer, weights=[1, 0], metric="the_answer")
-    assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
 
 
 def test_what_functions_log_is_kept():
@@ -136,22 +113,6 @@ def test_weights_and_metrics_that_do_not_fit():
         of_functions(length, [1, 2], None)
     with pytest.raises(ValueError, match="metric must name one of the reward functions length, got 'size'"):
         of_functions(length, None, "size")
-
-
-@pytest.mark.parametrize("with_hook", [False, True])
-def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
-    table = {row["number"]: row for row in tiny_trl.prompts()}
-    seen = set()
-
-    def reward(prompts: list[str], number: list[int], answer: list[str], **_: Any) -> list[float]:
-        for prompt, which, right in zip(prompts, number, answer, strict=True):
-            assert table[which]["prompt"] == prompt
-            assert table[which]["answer"] == right
-        seen.update(number)
-        return [float(which % 3 == at % 2) for at, which in enumerate(number)]
-
-    tiny_trl.trainer(tmp_path, "fresh_pilot_commit", reward=reward, with_hook=with_hook).train()
-    assert len(seen) > 8
 
 
 def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_function(tmp_path):

@@ -15,7 +15,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.trl.allocation import Rollout
 from rollalloc.drivers.trl.rewards import of_functions
-from rollalloc.experimental.trl_async.attention import _seen, attend, attend_without_flash
+from rollalloc.experimental.trl_async.attention import attend_without_flash
 from rollalloc.experimental.trl_async.judge import Judge
 from rollalloc.experimental.trl_async.samples import FILLER, samples_of
 from rollalloc.experimental.trl_async.versions import what_is_missing
@@ -56,24 +56,6 @@ def test_a_tree_gives_each_sample_the_logits_that_it_has_alone():
     assert len(packed["input_ids"]) < sum(map(len, sequences))
 
 
-def test_a_window_ends_at_the_token_itself():
-    assert _seen(2, 5, 3, torch.device("cpu")).tolist() == [
-        [False, True, True, True, False],
-        [False, False, True, True, True],
-    ]
-    assert _seen(2, 3, None, torch.device("cpu")).tolist() == [[True, True, False], [True, True, True]]
-
-
-def test_capped_scores_are_refused():
-    nothing = torch.zeros(1, 1, 1, 1)
-    index = torch.tensor([0])
-    with pytest.raises(ValueError, match="caps attention scores at 30"):
-        attend(
-            torch.nn.Identity(), nothing, nothing, nothing, None,
-            tree_kv_index=index, tree_cu_seqlens_q=index, tree_cu_seqlens_k=index, softcap=30.0,
-        )  # fmt: skip
-
-
 def rows_of(count: int, short: str | None = None) -> tuple[Batch, list[Rollout]]:
     rows = tuple(Row(number, 0, number // 2, 0.5 * number, 2.0, 7) for number in range(count))
     made = [Generation(number, (9, 1), np.array([-0.5, -0.25], np.float32), False) for number in range(count)]
@@ -106,11 +88,6 @@ def test_a_short_batch_is_spread_over_the_micro_batches(real, steps):
         assert fillers == (0 if of_batch else 1), "TRL's loss needs a token in each, and a filler is to add no other"
         assert abs(len(of_batch) - real / steps[0]) < 1
     assert all(not each.advantage for each in made if each.group_id == FILLER)
-
-
-def test_more_rows_than_a_step_has_are_refused():
-    with pytest.raises(ValueError, match=r"batch of 5 rows, and an optimizer step has 2 × 2"):
-        samples_of(*rows_of(5), REWARDS, steps=(2, 2), offset=0, end_id=1)
 
 
 def test_weights_are_copied_and_taken_over_by_name():

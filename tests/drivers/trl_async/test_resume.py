@@ -16,6 +16,8 @@ import tiny_async
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.drivers.trl.callback import newest_with_state
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce"])
 def test_a_run_that_was_stopped_and_resumed_is_the_run_that_was_not(name, model, tmp_path):
@@ -69,17 +71,6 @@ def test_a_batch_that_was_made_and_not_consumed_is_trained_after_a_resume(name, 
     place = newest_with_state(tmp_path)
     assert not list(place.glob("rollalloc/**/*.p*kl*"))
     assert {file.suffix for file in (place / "rollalloc").rglob("*") if file.is_file()} == {".json", ".safetensors"}
-
-
-def test_another_recipe_is_refused_unless_it_is_accepted(model, tmp_path):
-    saving = {"save_strategy": "steps", "save_steps": 2}
-    tiny_async.trainer(tmp_path, "grpo", model, max_steps=2, **saving).train()
-    other = tiny_async.trainer(tmp_path, "dapo", model, max_steps=3)
-    with pytest.raises(ValueError, match="another recipe"):
-        other.train(resume_from_checkpoint=True)
-    accepted = tiny_async.trainer(tmp_path, "dapo", model, max_steps=3, driver={"accept_recipe": True})
-    accepted.train(resume_from_checkpoint=True)
-    assert accepted.state.global_step == 3
 
 
 def test_rows_that_the_trainer_would_drop_unseen_end_a_resumed_run(model, tmp_path):

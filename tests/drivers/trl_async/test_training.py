@@ -10,9 +10,9 @@ import tiny_trl
 import torch
 
 from rollalloc import Budget
-from rollalloc.drivers.trl.checks import rows_per_group
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.runs.metrics import undeclared
+
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("name", sorted(tiny_async.RECIPES))
@@ -65,15 +65,6 @@ def test_without_staleness_a_run_repeats_to_the_bit(model, tmp_path):
     assert first == second
 
 
-def test_generation_in_a_process_of_its_own(model, tmp_path):
-    trainer = tiny_async.trainer(tmp_path, "pilot_commit", model, driver={"streaming": Streaming()})
-    seen = tiny_async.Seen(trainer)
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert max(seen.staleness) <= 4
-    assert not trainer.rollout_worker.running
-
-
 def test_a_recipe_that_ends_ends_the_training_with_a_short_batch(model, tmp_path):
     recipe = replace(tiny_async.RECIPES["grpo"], budget=Budget(run_rollouts=40))
     trainer = tiny_async.trainer(tmp_path, recipe, model, max_steps=50)
@@ -111,10 +102,6 @@ def test_lora_sends_merged_weights(model, tmp_path):
     lines = [line for line in trainer.state.log_history if "ratio" in line]
     assert all(abs(line["ratio"] - 1) < 1e-4 for line in lines)
     assert any(not torch.equal(tensor, before[key]) for key, tensor in tiny_async.weights(trainer).items())
-
-
-def test_rows_of_a_group_are_known_of_every_recipe_here():
-    assert all(rows_per_group(recipe) for recipe in tiny_async.RECIPES.values())
 
 
 def test_what_is_over_is_kept_by_nobody_and_stopped_rollouts_are_no_failures(model, tmp_path):

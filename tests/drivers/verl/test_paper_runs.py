@@ -38,15 +38,6 @@ def test_every_row_and_method_is_there() -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_of_a_row_differ_in_the_keys_of_the_recipe_only(row: str, method: str) -> None:
-    ours, base = composed(row, f"method={method}"), composed(row, "method=grpo")
-    assert ours["trainer"]["v1"].pop("rollalloc")["recipe"] == method
-    base["trainer"]["v1"].pop("rollalloc")
-    assert ours == base
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("method", METHODS)
 def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     config = OmegaConf.create(composed(row, f"method={method}"))
     groups, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n

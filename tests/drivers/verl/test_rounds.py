@@ -10,16 +10,6 @@ from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
 from rollalloc.runs.metrics import undeclared
 
-AS_LARGE_AS_REWARDS = (
-    "rloo",
-    "dr_grpo",
-    "reinforce_ada",
-    "raft",
-    "reinforce",
-    "spo",
-    "foresight",
-)  # their advantages are not standardised by group
-
 
 def train(rounds, batches):
     """Batches, trained one after the other; verl frees their rows."""
@@ -162,13 +152,6 @@ def test_max_candidates_gives_a_short_batch_with_its_reason(make_rounds):
     assert "max_candidates" in rows.batch.short_because
 
 
-def test_the_budget_ends_the_run(make_rounds):
-    rounds = make_rounds({"recipe": "grpo", "max_rollouts": 32})
-    train(rounds, 2)
-    with pytest.raises(Finished, match="budget"):
-        rounds.next_batch()
-
-
 @pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
 def test_a_run_that_is_saved_and_loaded_goes_on_as_the_one_that_was_not(make_rounds, section):
     straight, first = make_rounds(section), make_rounds(section)
@@ -191,24 +174,6 @@ def test_a_checkpoint_without_its_rows_is_refused_and_nothing_is_changed(make_ro
     with pytest.raises(ValueError, match="corrupt"):
         second.load_state_dict(first.state_dict(), set())
     assert second.state_dict() == before
-
-
-@pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
-@pytest.mark.parametrize(
-    "shape", [lambda right: 2 * right - 1, lambda right: right / 2 - 7], ids=["plus and minus 1", "negative"]
-)
-def test_any_reward_goes_with_a_metric_that_is_a_success_rate(make_rounds, section, shape):
-    def shaped(submission, session):
-        right = float(session % 2)
-        return Outcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
-
-    ours, plain = train(make_rounds(section, shaped, prompts=256), 4), train(make_rounds(section, prompts=256), 4)
-    scaled = any(name in section["recipe"] for name in AS_LARGE_AS_REWARDS)
-    for rows, expected in zip(ours, plain, strict=True):  # as with the metric for a reward
-        assert rows.keys == expected.keys
-        assert scaled or [row.advantage for row in rows.rows] == pytest.approx(
-            [row.advantage for row in expected.rows], rel=1e-3
-        )
 
 
 @pytest.mark.parametrize("metric", [-1.0, 1.5])
@@ -260,29 +225,12 @@ def steps_of(rounds, batches):
     return steps
 
 
-def test_metrics_by_stage_by_hand(make_rounds):
-    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
-    (first, _), (second, _) = steps_of(rounds, 2)
-    # Eight pilots of which four pass; commits for those, beside eight pilots more of which four are held.
-    assert figures(first, "rollalloc/stage/pilot/") == {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5}
-    assert figures(first, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
-    assert figures(first, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 0, "lost": 0}
-    assert first["rollalloc/rounds"] == 2
-    assert figures(second, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
-    assert figures(second, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
-    assert second["rollalloc/rounds"] == 1
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("at_once", [1, 1000])
 @pytest.mark.parametrize(
     "section",
     [
-        RECIPES["pilot_commit"],
         RECIPES["pilot_commit"] | {"max_staleness": 1, "promote": "most_recent", "gen_groups": 24},
-        RECIPES["pilot_commit+pods"],
-        RECIPES["dapo"],
         RECIPES["dapo"] | {"surplus": "carry"},
-        RECIPES["racing"],
         RECIPES["grpo"],
     ],
 )
@@ -309,25 +257,6 @@ def test_metrics_by_stage_agree_with_what_the_crew_was_given(make_rounds, sectio
     assert bool(lost) == ("promote" in section)
 
 
-def test_a_group_that_passed_its_pilots_and_falls_after_its_commits_has_passed_the_pilots(make_rounds):
-    everyone = {"p_lower": 0, "p_upper": 0, "p_solve": 2, "max_staleness": 0}
-    section = {"recipe": "pilot_commit+dapo", "n_pilot": 1, "n_commit": 4, "gen_groups": 8} | everyone
-    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, at_once=1000), 1)
-    pilot, commit = (figures(metrics, f"rollalloc/stage/{name}/") for name in ("pilot", "commit"))
-    assert (pilot["passed"], pilot["pass_rate"]) == (pilot["groups"], 1.0)
-    assert commit["passed"] < commit["groups"]
-
-
-def test_groups_held_at_a_checkpoint_are_counted_as_held_after_it(make_rounds):
-    first, second = (make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000) for _ in range(2))
-    steps_of(first, 1)
-    second.crew.rows = set(first.crew.rows)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
-    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
-    ((metrics, _),) = steps_of(second, 1)
-    assert figures(metrics, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
-
-
 def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
     def outcome(submission, session):
         if session and submission.prompt == 0:
@@ -340,13 +269,6 @@ def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_
     compared = rows.factors(own=False, within_group=True)
     assert {key for key, factor in compared.items() if factor == 0} == alone
     assert set(rows.factors(own=False, within_group=False).values()) == {1.0}
-
-
-def test_the_recipes_own_advantages_are_the_factors(make_rounds):
-    rows = make_rounds(RECIPES["pods"]).next_batch()
-    expected = {key: row.advantage * row.weight for key, row in zip(rows.keys, rows.rows, strict=True)}
-    assert rows.factors(own=True, within_group=True) == expected
-    assert any(expected.values())
 
 
 def unsolved(few):
@@ -486,26 +408,19 @@ def test_each_time_has_a_copy_of_its_own_made_before_verl_writes_into_the_row(ma
     assert "g0s0r0x2_0_1" not in rounds.crew.copies  # it would be too old
 
 
-def test_copies_are_no_groups_that_are_held_for_their_batch(make_rounds):
-    rounds = make_rounds(REPLAYED["reinforce"])
-    for metrics, _ in steps_of(rounds, 4):
-        assert figures(metrics, "rollalloc/held/") == {"groups": 0, "in": 0, "out": 0, "lost": 0}
-
-
 @pytest.mark.parametrize("section", REPLAYED.values(), ids=REPLAYED)
-@pytest.mark.parametrize("at", [1, 3])
-def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section, at):
+def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section):
     straight, first, second = (make_rounds(section) for _ in range(3))
     expected = train(straight, 7)
-    train(first, at)
+    train(first, 3)
     saved = json.loads(json.dumps(first.state_dict()))
     second.crew.rows = set(first.crew.rows) | {"g0s0r0_0_0"}
     second.crew.release(second.load_state_dict(saved, second.crew.rows))
     assert second.crew.rows == first.held()
     if first.loader is not None:
         second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
-    resumed = train(second, 7 - at)
-    assert [(rows.batch, rows.keys) for rows in resumed] == [(rows.batch, rows.keys) for rows in expected[at:]]
+    resumed = train(second, 4)
+    assert [(rows.batch, rows.keys) for rows in resumed] == [(rows.batch, rows.keys) for rows in expected[3:]]
     assert any(row.replays for row in resumed[0].rows)
     without = make_rounds(section)
     with pytest.raises(

@@ -5,7 +5,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.settings import read_settings
-from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
+from rollalloc.rules.advantages import GRPO, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
 from rollalloc.rules.rows import Percentile
@@ -88,10 +88,6 @@ def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
     assert plain.recipe.advantage == OverGroup(GRPO(ddof=0))
 
 
-def test_a_budget_is_the_recipes():
-    assert read_settings({"recipe": "grpo", "max_rollouts": 100}, 4, 4).recipe.budget.run_rollouts == 100
-
-
 @pytest.mark.parametrize(
     ("section", "own"),
     [
@@ -121,15 +117,6 @@ def test_recipes_with_baselines_of_their_own(section, made, draws):
     assert settings.recipe == (replace(made, prompts=AsOffered()) if draws else made)
     assert settings.loader_draws is draws
     assert settings.own_advantages
-
-
-def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatch):
-    over = replace(EIGHT, over_batch=BatchNormalised())
-    monkeypatch.setattr(f"{__name__}.EIGHT", over)
-    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
-    settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
-    assert settings.own_advantages
-    assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
 
 
 def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch):

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
-from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout import llm_server
@@ -261,13 +260,6 @@ def _again(case, test, turns):
     return asyncio.run(inside())
 
 
-def test_the_number_of_turns_is_no_length(case):
-    async def test(case):
-        return await case.run()
-
-    assert not case(test, [([CALL], 2), ([CALL], 2), ([CALL], 2)], most_turns=2).truncated
-
-
 # ------------------------------------------------------------------------------------------------------------- stopping
 
 
@@ -294,18 +286,6 @@ def test_a_turn_is_stopped_and_what_it_generated_was_paid(case, engine, client, 
     generated = 0 if isinstance(aborts_with, Exception) else len(aborts_with)
     assert (outcome.cancelled, outcome.tokens) == (True, 2 + generated)
     assert (len(case.server.sent), left, case.rows) == (2, 0, {})
-
-
-def test_a_session_is_stopped_before_its_first_turn(case):
-    async def test(case):
-        async def begun():
-            while not case.worker._live:
-                await asyncio.sleep(0)
-
-        return case, await case.run(begun, case.stop)
-
-    case, outcome = case(test, [([WORD], 2)])
-    assert (outcome.cancelled, outcome.tokens, case.server.sent, case.rows) == (True, 0, [], {})
 
 
 def test_a_trajectory_that_is_being_scored_is_not_stopped(case):
@@ -380,36 +360,6 @@ def test_a_tool_that_hangs_costs_its_rollout(case):
     assert not case.rows
 
 
-@register("never_begins")
-class NeverBegins(AgentLoopBase):
-    async def run(self, sampling_params, **kwargs):
-        self.server_manager.begun.set()
-        await hangs()
-
-
-def test_an_agent_loop_that_never_begins_costs_its_rollout(case):
-    async def test(case):
-        case.worker.llm_client.begun = asyncio.Event()
-        return await case.run(case.worker.llm_client.begun.wait, case.passes(PATIENCE + 1))
-
-    assert "took more than" in case(test, loop="never_begins", tool_timeout=PATIENCE).reason
-
-
-@pytest.mark.parametrize("client", [Client, ResumingClient])
-def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case, client):
-    async def test(case):
-        case.score.clear()
-
-        async def answer():
-            for event in case.server.running.values():
-                event.set()
-
-        passes = case.passes(2 * PATIENCE)
-        return await case.run(case.server.busy.wait, passes, answer, case.scoring.wait, passes, _set(case.score))
-
-    assert case(test, [None], aborts_with=(WORD,), tool_timeout=PATIENCE, client=client).reward == 1.0
-
-
 def test_the_wait_of_a_request_that_an_update_broke_off_is_no_tools(case, monkeypatch):
     """verl's client sleeps before it sends it again."""
     asleep, sleep = [], asyncio.sleep
@@ -431,35 +381,6 @@ def test_the_wait_of_a_request_that_an_update_broke_off_is_no_tools(case, monkey
     turns = [([], 2, "aborted"), ([WORD], 3)]
     assert case(test, turns, tool_timeout=PATIENCE, client=ResumingClient).reward == 1.0
     assert asleep
-
-
-@register("leaves_one_running")
-class LeavesOneRunning(AgentLoopBase):
-    """Has its trajectory while a generation of no interest goes on."""
-
-    async def run(self, sampling_params, **kwargs):
-        turn = self.server_manager.generate("id", prompt_ids=[1], sampling_params=sampling_params)
-        self.worker_task = asyncio.create_task(turn)
-        while not self.server_manager.begun.is_set():
-            await asyncio.sleep(0)
-        return AgentLoopOutput(**WHOLE, metrics={})
-
-
-def test_a_turn_that_ends_after_the_trajectory_starts_no_clock(case):
-    async def test(case):
-        case.score.clear()
-        case.worker.llm_client.begun = case.server.busy
-
-        async def answer():
-            for event in case.server.running.values():
-                event.set()
-            while case.server.running:
-                await asyncio.sleep(0)
-
-        return await case.run(case.scoring.wait, answer, case.passes(2 * PATIENCE), _set(case.score))
-
-    outcome = case(test, [None], loop="leaves_one_running", aborts_with=(WORD,), tool_timeout=PATIENCE)
-    assert outcome.reward == 1.0
 
 
 async def leaves():
@@ -486,20 +407,6 @@ def test_whatever_a_tool_raises_the_session_has_an_outcome(case):
     outcome = case(test, [([CALL], 2)], does=raises_what_is_no_exception)
     assert (outcome.reward, outcome.cancelled) == (None, False)
     assert "CancelledError" in outcome.reason
-
-
-def test_a_function_in_a_thread_that_leaves_python_is_an_error_too(case):
-    async def test(case):
-        parameters = {"type": "object", "properties": {}}
-        schema = OpenAIFunctionToolSchema.model_validate(
-            {"type": "function", "function": {"name": "tool", "description": "", "parameters": parameters}}
-        )
-        case.worker.tools = [FunctionTool("tool", sys.exit, schema)]
-        return case, await case.run()
-
-    case, outcome = case(test, [([CALL], 2), ([WORD], 2)])
-    assert outcome.reward == 1.0
-    assert "SystemExit" in case.worker.tokenizer.decode(case.row()["responses"])
 
 
 # -------------------------------------------------------------------------------------------------- rows that do not fit

@@ -66,16 +66,6 @@ def test_calls_of_a_dead_worker_that_fail_later_cost_no_session_of_the_one_that_
     assert not manager._open
 
 
-def test_calls_that_fail_together_lose_each_session_once_and_none_that_ended_before(manager):
-    told = Outcome("g0", 0, tokens=3, reward=1.0, rows=1)
-    manager._open = {("g0", 0): manager.worker, ("g0", 1): manager.worker}
-    manager._starting = {"start 0": manager.worker, "start 1": manager.worker}
-    manager._listening = {"listen": manager.worker}
-    manager.results |= {"start 0": RayActorError(), "start 1": RayActorError(), "listen": [told]}
-    assert manager.outcomes() == [told]
-    assert [(o.uid, o.session) for o in manager.outcomes()] == [("g0", 1)]
-
-
 def worker_that_reads(monkeypatch, score, extra):
     async def scores(self, outputs, kwargs):
         outputs[-1].reward_score, outputs[-1].extra_fields = score, {"reward_extra_info": extra}
@@ -160,17 +150,6 @@ def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(monkeypatch
     assert (sent, released) == ([], ["server"])
 
 
-@pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"v1": {"trainer_mode": "sync"}}}])
-def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config):
-    made = OmegaConf.create(config)
-    OmegaConf.set_struct(made, True)
-    seen = []
-    module = SimpleNamespace(validate_config=seen.append)
-    plugin._check_early(module)
-    module.validate_config(made)
-    assert seen == [made]
-
-
 @pytest.mark.parametrize("mode", ["sync", "separate_async", "rolaloc"])
 def test_keys_of_ours_that_nothing_would_read_are_refused(mode):
     v1 = {"trainer_mode": mode, "rollalloc": {"recipe": "grpo"}}
@@ -203,16 +182,6 @@ def test_our_part_of_a_checkpoint_is_whole_when_verl_writes_its_own(saving, monk
     assert seen == ["rollalloc.json"]
     state = json.loads((tmp_path / "global_step_2" / "rollalloc.json").read_text())
     assert state == {"rounds": {"keys": []}, "epoch": 1, "step": 2}
-
-
-def test_our_part_of_a_checkpoint_goes_when_verls_part_fails(saving, monkeypatch, tmp_path):
-    def full(self):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", full)
-    with pytest.raises(OSError, match="no space"):
-        saving._save_checkpoint()
-    assert not list((tmp_path / "global_step_2").iterdir())
 
 
 def test_on_a_cpu_a_head_that_is_tied_to_the_embeddings_is_refused(tmp_path, monkeypatch):
