@@ -241,11 +241,7 @@ class _Checked:
         return found
 
     def read(self, line: bytes | None) -> MetricsLine:
-        """What the next line would be.
-
-        Raises:
-            ValueError: it is no line of the metrics, or not fit to follow those before.
-        """
+        """What the next line would be."""
         if line is None:
             raise ValueError(_TOO_LONG)
         found = metrics_line(line)

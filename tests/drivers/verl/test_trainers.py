@@ -209,13 +209,13 @@ STOPS = {
         (
             "rollalloc_separate_async",
             SEPARATE | {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
-            r"backend=naive .* set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
+            r"backend=naive: set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
         ),
         ("rollalloc_separate_async", SEPARATE | {"actor_rollout_ref.rollout.nnodes": 0}, "devices of their own: set"),
         (
             "rollalloc_separate_async",
             SEPARATE | {"trainer.v1.separate_async.parameter_sync_step": 4},
-            r"parameter_sync_step must be .* = 2, .* got 4",
+            r"parameter_sync_step must be .* = 2, got 4",
         ),
         (
             "rollalloc_separate_async",
@@ -227,16 +227,16 @@ STOPS = {
             SEPARATE | {"trainer.v1.sampler.max_off_policy_strategy": "wait"},
             "set it to drop",
         ),
-        ("rollalloc", {"trainer.use_v1": False}, "use_v1=False takes verl's former trainer, .* set it to True"),
+        ("rollalloc", {"trainer.use_v1": False}, "use_v1=False knows no recipe; set it to True"),
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.name": "trtllm"},
-            r"must be one of vllm, sglang, got trtllm; take one of these, or a recipe without stops",
+            r"must be one of vllm, sglang, got trtllm; .* or take one without stops",
         ),
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
-            "on another server, under an id of its own; disable it, or take a recipe without stops",
+            "on another server; disable it: .* or take one without stops",
         ),
     ],
 )

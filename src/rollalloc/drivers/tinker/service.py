@@ -307,11 +307,7 @@ class Service:
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What a call returns, which may block; one that takes longer is left to itself.
-
-    Raises:
-        TimeoutError: it takes longer.
-    """
+    """What a call returns, which may block; one that takes longer is left to itself."""
     result: Future[Any] = Future()
 
     def work() -> None:

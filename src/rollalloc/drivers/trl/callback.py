@@ -44,26 +44,35 @@ class AllocationCallback(TrainerCallback):
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
     """
 
-    def __init__(self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool) -> None:
+    def __init__(
+        self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool, steps: OptimizerSteps | None = None
+    ) -> None:
         self.allocation = allocation
         self.accept_recipe, self.accept_data = accept_recipe, accept_data
         self.resume_from: Path | None = None
-        self._steps = OptimizerSteps()  # on the outstanding batch
+        self._steps = steps or OptimizerSteps()  # on the outstanding batch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         check_saving(args, state)
+        self.begin(args, state, optimizer)
+
+    def begin(self, args: Any, state: Any, optimizer: Any) -> None:
+        """Load what the trainer resumes from, or count a batch as trained within which the last training ended."""
         if state.global_step:
-            load(
-                self.allocation,
-                self.resume_from or checkpoint_of(args, state),
-                accept_recipe=self.accept_recipe,
-                accept_data=self.accept_data,
-            )
+            accepted = {"accept_recipe": self.accept_recipe, "accept_data": self.accept_data}
+            load(self.allocation, self.resume_from or checkpoint_of(args, state), **accepted)
         elif self._steps.began and self.allocation.allocator.batch:
             log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
             self.allocation.trained()
         self._steps.began = False
         self._steps.watch(optimizer)
+
+    def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
+        """What the trainer is to resume from: of True, the newest checkpoint with a state; remembers it."""
+        if given is True and (newest := newest_with_state(str(output_dir))):
+            given = str(newest)
+        self.resume_from = None if isinstance(given, bool | None) else Path(given)
+        return given
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._steps.begin()

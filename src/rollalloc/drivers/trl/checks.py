@@ -47,11 +47,7 @@ def rows_per_group(recipe: Recipe) -> int | None:
 
 
 def check_sizes(args: Any, recipe: Recipe) -> None:
-    """Refuse settings of TRL's batch that are not the recipe's.
-
-    Raises:
-        ValueError: another number of generations per prompt, or of prompts per batch.
-    """
+    """Refuse settings of TRL's batch that are not the recipe's."""
     steps_per_batch(args)
     each = rows_per_group(recipe)
     if each is None:
@@ -76,9 +72,6 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     """Refuse a `num_generations` that would pass for the rollouts of a prompt where the recipe trains on one of each.
 
     TRL takes no 1, so the least number that it does take stands for it.
-
-    Raises:
-        ValueError: another number, or a batch of a single row.
     """
     if recipe.groups < 2:
         raise ValueError(
@@ -95,11 +88,7 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
 
 
 def check_settings(args: Any, recipe: Recipe) -> None:
-    """Refuse settings of TRL that the recipe, or the driver, would silently overrule.
-
-    Raises:
-        ValueError: names the setting and the remedy.
-    """
+    """Refuse settings of TRL that the recipe, or the driver, would silently overrule."""
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "advantages are the recipe's, so scale_rewards and multi_objective_aggregation must be left alone, got "
@@ -149,11 +138,7 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
 
 
 def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
-    """Refuse a weighted sum of rewards where the recipe takes the metric for a success rate: it would select wrongly.
-
-    Raises:
-        ValueError: says how to name the metric.
-    """
+    """Refuse a weighted sum of rewards where the recipe takes the metric for a success rate: it would select wrongly."""
     own = sorted(weight for weight in rewards.weights if weight) == [1.0]
     if recipe.rate_readers and rewards.metric is None and not own:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
@@ -164,11 +149,7 @@ def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse what TRL's trainer takes but the driver does not serve.
-
-    Raises:
-        ValueError: names it.
-    """
+    """Refuse what TRL's trainer takes but the driver does not serve."""
     if given.get("rollout_func") is not None:
         raise ValueError(
             "rollout_func is not supported under a recipe: the driver generates what the recipe orders; use TRL's "
@@ -177,11 +158,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_model(model: Any, args: Any, peft_config: Any) -> None:
-    """Refuse beta above 0 with a model that TRL could not load a second time.
-
-    Raises:
-        ValueError: the model was never saved.
-    """
+    """Refuse beta above 0 with a model that TRL could not load a second time."""
     adapter = peft_config is not None or hasattr(model, "peft_config")
     if args.beta and isinstance(model, PreTrainedModel) and not adapter and not model.config._name_or_path:
         raise ValueError(
@@ -191,11 +168,7 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Refuse a data set of which no row can be asked for.
-
-    Raises:
-        TypeError: it streams.
-    """
+    """Refuse a data set of which no row can be asked for."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise TypeError(
             "the recipe draws the prompts, so train_dataset must be map-style (with a length, indexed by number), got "
@@ -210,9 +183,6 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         dataset: of a prompt per row; an environment may say the prompt instead.
         tokenizer: the model's.
         turns: what makes rollouts of several turns, "tools" or "environment_factory".
-
-    Raises:
-        ValueError: none at all, images, conversations without a chat template, or text where there are several turns.
     """
     if not len(dataset):
         raise ValueError("the training data set is empty; give one with a prompt per row")
@@ -236,11 +206,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
 
 
 def check_turns(trainer: Any) -> None:
-    """Refuse several turns where processes generate together: they take unequal numbers of them, and would wait for ever.
-
-    Raises:
-        ValueError: names what makes them generate together.
-    """
+    """Refuse several turns where processes generate together: they take unequal numbers of them, and would wait for ever."""
     together = {
         "use_vllm": trainer.use_vllm,
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
@@ -272,11 +238,7 @@ def check_stops(recipe: Recipe, can_stop: bool) -> None:
 
 
 def check_saving(args: Any, state: Any) -> None:
-    """Refuse to save between the optimizer steps of one batch, from where no run could be resumed exactly.
-
-    Raises:
-        ValueError: names the setting and the multiples allowed.
-    """
+    """Refuse to save between the optimizer steps of one batch, from where no run could be resumed exactly."""
     each = steps_per_batch(args)
     saves = {"steps": ("save_steps", state.save_steps), "best": ("eval_steps", state.eval_steps)}
     name, every = saves.get(str(getattr(args.save_strategy, "value", args.save_strategy)), ("", 0))

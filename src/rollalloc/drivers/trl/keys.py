@@ -62,11 +62,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
 
 
 def check_key(dataset: Any, column: str | None) -> None:
-    """Refuse a key column that does not tell the rows apart.
-
-    Raises:
-        ValueError: as `keyed`.
-    """
+    """Refuse a key column that does not tell the rows apart."""
     if column is None:
         return
     if column not in dataset[0]:

@@ -14,7 +14,7 @@ from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
-from rollalloc.drivers.trl.callback import AllocationCallback, newest_with_state
+from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import (
     batch_figures,
@@ -106,13 +106,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
-        if resume_from_checkpoint is True and (newest := newest_with_state(str(self.args.output_dir))):
-            resume_from_checkpoint = str(newest)
-        self._allocation_callback.resume_from = (
-            None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
-        )
+        resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
         self._generator.begin()
-        return super().train(resume_from_checkpoint, *more, **other)
+        return super().train(resume, *more, **other)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of the recipe in place of the prompts that TRL's sampler drew."""

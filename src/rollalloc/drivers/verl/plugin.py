@@ -28,11 +28,7 @@ def _register_trainer(_: ModuleType) -> None:
 
 
 def _refuse_tied_embeddings(path: str) -> None:
-    """vLLM's CPU build keeps the head that it packed when it started, where that is the embeddings.
-
-    Raises:
-        ValueError: the model's embeddings are tied, so that rollouts would go on with part of the old weights.
-    """
+    """vLLM's CPU build keeps the head that it packed when it started, where that is the embeddings."""
     from transformers import AutoConfig
 
     if AutoConfig.from_pretrained(path).get_text_config().tie_word_embeddings:

@@ -136,11 +136,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             self._scored[session] = self._outcome(session, outputs)
 
     def _check(self, output: Any) -> None:
-        """An agent loop's row, before it is written: one that does not fit would end the run at its update.
-
-        Raises:
-            ValueError: columns of different lengths, a mask of other numbers than 0 and 1, or a missing column.
-        """
+        """An agent loop's row, before it is written: one that does not fit would end the run at its update."""
         tokens, mask, logprobs = output.response_ids, output.response_mask, output.response_logprobs
         if not tokens or len(mask) != len(tokens) or not {0, 1}.issuperset(mask):
             raise ValueError(

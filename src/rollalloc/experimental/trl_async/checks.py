@@ -12,12 +12,7 @@ _NOT_SERVED = ("tools", "environment_factory", "rollout_worker", "weight_transfe
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse what TRL's trainer takes but the driver does not serve, and what it cannot do without.
-
-    Raises:
-        TypeError: a model that is no name or path, or a data set that cannot be indexed.
-        ValueError: names the argument.
-    """
+    """Refuse what TRL's trainer takes but the driver does not serve, and what it cannot do without."""
     for name in _NOT_SERVED:
         if given.get(name) is not None:
             raise ValueError(
@@ -38,9 +33,6 @@ def check_recipe(recipe: Recipe) -> int:
 
     Returns:
         Rows of a group.
-
-    Raises:
-        ValueError: names the reason.
     """
     each = rows_per_group(recipe)
     why = None
@@ -63,9 +55,6 @@ def check_sizes(args: Any, recipe: Recipe) -> tuple[int, int]:
 
     Returns:
         Micro-batches of an optimizer step, and rows of each.
-
-    Raises:
-        ValueError: another number of generations per prompt, or of rows; several processes; a token budget.
     """
     each = check_recipe(recipe)
     if args.world_size != 1:
@@ -94,11 +83,7 @@ def check_sizes(args: Any, recipe: Recipe) -> tuple[int, int]:
 
 
 def check_settings(args: Any, recipe: Recipe) -> None:
-    """Refuse settings of TRL that the recipe, or the driver, would silently overrule.
-
-    Raises:
-        ValueError: names the setting and the remedy.
-    """
+    """Refuse settings of TRL that the recipe, or the driver, would silently overrule."""
     if args.max_staleness < recipe.max_staleness:
         raise ValueError(
             f"max_staleness={args.max_staleness}: TRL would drop rows unseen that the recipe, with "

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl.allocation import Allocation
-from rollalloc.drivers.trl.callback import newest_with_state
 from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.checks import check_data, check_metric
 from rollalloc.drivers.trl.features import AUTO, MODEL, Blocks, features_for
@@ -117,12 +117,8 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
-        if resume_from_checkpoint is True and (newest := newest_with_state(str(self.args.output_dir))):
-            resume_from_checkpoint = str(newest)
-        self._saving.resume_from = (
-            None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
-        )
-        return super().train(resume_from_checkpoint, *more, **other)
+        resume = self._saving.resume(resume_from_checkpoint, self.args.output_dir)
+        return super().train(resume, *more, **other)
 
     def get_train_dataloader(self) -> Any:
         """TRL's, which reads nothing ahead, and ends where the recipe does."""
@@ -166,11 +162,7 @@ def _policy(model: str, args: Any, tokenizer: Any) -> Policy:
 
 
 def _check_context(prompt: int, completion: int, policy: Policy) -> None:
-    """Refuse prompts that leave no room for a completion.
-
-    Raises:
-        ValueError: says how many tokens there are.
-    """
+    """Refuse prompts that leave no room for a completion."""
     if prompt + completion > policy.context:
         raise ValueError(
             f"the longest prompt has {prompt} tokens and a completion up to max_completion_length={completion}, but the "
@@ -181,13 +173,8 @@ def _check_context(prompt: int, completion: int, policy: Policy) -> None:
 def _settings(args: Any, streaming: Streaming) -> Settings:
     """How to generate: with as many rollouts at a time as TRL lets be in flight."""
     sampling = Sampling(args.max_completion_length, temperature=args.temperature, max_rows=args.max_inflight_tasks)
-    return Settings(
-        seed=args.seed,
-        sampling=sampling,
-        engine="async",
-        streaming=streaming,
-        generator_limit_s=args.heartbeat_stale_after_s,
-    )
+    limit_s = args.heartbeat_stale_after_s
+    return Settings(seed=args.seed, sampling=sampling, engine="async", streaming=streaming, generator_limit_s=limit_s)
 
 
 def _features(
@@ -195,14 +182,7 @@ def _features(
 ) -> Blocks | Callable[[], Blocks]:
     if given == MODEL or (given == AUTO and recipe.reads_features):
         return made
-    return features_for(_Of(dataset), recipe, None if given == AUTO else given, key)
-
-
-class _Of:
-    """What `features_for` reads of a trainer."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.train_dataset = dataset
+    return features_for(SimpleNamespace(train_dataset=dataset), recipe, None if given == AUTO else given, key)
 
 
 def _of_model(policy: Policy, tokens: Sequence[tuple[int, ...]], seed: int) -> Blocks:
