@@ -209,7 +209,7 @@ STOPS = {
         (
             "rollalloc_separate_async",
             SEPARATE | {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
-            r"backend=naive: set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
+            r"backend=naive: .* set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
         ),
         ("rollalloc_separate_async", SEPARATE | {"actor_rollout_ref.rollout.nnodes": 0}, "devices of their own: set"),
         (

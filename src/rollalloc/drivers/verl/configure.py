@@ -63,7 +63,7 @@ def _conflicts(config: Any, settings: Settings) -> Iterator[tuple[Any, str]]:
     )
     yield (
         manager not in (None, "", MANAGER),
-        f"agent.agent_loop_manager_class must be unset, got {manager}; name loops of your own by agent_loop_config_path",
+        f"rollout.agent.agent_loop_manager_class must be unset, got {manager}; set agent_loop_config_path for your loops",
     )
     yield (
         reward.enable and not reward.enable_resource_pool,
@@ -111,15 +111,24 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     yield from _conflicts_of_overlap(config)
     yield (
         rollout.checkpoint_engine.backend == "naive",
-        "backend=naive: set it to nccl, nixl, mooncake or hccl, or use trainer_mode=rollalloc_colocate_async",
+        (
+            "checkpoint_engine.backend=naive: rollouts have devices of their own; set it to nccl, nixl, mooncake or hccl, or "
+            "use trainer_mode=rollalloc_colocate_async"
+        ),
     )
     yield (
         not (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
-        "rollouts need devices of their own: set actor_rollout_ref.rollout.nnodes and rollout.n_gpus_per_node above 0",
+        (
+            "rollouts need devices of their own: set actor_rollout_ref.rollout.nnodes and n_gpus_per_node above 0, got "
+            f"{rollout.nnodes} and {rollout.n_gpus_per_node}"
+        ),
     )
     yield (
         separate.parameter_sync_step != steps,
-        f"parameter_sync_step must be batch size / mini-batch size = {steps:g}, got {separate.parameter_sync_step}",
+        (
+            "trainer.v1.separate_async.parameter_sync_step must be data.train_batch_size / actor.ppo_mini_batch_size = "
+            f"{steps:g}, got {separate.parameter_sync_step}"
+        ),
     )
     yield (
         separate.hybrid_rollout.enable_switch,
