@@ -112,7 +112,7 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     yield (
         rollout.checkpoint_engine.backend == "naive",
         (
-            "checkpoint_engine.backend=naive: rollouts have devices of their own; set it to nccl, nixl, mooncake or hccl, or "
+            "checkpoint_engine.backend=naive: rollouts have their own devices; set it to nccl, nixl, mooncake or hccl, or "
             "use trainer_mode=rollalloc_colocate_async"
         ),
     )
