@@ -102,15 +102,11 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
     [
         ([{"q": "?", "a": 1}, {"q": "?"}], {}, r"mine\.jsonl:2: expected a column 'a', found 'q'; name one"),
         ([{"q": "?", "a": 1}], {"question": "Q"}, r"mine\.jsonl:1: expected a column 'Q', found 'q', 'a'"),
-        ([["q", "a"]], {}, "expected a column 'q', found"),
         ([{"q": 7, "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages \[.*, got 7"),
-        ([{"q": " ", "a": 1}], {}, "q must be text or messages"),
-        ([{"q": [], "a": 1}], {}, "q must be text or messages"),
         ([{"q": [{"role": "user"}], "a": 1}], {}, "content of each message must be str, got None"),
         ([{"q": [{"role": "assistant", "content": "x"}], "a": 1}], {}, "must end with a question"),
         ([{"q": TRL[0]["prompt"], "a": 1}], {"system": "x"}, "has a system message of its own.*leave --system out"),
         ([{"q": "?", "a": [1, 2]}], {}, r"mine\.jsonl:1: a must be text or a number, got \[1, 2\]"),
-        ([{"q": "?", "a": True}], {}, "a must be text or a number"),
         ([{"q": "?", "a": float("inf")}], {}, "a must be text or a number, got inf"),
         ([{"q": "?", "a": "so ####"}], {}, "has nothing after its ####"),
         ([{"q": "?", "a": None}, {"q": "??", "a": " "}], {}, "none of 2 rows has anything in its column 'a'"),
@@ -119,7 +115,6 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
             {},
             r"jsonl:1 and .*jsonl:2 ask the same with different answers, '1' and '2'",
         ),
-        ([{"q": "\ud800", "a": 1}], {}, "half of a surrogate pair"),
     ],
 )
 def test_what_cannot_be_a_prompt_is_refused_by_its_place(tmp_path, rows, how, says):

