@@ -176,15 +176,7 @@ def test_answers_are_taken_in_turn():
     assert worker.hear() is None
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [answer("bb")],
-        [answer("aa"), answer("aa")],
-        [Started(2)],
-        [Ready(None)],
-    ],
-)
+@pytest.mark.parametrize("messages", [[answer("bb")], [answer("aa"), answer("aa")], [Started(2)], [Ready(None)]])
 def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
     worker = handle(*messages)
     with pytest.raises(Lost, match="sent what is no answer") as lost:

@@ -103,12 +103,7 @@ def test_clusters_that_there_are_not(changes, says):
 
 @pytest.mark.parametrize(
     ("gpus", "share", "schedule", "expected"),
-    [
-        (9, 2, "sync", (9, 4, 1)),
-        (8, 1, "async", (4, 4, 0)),
-        (9, 4, "async", (4, 1, 1)),
-        (2, 1, "async", (1, 1, 0)),
-    ],
+    [(9, 2, "sync", (9, 4, 1)), (8, 1, "async", (4, 4, 0)), (9, 4, "async", (4, 1, 1)), (2, 1, "async", (1, 1, 0))],
 )
 def test_how_gpus_are_shared_out(gpus, share, schedule, expected):
     cluster = Cluster(gpus=gpus, gpus_per_replica=share, schedule=schedule)

@@ -46,13 +46,7 @@ def test_the_finding_comes_first_then_causes_forecast_and_what_they_do_not_mean(
     first = said(out).split(" groups of ")[0]
     assert "of 768 rollouts taught nothing: 96" in first
     assert first[0].isdigit()
-    for words in (
-        "rewards differ",
-        "all right",
-        "all wrong",
-        "pilot_commit",
-        "Groups of 8, 2 of them pilots",
-    ):
+    for words in ("rewards differ", "all right", "all wrong", "pilot_commit", "Groups of 8, 2 of them pilots"):
         assert words in said(out)
     assert "are not rollouts to a target accuracy" in said(out)
     assert "…" not in out  # nothing is cut at 80 columns

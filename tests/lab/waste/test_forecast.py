@@ -152,11 +152,7 @@ def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_a
         (pool(64, 3, 0), {}, "at least 4 rollouts, 2 pilots and 2 commits"),
         (pool(64, 8, 0), {"n_pilot": 1}, "the mean of one pilot is 0 or 1"),
         (pool(64, 8, 0), {"n_pilot": 7}, "2 pilots and 2 commits"),
-        (
-            [g._replace(rewards=2 * g.rewards - 1) for g in pool(64, 8, 0)],
-            {},
-            r"rewards lie in \[-1, 1\].*--threshold",
-        ),
+        ([g._replace(rewards=2 * g.rewards - 1) for g in pool(64, 8, 0)], {}, r"rewards lie in \[-1, 1\].*--threshold"),
         ([g._replace(rewards=[1] * 8) for g in pool(64, 8, 0)], {}, "no row that teaches to compare with"),
     ],
 )
