@@ -19,7 +19,7 @@ from rollalloc.rewards._channel import (
     answer_message,
     new_request,
 )
-from rollalloc.rewards._handle import Limits, Lost, Request, WorkerHandle
+from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
 from rollalloc.rewards.function import Scored, Unscored
 
 GOOD = ["ab", True, 1.0, 0.5]
@@ -154,7 +154,7 @@ def handle(*messages, ready=True):
     """At the first of two tasks, whose requests are aa and bb."""
     worker = object.__new__(WorkerHandle)
     worker.__dict__.update(
-        given=deque([Request("aa", "first"), Request("bb", "second")]),
+        given=deque([("aa", "first"), ("bb", "second")]),
         fresh=True,
         since=0.0,
         deadline=1e18,

@@ -15,9 +15,8 @@ from threading import Lock, Thread, current_thread
 from time import monotonic
 
 from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
-from rollalloc.rewards.cache import OutcomeCache
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
-from rollalloc.rewards.tally import Tally
+from rollalloc.rewards.tally import KnownScores, Tally
 
 _CHUNK = 64  # samples sent at once: few enough that their outcomes fit into the socket's buffer
 _SURE, _SURE_OF_TYPE = 2, 8  # times that fresh processes raised the same words, or the same type
@@ -100,11 +99,11 @@ class Crew:
         cache: scores that need no worker.
     """
 
-    def __init__(self, limits: Limits, tally: Tally, cache: OutcomeCache) -> None:
+    def __init__(self, limits: Limits, tally: Tally, cache: KnownScores) -> None:
         self._limits = limits
         self._tally = tally
         self._cache = cache
-        self._workers: list[WorkerHandle[Task]] = []
+        self._workers: list[WorkerHandle] = []
         self._jobs: set[Job] = set()  # whose futures are not done
         self._waiting: deque[Task] = deque()
         self._again: deque[Task] = deque()  # for fresh workers only
@@ -164,7 +163,7 @@ class Crew:
     def _drop_cancelled(self) -> None:
         """Ends what runs for nobody; what waits for nobody is dropped when its turn comes."""
         for worker in [worker for worker in self._workers if worker.given]:
-            if worker.given[0].task.job.future.cancelled():
+            if worker.given[0][1].job.future.cancelled():
                 self._let_go(worker)
 
     def _staff(self) -> None:
@@ -238,7 +237,7 @@ class Crew:
             if worker in speaking or (not worker.idle and monotonic() >= worker.deadline):
                 self._hear(worker)
 
-    def _hear(self, worker: WorkerHandle[Task]) -> None:
+    def _hear(self, worker: WorkerHandle) -> None:
         try:
             while (answer := worker.hear()) is not None:
                 if again := not answer.first and self._own.doubts(answer.outcome):
@@ -254,17 +253,17 @@ class Crew:
         except Lost as lost:
             self._tally.add_discarded(lost.discarded)
             if worker.given and worker.fresh:
-                task = worker.given.popleft().task
+                _, task = worker.given.popleft()
                 self._settle(task, Unscored(str(lost)), monotonic() - worker.since, lost=True)
             elif worker.given:
-                self._again.append(worker.given.popleft().task)
+                self._again.append(worker.given.popleft()[1])
             self._let_go(worker)
 
-    def _let_go(self, worker: WorkerHandle[Task]) -> None:
+    def _let_go(self, worker: WorkerHandle) -> None:
         """Ends a worker; what it has not answered is tried elsewhere."""
         self._workers.remove(worker)
         worker.stop()
-        self._waiting.extendleft(request.task for request in reversed(worker.given))
+        self._waiting.extendleft(task for _, task in reversed(worker.given))
 
     def _settle(self, task: Task, outcome: Outcome, seconds: float, lost: bool = False) -> None:
         self._tally.add(task.sample, outcome, seconds, lost)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any
 
 from rollalloc.rewards import _keeper
 from rollalloc.rewards._channel import LOST_CHANNEL, Answer, ParentEnd, Polluted, Ready, Started, new_request
@@ -21,8 +21,6 @@ from rollalloc.rewards.function import Outcome, Unscored
 _START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
 _EXIT_GRACE_S = 1.0  # between a dying process's last breath on the channel and its exit code
 _KILL_GRACE_S = 5.0  # for the keeper to end what the worker started
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,36 +47,28 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True)
-class Request(Generic[T]):
-    """A task under way."""
-
-    name: str
-    task: T
-
-
-@dataclass(frozen=True)
-class Answered(Generic[T]):
+class Answered:
     """A task's outcome, what it took, whether the worker may go on, and whether it was the worker's first."""
 
-    task: T
+    task: Any
     outcome: Outcome
     seconds: float
     fit: bool
     first: bool
 
 
-class WorkerHandle(Generic[T]):
+class WorkerHandle:
     """One process.
 
     Attributes:
-        given: what it was given and has not answered; it is at the first.
+        given: requests and tasks that it has not answered; it is at the first.
         fresh: whether nothing was answered yet.
         since: when it began with what it is at.
         deadline: when it is overdue, unless idle.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.given: deque[Request[T]] = deque()
+        self.given: deque[tuple[str, Any]] = deque()
         self.fresh = True
         self.since = monotonic()
         self.deadline = self.since + _START_LIMIT_S
@@ -94,16 +84,16 @@ class WorkerHandle(Generic[T]):
     def idle(self) -> bool:
         return self._ready and not self.given
 
-    def give(self, tasks: Sequence[tuple[T, bytes]]) -> None:
-        """Sends an idle worker its next tasks."""
+    def give(self, tasks: Sequence[tuple[Any, bytes]]) -> None:
+        """Sends an idle worker its next tasks, each with its message."""
         for task, message in tasks:
             name, frame = new_request(message)
-            self.given.append(Request(name, task))
+            self.given.append((name, task))
             self.channel.queue(frame)
         self._restart_clock()
         self.channel.flush()
 
-    def hear(self) -> Answered[T] | None:
+    def hear(self) -> Answered | None:
         """The next answer; None where there is none yet.
 
         Raises:
@@ -145,13 +135,13 @@ class WorkerHandle(Generic[T]):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_id, signal.SIGKILL)
 
-    def _check(self, answer: Answer) -> Answered[T]:
-        if not self.given or answer.request != self.given[0].name:
+    def _check(self, answer: Answer) -> Answered:
+        if not self.given or answer.request != self.given[0][0]:
             raise Polluted
         if isinstance(answer.outcome, Unscored) and answer.outcome.reason.startswith("MemoryError"):
             # What holds the memory would cost the next samples theirs.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
-        task, seconds = self.given.popleft().task, monotonic() - self.since
+        (_, task), seconds = self.given.popleft(), monotonic() - self.since
         first, self.fresh = self.fresh, False
         self._restart_clock()
         return Answered(task, answer.outcome, seconds, answer.fit, first)

@@ -13,9 +13,8 @@ from typing import Any, Protocol, Self
 
 from rollalloc.rewards._crew import Crew, Job
 from rollalloc.rewards._handle import Limits
-from rollalloc.rewards.cache import OutcomeCache
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, load_reward, score_sample
-from rollalloc.rewards.tally import Tally
+from rollalloc.rewards.tally import KnownScores, Tally
 
 
 class Scorer(Protocol):
@@ -126,7 +125,7 @@ class WorkerScorer(Scorer):
             raise ValueError(f"cached must be at least 0, got {cached}; 0 remembers nothing")
         self._limits = Limits(reward, workers, limit_s, memory_gb, max_chars)
         self._tally = Tally()
-        self._cache = OutcomeCache(cached)
+        self._cache = KnownScores(cached)
         self._lock = Lock()
         self._crew: Crew | None = None
 

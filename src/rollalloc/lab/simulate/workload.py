@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import exp, log, sqrt
 from pathlib import Path
@@ -15,6 +15,7 @@ from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.jsonl import Unreadable, read_lines
 from rollalloc.lab.simulate.cost import at_most, positive
+from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
 
 _BLOCK = 4096  # rollouts whose draws are made together
 _BLOCKS = 8  # held at a time
@@ -313,37 +314,29 @@ def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
     by_prompt: dict[Any, list[Outcome]] = {}
     left_out = 0
     for number, line in read_lines(path):
-        where = f"{path}, line {number}"
-        if isinstance(line, Unreadable):
-            raise ValueError(f"{where}: not JSON: {line.why}; it begins with {line.begins}")
-        if not isinstance(line, dict):
-            raise ValueError(
-                f"{where}: expected a JSON object a line, as `train --log-rollouts` writes, got {line!r:.60}"
-            )
-        key = line.get("key", line.get("prompt"))
-        if not isinstance(key, (str, int)) or isinstance(key, bool):
-            raise ValueError(f"{where}: field key: expected the prompt's key, got {key!r:.60}")
-        outcome = _outcome(line, where)
-        if outcome is None:
+        try:
+            if not isinstance(line, dict):
+                found = f"{line.begins} ({line.why})" if isinstance(line, Unreadable) else f"{line!r:.60}"
+                raise ValueError(f"expected an object, got {found}")
+            taken, wrong = take(line, _NEEDED, _KNOWN)
+            if wrong or not taken.keys() & {"key", "prompt"}:
+                raise ValueError(wrong or "expected an object with its key, got none with key")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}; give a log of `train --log-rollouts`") from None
+        if "metric" not in taken:
             left_out += 1
-        else:
-            by_prompt.setdefault(key, []).append(outcome)
+            continue
+        outcome = Outcome(max(1, taken["tokens"]), taken["truncated"], taken["metric"] >= _RIGHT)
+        by_prompt.setdefault(taken.get("key", taken.get("prompt")), []).append(outcome)
     if not by_prompt:
         raise ValueError(f"{path}: expected rollouts with a score, found none; {left_out} lines have no score")
     return Logged(rollouts=list(by_prompt.values()), learning=learning, source=str(path), stopped=left_out)
 
 
-def _outcome(line: Mapping[str, Any], where: str) -> Outcome | None:
-    for name in ("metric", "tokens", "truncated"):
-        if name not in line:
-            raise ValueError(f"{where}: field {name} is missing; expected a line of `train --log-rollouts`")
-    metric, tokens, truncated = line["metric"], line["tokens"], line["truncated"]
-    if type(tokens) is not int or tokens < 0:
-        raise ValueError(f"{where}: field tokens: expected a whole number of at least 0, got {tokens!r:.60}")
-    if type(truncated) is not bool:
-        raise ValueError(f"{where}: field truncated: expected true or false, got {truncated!r:.60}")
-    if metric is None:
-        return None
-    if type(metric) not in (int, float) or not -1e300 < metric < 1e300:
-        raise ValueError(f"{where}: field metric: expected a number or null, got {metric!r:.60}")
-    return Outcome(max(1, tokens), truncated, metric >= _RIGHT)
+def _truth(value: Any) -> bool:
+    expect(isinstance(value, bool))
+    return value
+
+
+_NEEDED = {"tokens": COUNT, "truncated": Field("true or false", _truth)}
+_KNOWN = {"key": TEXT, "prompt": COUNT, "metric": NUMBER}
