@@ -83,6 +83,7 @@ def test_a_copy_has_processes_of_its_own(module):
         copy.scorer.close()
 
 
+@pytest.mark.e2e
 def test_trl_s_trainer_trains_with_it(module, tmp_path):
     trl = pytest.importorskip("trl")
     torch = pytest.importorskip("torch")

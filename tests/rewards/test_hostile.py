@@ -8,6 +8,8 @@ import pytest
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import WorkerScorer
 
+pytestmark = pytest.mark.e2e
+
 REWARD = Path(__file__).with_name("reward_math.py")
 RIGHT, WRONG = Scored(1.0, 1.0), Scored(0.0, 0.0)
 HOSTILE = {  # and why each is unscored; None: how far math-verify gets with it depends on the machine
@@ -111,7 +113,7 @@ def check_others(functions, kinds, workers):
     return {sample.completion: outcome for sample, outcome in outcomes if not sample.ground_truth}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [2])
 def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions, workers):
     for kind, outcome in check_others(functions, FATES, workers).items():
         what = FATES[kind]

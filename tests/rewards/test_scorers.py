@@ -55,7 +55,7 @@ def test_workers_and_inline_agree(name):
         assert worker.score(batch) == inline.score(batch)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_bad_samples_cost_nothing_but_themselves(workers):
     batch = samples("fine", "hang", "fine", "exit", "raise", "spin", "abort", "none", "fine", "fine")
     with worker_scorer("obey", workers=workers, limit_s=1.0) as scorer:
@@ -74,7 +74,7 @@ def test_bad_samples_cost_nothing_but_themselves(workers):
         assert scorer.score(samples("fine")) == [GOOD]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_an_exception_is_believed_of_a_fresh_process_only(workers):
     """Also after some samples have raised the same by themselves."""
     batch = samples(*["bad", "fine", "spoil", "fine", "fine", "bad"] * 4, "fine")
@@ -222,6 +222,7 @@ def test_what_runs_for_nobody_ends(tmp_path):
         assert (scorer.report()["scored"], scorer.report()["lost"]) == (1, [])
 
 
+@pytest.mark.e2e
 def test_what_an_earlier_sample_left_behind_is_not_blamed_on_a_later_one():
     with worker_scorer("obey", limit_s=6.0, memory_gb=0.5) as scorer:
         for leaving in ("exit soon", "stop soon", "hold memory"):

@@ -98,6 +98,7 @@ def test_drift_compares_the_first_and_the_last_third_of_the_steps():
     assert drift(log[:24]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_by_one", [4096, 0], ids=["prompt by prompt", "by kinds of prompts"])
 def test_the_interval_covers_the_true_share_as_often_as_it_says(monkeypatch, one_by_one):
     """400 logs of 80 prompts, each visited 1 to 5 times with its own rate; the truth is the mean over the population.
