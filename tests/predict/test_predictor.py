@@ -265,14 +265,6 @@ def test_features_of_other_widths_are_fitted_to_without_the_drift_that_the_old_o
     np.testing.assert_array_equal(*said)
 
 
-def test_a_new_prompts_prior_is_as_fresh_as_its_data():
-    predictor, memory = after()
-    here = predictor.remap(memory, [-1, 2], prior_N=[0.25, 0.9])
-    assert (here["hits_N"][0], here["count_N"][0]) == (0.25 * predictor.prior_weight, predictor.prior_weight)
-    assert here["last_N"].tolist() == [memory["paid"], memory["last_N"][2]]
-    assert here["count_N"][1] == memory["count_N"][2]
-
-
 @pytest.mark.parametrize("source_N", [[0, 0], [8], []])
 def test_a_move_that_is_none_is_refused(source_N):
     predictor, memory = after()

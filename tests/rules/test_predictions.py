@@ -129,31 +129,12 @@ def test_what_was_learned_under_weights_of_now_is_kept_however_far_they_went_bef
         assert memory["hits_N"][0] == kept * before + 1
 
 
-def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
-    rule = Tracker()
-    seen, missed = rule.init(PromptTable(1)), rule.init(PromptTable(1))
-    for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=0.01))
-    rule.observe(missed, GroupView.of([]), View.of(kl_sum=5.0))
-    for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([0.0]), View.of(kl_sum=5.001))
-    assert seen["hits_N"] == missed["hits_N"]
-
-
 def test_a_way_that_was_rounded_up_when_it_was_kept_is_no_way_back():
     rule, memory = Tracker(), Tracker().init(PromptTable(1))
     for _ in range(2):
         rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=1e10 + 600))
     assert float(memory["kl_N"][0]) > 1e10 + 1000
     np.testing.assert_allclose(memory["misses_N"], rule.most * rule.least * 4.0, rtol=1e-6)
-
-
-def test_the_tracker_graded_metrics_count_in_part():
-    rule = Tracker(least=0.5, most=0.75)
-    memory = rule.init(PromptTable(1))
-    rule.observe(memory, GroupView.of([0.25], rewards=[-7.0]), View.of())
-    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([0.75], [1.25])
-    assert draw(rule, memory, 1, [1], view=View.of())[0] == (0, 0.375, 0.375, 1.0)
 
 
 def test_the_tracker_draws_in_proportion_and_says_so():
@@ -293,15 +274,6 @@ def test_the_reward_line_by_hand():
         rule.observe(memory, GroupView.of([0, 1] * 500, rewards=[-1.0, 2.0] * 500, prompt=prompt), VIEW)
     for each in draw(rule, memory, 4, [1] * 4):
         assert each.baseline == pytest.approx(-1 + 3 * each.predicted, abs=0.01)
-
-
-@pytest.mark.parametrize("predicted", [0.0, 1.0, None, 1e-9])
-def test_foresight_takes_a_group_that_another_rule_drew(predicted):
-    """As after a load under an accepted recipe: SPO's predicted may be 0 or 1."""
-    rule = Foresight()
-    memory = rule.init(PromptTable(1))
-    rule.observe(memory, GroupView.of([1 + 1e-6, 1], predicted=predicted), View.of())
-    assert (memory["paid"], memory["seen"]) == (2, 1)
 
 
 @pytest.mark.parametrize(

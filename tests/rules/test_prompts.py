@@ -86,12 +86,6 @@ def test_shuffled_refuses_weights_that_fit_no_source():
         prompts.Shuffled((1.0,)).init(PromptTable(3, source_N=[0, 1, 1]))
 
 
-def test_in_order_gives_the_data_sets_order_epoch_after_epoch():
-    first, second, rest, again, *_ = picks(prompts.InOrder(), PromptTable(10), 4, 6)
-    assert (first, second, rest, again) == ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3])
-    assert picks(prompts.InOrder(), PromptTable(1000), 999, 2) == [list(range(999)), [999]]
-
-
 def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_turn():
     rule, free_N = prompts.InOrder(), np.ones(400, bool)
     memory = rule.init(PromptTable(400))
