@@ -1,4 +1,4 @@
-"""TRL's trainer on a device that is not the CPU, see tests/engines/test_device.py."""
+"""TRL's trainer on a device that is not the CPU, see tests/models/test_device.py."""
 
 from __future__ import annotations
 

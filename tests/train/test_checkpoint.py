@@ -34,7 +34,7 @@ RECIPES = {
     "racing": recipes.racing(4, (2, 4), 8),
 }
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors", "payloads.safetensors")
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def untimed(folder):
@@ -628,7 +628,7 @@ CHILD = """
 import os, signal, sys, time, torch, traceback
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from conftest import *
+from tiny_policy import *
 from rollalloc import recipes
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
