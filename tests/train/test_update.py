@@ -207,10 +207,10 @@ class AllBefore(Updater):
 
 
 @pytest.mark.parametrize(("steps", "saved"), [(1, 4), (2, 3)])
-@pytest.mark.parametrize(("approx_kl", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
+@pytest.mark.parametrize(("measured", "precision"), [(False, "fp32"), (True, "fp32"), (True, "bf16")])
 @pytest.mark.parametrize("together", [1, 8192], ids=["alone", "padded"])
 def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
-    policy_of, prompts_of, steps, saved, moved, precision, together
+    policy_of, prompts_of, steps, saved, measured, precision, together
 ):
     """Weights, figures and movement are as if each had one, and it is saved for those that have an advantage."""
     found, passed = [], []
@@ -222,7 +222,7 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
             lambda head, inputs, output, rows=rows: rows.append(len(output))
         )
         batch, generations = batch_of([3, 4, 5, 6, 7, 8], [1.0, -1.0, 0.0, 0.5, -0.5, 0.0], age=2)
-        figures = updater.update(batch, generations, measure_kl=moved)
+        figures = updater.update(batch, generations, measure_kl=measured)
         found.append((figures, weights(updater.policy.model)))
         passed.append(sum(rows))
     assert passed[1] - passed[0] == saved

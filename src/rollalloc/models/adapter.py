@@ -96,11 +96,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """The names of the layers that get adapters, as PEFT takes them.
-
-    Raises:
-        ValueError: as `Adapter`.
-    """
+    """The names of the layers that get adapters, as PEFT takes them."""
     layers: dict[str, nn.Module] = {
         name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
     }

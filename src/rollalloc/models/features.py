@@ -200,11 +200,7 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
 
 
 def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
-    """Tokens of each prompt.
-
-    Raises:
-        ValueError: no prompts, an empty one, or one that the model is too short for.
-    """
+    """Tokens of each prompt."""
     lengths_N = np.array([len(each) for each in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         what = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
@@ -218,11 +214,7 @@ def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray
 
 
 def _vocabulary(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> int:
-    """Tokens that there are.
-
-    Raises:
-        ValueError: a prompt has others.
-    """
+    """Tokens that there are."""
     lowest, highest = min(map(min, tokens)), max(map(max, tokens))
     known = highest + 1 if model is None else cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:

@@ -203,11 +203,7 @@ def _is_adapter(name: str | Path) -> str:
 
 
 def _found(name: str | Path) -> str:
-    """A model's name on the hub as it is, or its folder with ~ expanded.
-
-    Raises:
-        FileNotFoundError: it can only be a folder, and there is none; the hub would answer that it is no name.
-    """
+    """A model's name on the hub as it is, or its folder with ~ expanded."""
     text = str(name)
     path = Path(text).expanduser() if text.startswith("~") else Path(text)
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
@@ -220,11 +216,7 @@ def _found(name: str | Path) -> str:
 
 
 def _from_hub(name: str, kind: Any, **how: Any) -> Any:
-    """What `from_pretrained` makes of a folder, or of a name on the hub.
-
-    Raises:
-        OSError: there is none; where the hub does not answer, that is said once and at once.
-    """
+    """What `from_pretrained` makes of a folder, or of a name on the hub."""
     unreachable = None if Path(name).is_dir() else why_unreachable()
     try:
         return kind.from_pretrained(name, **how)

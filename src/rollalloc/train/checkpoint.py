@@ -200,11 +200,7 @@ def _read(place: Path, batches: int) -> Checkpoint:
 
 
 def _read_json(place: Path, name: str, shape: Shape) -> Any:
-    """Plain data of a shape, out of a file of a checkpoint.
-
-    Raises:
-        CorruptCheckpoint: it is missing, cut off or of another shape.
-    """
+    """Plain data of a shape, out of a file of a checkpoint."""
     try:
         value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
@@ -217,12 +213,7 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
 
 
 def _checked_files(place: Path) -> list[str]:
-    """Names of the files of a checkpoint.
-
-    Raises:
-        CorruptCheckpoint: a file is missing or is not as it was written.
-        ValueError: another schema.
-    """
+    """Names of the files of a checkpoint."""
     # The schema first: one of another version may be shaped as it likes.
     if (manifest := _read_json(place, _MANIFEST, {"schema": object, ...: object}))["schema"] != SCHEMA:
         raise ValueError(

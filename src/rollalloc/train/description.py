@@ -189,11 +189,7 @@ class Run:
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
-    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
-
-    Raises:
-        TypeError: it has not those fields.
-    """
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples."""
     hints = get_type_hints(kind)
     given: dict[str, Any] = {}
     for name, value in saved.items():

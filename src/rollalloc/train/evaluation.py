@@ -166,13 +166,7 @@ def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> S
 
 
 def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
-    """Of samples, one prompt's after the other's.
-
-    Args:
-        made: each sample, of prompts without any score too.
-        metrics_NE: of the prompts that have a score; NaN for a sample that has none.
-        scored_N: which those are, of all.
-    """
+    """Of samples, one prompt's after the other's."""
     each = metrics_NE.shape[1]
     answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
     lengths = [len(one.tokens) for one in made]

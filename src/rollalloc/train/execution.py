@@ -220,11 +220,7 @@ def _scorer(run: Run) -> Scorer:
 
 
 def _loaded(reward: str) -> RewardFunction:
-    """A reward function by its path.
-
-    Raises:
-        ImportError: its module raises when it is imported, or leaves.
-    """
+    """A reward function by its path."""
     try:
         return load_reward(reward)
     except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do

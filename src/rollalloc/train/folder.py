@@ -30,7 +30,6 @@ class Saves(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write it there."""
-        ...
 
 
 class RunFolder:

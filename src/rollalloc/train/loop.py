@@ -52,27 +52,21 @@ class Rolls(Protocol):
 
     def advance(self, allocator: Allocator) -> Actions:
         """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
-        ...
 
     def go_on(self, allocator: Allocator) -> None:
         """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
-        ...
 
     def updated(self, version: int) -> None:
         """The weights changed, as the allocator was told."""
-        ...
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, and how."""
-        ...
 
     def drain(self, allocator: Allocator) -> None:
         """Let what is under way end, and tell it, where it would be paid twice."""
-        ...
 
     def close(self) -> None:
         """The run pauses or ends."""
-        ...
 
 
 class Updates(Protocol):
@@ -92,7 +86,6 @@ class Updates(Protocol):
         Returns:
             Figures, with "approx_kl" where that was to be and could be measured.
         """
-        ...
 
 
 class Loop:

@@ -73,11 +73,9 @@ class Keeps(Protocol):
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
-        ...
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave."""
-        ...
 
 
 class Counts(Protocol):

@@ -74,7 +74,6 @@ class Backend(Protocol):
 
     def capacity(self) -> int:
         """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
-        ...
 
     def start(self, rows: Sequence[Row]) -> None:
         """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
@@ -82,11 +81,9 @@ class Backend(Protocol):
         Raises:
             ValueError: a row that runs already, is empty, or can never fit.
         """
-        ...
 
     def abort(self, rollouts: Sequence[int]) -> None:
         """Stop these, soon; those that ended meanwhile, or were never started, are passed over."""
-        ...
 
     def step(self, wait_s: float) -> list[Ended]:
         """What ended since the last call; in this process, one decoding step, elsewhere what has come in.
@@ -98,7 +95,6 @@ class Backend(Protocol):
             BackendDied: see there.
             FloatingPointError: the model's logits are not numbers.
         """
-        ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample under these weights from now on, or from the next safe point on; what runs goes on.
@@ -111,16 +107,12 @@ class Backend(Protocol):
             weights: by name, as `rollalloc.models.weights.weights_of` gives them.
             version: above all before it.
         """
-        ...
 
     def paces(self) -> Sequence[tuple[int, float]]:
         """(rows, seconds) of decoding steps since the last call, for a cost model; empty where they are not known."""
-        ...
 
     def figures(self) -> dict[str, Any]:
         """What it counts of itself, for the metrics, as plain data: how often it had to begin anew, say."""
-        ...
 
     def close(self) -> None:
         """Free everything; what runs is lost. A second call does nothing."""
-        ...

@@ -147,11 +147,7 @@ class Streamer(Rollouts):
         return super().figures() | {"streaming": streamed}
 
     def _open(self, allocator: Allocator) -> Backend:
-        """The back-end; a new one is given what the allocator has outstanding, after a load or a pause.
-
-        Raises:
-            BackendDied: it did, meanwhile.
-        """
+        """The back-end; a new one is given what the allocator has outstanding, after a load or a pause."""
         if self._died is not None:
             raise self._died
         if self._backend is None:

@@ -57,7 +57,6 @@ class Served(Protocol):
     @property
     def dead(self) -> bool:
         """Whether its processes are gone."""
-        ...
 
     def generate(self, name: str, tokens: Sequence[int], most: int, seed: int, salt: str) -> AsyncIterator[Chunk]:
         """Sample at most `most` tokens after these; cached keys and values are shared where the salt is the same.
@@ -65,11 +64,9 @@ class Served(Protocol):
         Raises:
             BackendDied: the processes are gone.
         """
-        ...
 
     async def abort(self, names: Sequence[str]) -> None:
         """Let these end, soon."""
-        ...
 
     async def load(self, file: Path) -> tuple[float, Mapping[str, int]]:
         """Take weights from a safetensors file, between two steps.
@@ -77,23 +74,18 @@ class Served(Protocol):
         Returns:
             When it was, and by name, of those that it has begun and not forgotten, how many tokens had been sampled.
         """
-        ...
 
     def paces(self) -> list[tuple[int, float]]:
         """As `Backend.paces`."""
-        ...
 
     def figures(self) -> dict[str, Any]:
         """As `Backend.figures`."""
-        ...
 
     def pids(self) -> Sequence[int]:
         """Of its processes."""
-        ...
 
     def close(self) -> None:
         """End the processes, whatever state they are in."""
-        ...
 
 
 @dataclass(slots=True)
