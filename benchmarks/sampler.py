@@ -23,11 +23,8 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampler import Generation, Request, generate, stream
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream import backend as streamed
-from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.lab.bench.tasks import chat
 from rollalloc.lab.bench.tasks.chat import CHAT_TASKS
-from rollalloc.models.device import Counts, stand_in
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy
 
@@ -102,31 +99,6 @@ def flips(model: Qwen2ForCausalLM, requests: list[Request], compositions: int) -
 
         stream(model, some, replace(sampling, max_rows=size), on_finished, eos_ids=[EOS], pad_id=PAD, seed=0)
     return flipped, compared
-
-
-def waits(requests: list[Request], length: int) -> None:
-    """How often the host waits, and what is copied, a decoding step; on a stand-in for a GPU, which has no pace."""
-    some, sampling = requests[: len(requests) // 16], Sampling(length)
-    with stand_in() as counts:
-        model = small_model().to("cuda")
-        counts.reset()
-        generate(model, some, sampling, eos_ids=[EOS], pad_id=PAD, seed=0)
-        _say("in waves", counts, length)
-        backend = LocalBackend(
-            model, replace(sampling, max_rows=32), eos_ids=[EOS], pad_id=PAD, seed=0, longest_prompt=PROMPT_TOKENS
-        )
-        backend.start([streamed.Row(rollout, each.prompt, each.tokens) for each in some for rollout in each.rollouts])
-        counts.reset()
-        while backend.busy:
-            backend.step(0.0)
-        _say("streaming", counts, len(backend.paces()))
-
-
-def _say(how: str, counts: Counts, steps: int) -> None:
-    print(
-        f"  {how}: {counts.synchronisations / steps:.2f} synchronisations a decoding step, bar 1; "
-        f"{counts.to_device / steps:.2f} tensors to the device, {counts.to_host / steps:.2f} from it"
-    )
 
 
 def with_a_model(folder: str, prompts: int, rollouts: int, length: int, repeats: int) -> None:
@@ -206,7 +178,6 @@ def main() -> None:
             )
     flipped, compared = flips(model, requests, 4 * repeats)
     print("on a device, which the CPU stands in for:")
-    waits(requests, 32)
     print(f"tokens that depend on a rollout's company: {flipped} of {compared:,}, over {4 * repeats} compositions")
 
 

@@ -1,6 +1,6 @@
 """On a device that is not the CPU: nothing is where it should not be, the same tokens come, and the host seldom waits.
 
-The device is `rollalloc.models.device`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
+The device is `gpu_stand_in`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from arithmetic import tokens_by_key
+from gpu_stand_in import register, stand_in
 from rollalloc import recipes
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation, Request, generate
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream import backend, process
+from rollalloc.generate.stream import backend
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.models.device import elsewhere, register, stand_in
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
-from rollalloc.processes.spawned import Spawned
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings, Streaming
@@ -133,15 +132,9 @@ def sampled(policy, requests):
     return [(each.tokens, each.truncated) for each in made], np.concatenate([each.logprobs for each in made])
 
 
-def streamed(kind, policy, requests):
-    running = kind(
-        policy.model,
-        Sampling(LENGTH, max_rows=7),
-        eos_ids=policy.eos_ids,
-        pad_id=policy.pad_id,
-        seed=3,
-        longest_prompt=5,
-    )
+def streamed(policy, requests):
+    given = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5}
+    running = LocalBackend(policy.model, backend.Decoding(sampling=Sampling(LENGTH, max_rows=7), **given))
     running.start([backend.Row(rollout, each.prompt, each.tokens) for each in requests for rollout in each.rollouts])
     ended = {}
     while len(ended) < 4 * len(requests):
@@ -167,25 +160,13 @@ def test_the_sampler_waits_once_a_decoding_step(device, on, requests):
 
 @pytest.mark.usefixtures("by_key")
 def test_rollouts_that_stream_make_the_host_wait_once_a_step(device, on, requests):
-    tokens, logprobs, _ = streamed(LocalBackend, on("cpu"), requests)
+    tokens, logprobs, _ = streamed(on("cpu"), requests)
     there = on("cuda")
     device.reset()
-    found, found_logprobs, steps = streamed(LocalBackend, there, requests)
+    found, found_logprobs, steps = streamed(there, requests)
     assert found == tokens
     np.testing.assert_allclose(found_logprobs, logprobs, atol=1e-4)
     assert device.synchronisations == device.to_host == steps
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_samples_on_the_device(device, on, requests, monkeypatch):
-    def spawned(serve, *arguments, name):
-        return Spawned(elsewhere, serve, *arguments, name=name)
-
-    monkeypatch.setattr(process, "Spawned", spawned)
-    tokens, logprobs, _ = streamed(LocalBackend, on("cpu"), requests)
-    found, found_logprobs, _ = streamed(process.ProcessBackend, on("cuda"), requests)
-    assert found == tokens
-    np.testing.assert_allclose(found_logprobs, logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("changes", [{"loss": Loss(kl=0.1)}, {"precision": "bf16"}], ids=lambda each: min(each))

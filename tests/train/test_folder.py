@@ -155,16 +155,6 @@ def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finishe
     trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
 
 
-def test_a_run_of_a_version_without_manifests_is_resumed_but_not_overwritten(trainer_of, finished):
-    shutil.rmtree(finished / ".rollalloc")
-    with pytest.raises(FileExistsError, match="an older version of rollalloc began goes on with --resume"):
-        trainer_of(GRPO, 64, folder=finished).run(overwrite=True)
-    resumed = trainer_of(GRPO, 64, folder=finished)
-    resumed.resume()
-    resumed.run()
-    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
-
-
 def test_a_model_without_its_metrics_is_still_a_run(trainer_of, finished):
     """To save room its checkpoints and metrics were removed."""
     shutil.rmtree(finished / "checkpoints")

@@ -9,8 +9,7 @@ import pytest
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.train import grid
-from rollalloc.train.evaluation import Breadth, Evaluation
-from rollalloc.train.narrowing import narrowed
+from rollalloc.train.evaluation import Breadth, Evaluation, narrowed
 from rollalloc.train.settings import Settings
 from rollalloc.train.state import Counters
 

@@ -25,11 +25,7 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Outcomes:
-    """What came of rollouts.
-
-    Attributes:
-        unscored: rollouts without a score by reason, since the run began.
-    """
+    """What came of rollouts; `unscored` counts by reason those without a score, since the run began."""
 
     def __init__(self) -> None:
         self.unscored: dict[str, int] = {}
@@ -73,11 +69,7 @@ class Outcomes:
         return {"waves": self._waves, "unscored": dict(self.unscored)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave.
-
-        Raises:
-            ValueError: keys missing or unknown.
-        """
+        """Go on from what `state` gave."""
         exact_keys(state, ("waves", "unscored"), "rollouts")
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
@@ -138,11 +130,7 @@ def no_scores(why: str) -> NoScores:
 
 
 class RolloutLog:
-    """`rollouts.jsonl`: a line of JSON a rollout.
-
-    Args:
-        path: of the file, which grows; None: nothing is written.
-    """
+    """`rollouts.jsonl`: a line of JSON a rollout; without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -13,8 +13,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Event, Order
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell
-from rollalloc.generate.packed import pack_generations, unpack_generations
-from rollalloc.generate.sampler import Generation
+from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -24,13 +23,7 @@ from rollalloc.rewards.scorers import Scorer
 class Rollouts:
     """What an allocator orders, however it is generated: the part that is the same for every engine.
 
-    Args:
-        behaviour: gives the policy that generates.
-        prompts: what the orders' prompts are.
-        scorer: rewards.
-        sampling: how.
-        seed: of the run.
-        log: file that gets a line of JSON a rollout; None: none.
+    `behaviour` gives the policy that generates; the file `log` gets a line of JSON a rollout.
 
     Attributes:
         generations: by rollout, those that have a score and are not released.
@@ -92,24 +85,16 @@ class Rollouts:
         """What was scored since the last call, trained on or not."""
         return self.outcomes.figures()
 
-    # --------------------------------------------------------------------------------------------- saving and loading
-
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
         described, tensors = pack_generations(list(self.generations.values()))
         return {"generations": described, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave.
-
-        Raises:
-            ValueError: keys missing or unknown.
-        """
+        """Go on from what `state` gave."""
         self.outcomes.load_state({name: value for name, value in state.items() if name != "generations"})
         held = unpack_generations(state["generations"], tensors)
         self.generations = {made.rollout: made for made in held}
-
-    # --------------------------------------------------------------------------------------------------------- scoring
 
     def release(self, actions: Actions) -> None:
         for rollout in actions.release:
@@ -156,15 +141,7 @@ class Rollouts:
             return
         for made, outcome in zip(ended, outcomes, strict=True):
             order, versions = order_of[made.rollout], made.spans or now
-            self._log.add(
-                made.rollout,
-                order,
-                self.prompts.prompt_set.keys[order.prompt],
-                versions[0][0],
-                outcome,
-                tokens=len(made.tokens),
-                truncated=made.truncated,
-                text=self.policy.text(made.tokens),
-                versions=versions,
-            )
+            key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(made.tokens)
+            figures = {"tokens": len(made.tokens), "truncated": made.truncated}
+            self._log.add(made.rollout, order, key, versions[0][0], outcome, **figures, text=text, versions=versions)
         self._log.flush()

@@ -1,15 +1,14 @@
 """A batched sampler for Hugging Face causal language models with attention.
 
-A prompt is prefilled once for all its rollouts, and what all prompts of a wave begin with once for all of them, finished
-rollouts leave the batch, and each token's random draw is a
-function of (seed, prompt, rollout, position) alone, so that what a rollout draws does not depend on its company.
+A prompt is prefilled once for all its rollouts, what all prompts of a wave begin with once for all of them, and finished
+rollouts leave the batch. Each token's draw is a function of (seed, prompt, rollout, position), whatever its company.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +31,7 @@ FINISHED_SHARE_TO_DROP = 0.1
 _ROOM = 32  # tokens for which a cache has room each time it grows
 _AHEAD = 32  # tokens whose draws are made, and sent to the device, at a time
 
+NOT_FINITE = "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
 
@@ -71,6 +71,25 @@ class Generation:
     truncated: bool
     cancelled: bool = False
     spans: tuple[tuple[int, int], ...] = ()
+
+
+def pack_generations(generations: Sequence[Generation]) -> tuple[list[list[int]], dict[str, Tensor]]:
+    """Rollouts as [id, tokens, truncated] each, and their tokens and log-probabilities one after the other."""
+    described = [[made.rollout, len(made.tokens), int(made.truncated)] for made in generations]
+    tokens = [token for made in generations for token in made.tokens]
+    logprobs = np.concatenate([np.zeros(0, np.float32), *(made.logprobs for made in generations)])
+    return described, {"tokens": torch.tensor(tokens, dtype=torch.int64), "logprobs": torch.from_numpy(logprobs)}
+
+
+def unpack_generations(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Generation]:
+    """The inverse of `pack_generations`."""
+    tokens, logprobs, start = tensors["tokens"].tolist(), tensors["logprobs"].numpy(), 0
+    generations: list[Generation] = []
+    for rollout, length, truncated in described:
+        here = slice(start, start + length)
+        generations.append(Generation(rollout, tuple(tokens[here]), logprobs[here].copy(), bool(truncated)))
+        start += length
+    return generations
 
 
 OnFinished = Callable[[list[Generation]], Iterable[int]]
@@ -116,8 +135,7 @@ def stream(
     a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
 
     The same requests in the same waves give the same tokens, bit by bit. In other company a rollout's draws are the same,
-    but a matrix product of another shape may round otherwise, and where two tokens are all but equally near to the draw the
-    other one may come; `benchmarks/sampler.py` reports how often.
+    but a matrix product of another shape may round otherwise, and rarely the neighbouring token comes.
 
     Args:
         on_finished: called after each decoding step in which rollouts ended, with those; returns the rollouts to stop.
@@ -138,9 +156,7 @@ def stream(
     rollout_R = [rollout for request in by_length for rollout in request.rollouts]
     if len(set(rollout_R)) < len(rollout_R):
         [(twice, times)] = Counter(rollout_R).most_common(1)
-        raise ValueError(
-            f"each rollout may be requested once, got {twice} {times} times; it would draw the same tokens"
-        )
+        raise ValueError(f"each rollout may be requested once, got {twice} {times} times; its tokens would be the same")
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
     ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
@@ -150,7 +166,7 @@ def stream(
     with evaluating(model), decoding_attention(model):
         while open_R.any():
             now_B = np.flatnonzero(open_R)[:width]
-            now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling.kv_tokens)]
+            now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling)]
             present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
             prompts = [by_length[index].tokens for index in present]
             wave = _Wave(
@@ -169,23 +185,17 @@ def stream(
                     open_R[[index_of[each.rollout] for each in ended]] = False
                     named = dict.fromkeys(on_finished(ended))
                     if unknown := named.keys() - index_of.keys():
-                        raise ValueError(
-                            f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]} too"
-                        )
+                        raise ValueError(f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]}")
                     ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
 
 
-def _rows_that_fit(tokens_B: NDArray[np.int64], kv_tokens: int | None) -> int:
-    """How many of these rows, in ascending order of length, a cache of so many tokens holds."""
-    if kv_tokens is None:
+def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
+    """How many of these rows, in ascending order of length, the cache holds."""
+    if sampling.kv_tokens is None:
         return len(tokens_B)
-    if tokens_B[0] > kv_tokens:
-        raise ValueError(
-            f"kv_tokens must hold at least one rollout, prompt and max_new_tokens, that is {tokens_B[0]} tokens, got "
-            f"{kv_tokens}"
-        )
+    sampling.refuse_small_cache(int(tokens_B[0]))
     held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row is as long as the longest, which is the last
-    return int(np.searchsorted(held_B, kv_tokens, side="right"))
+    return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
 def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray[np.uint64]:
@@ -273,17 +283,7 @@ def restrict(logits_BV: Tensor, *, top_k: int, top_p: float) -> Tensor:
 
 
 class _Wave:
-    """Rollouts that are sampled together; their rows become fewer as they end.
-
-    Args:
-        prompts: P different prompts, as token ids.
-        prompt_B: index of each rollout's prompt.
-        pad_id: as in `stream`.
-        rollouts: B ids.
-        keys_B: of their draws.
-        sampling: how.
-        ends_V: True at each token that ends a rollout.
-    """
+    """Rollouts that are sampled together; their rows become fewer as they end."""
 
     def __init__(
         self,
@@ -364,9 +364,7 @@ class _Wave:
         self._running_B[places] = False
         tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
         if np.isnan(logprobs_BT).any():
-            raise FloatingPointError(
-                "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
-            )
+            raise FloatingPointError(NOT_FINITE)
         return [
             Generation(
                 self._rollouts[place],
@@ -480,11 +478,7 @@ def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
 
 
 def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
-    """True at each token that ends a rollout, shape (V,).
-
-    Raises:
-        ValueError: one is outside the vocabulary.
-    """
+    """True at each token that ends a rollout, shape (V,); a `ValueError` where one is outside the vocabulary."""
     ids, size = (*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size
     for token in ids:
         if not 0 <= token < size:

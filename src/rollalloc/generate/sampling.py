@@ -44,3 +44,14 @@ class Sampling:
         for name, (holds, expected) in ranges.items():
             if not holds:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
+
+    def refuse_small_cache(self, tokens: int) -> None:
+        """Refuse `kv_tokens` too few for one rollout of so many tokens, its prompt included.
+
+        Raises:
+            ValueError: they are.
+        """
+        if self.kv_tokens is not None and self.kv_tokens < tokens:
+            raise ValueError(
+                f"kv_tokens must hold at least one rollout, {tokens} tokens with its prompt, got {self.kv_tokens}"
+            )

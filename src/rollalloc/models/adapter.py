@@ -44,13 +44,8 @@ class Adapter:
         peft = peft_module()
         targets = _targets(model, lora)
         self.base = digest_of(model)
-        config = peft.LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.scale,
-            target_modules=targets,
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
-        )
+        shape = {"r": lora.rank, "lora_alpha": lora.scale, "target_modules": targets}
+        config = peft.LoraConfig(**shape, lora_dropout=0.0, task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws on the CPU, then moves
             warnings.simplefilter("ignore", FutureWarning)  # it asks transformers for something by an older name
             torch.manual_seed(seed)
@@ -58,12 +53,7 @@ class Adapter:
         self._peft.eval()
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the adapters as PEFT has them, and which base they belong to.
-
-        Args:
-            folder: for `peft.AutoPeftModelForCausalLM.from_pretrained`.
-            name: of the base model, or its folder.
-        """
+        """Write the adapters as PEFT has them, and which base they belong to: its name, or folder."""
         config = self._peft.peft_config[_NAME]
         config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         self._peft.save_pretrained(str(folder))
@@ -112,26 +102,18 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
             shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
             raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
         if any(layer is head for layer in found.values()) and model.config.get_text_config().tie_word_embeddings:
-            raise ValueError(
-                f"LoRA: {target} is the head, whose weights are those of the embeddings too; take it out, or untie it"
-            )
+            raise ValueError(f"LoRA: {target} is the head, tied to the embeddings; take it out, or untie it")
         chosen |= {name: layer for name, layer in found.items() if lora.targets or layer is not head}
     sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
     least = min(sides, key=sides.__getitem__)
     if lora.rank > sides[least]:
-        raise ValueError(
-            f"LoRA: rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}; give a smaller rank, "
-            "or other targets"
-        )
+        what = f"rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}"
+        raise ValueError(f"LoRA: {what}; give a smaller rank, or other targets")
     return sorted(set(lora.targets)) or known
 
 
 def peft_module() -> Any:
-    """The library.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """The library, or an `ImportError` that says what to install."""
     try:
         return importlib.import_module("peft")
     except ImportError as error:

@@ -62,14 +62,10 @@ def attend(
     Args:
         module: the layer.
         query_BHTD: T queries for each of H heads.
-        key_BKSD: S keys for each of K heads, which H / K queries share.
-        value_BKSD: as the keys.
+        key_BKSD: S keys for each of K heads, which H / K queries share; values likewise.
         attention_mask: (B, 1, T, S), True where attention goes, or added; None: everywhere.
         scaling: of the products; None: 1 / √D.
         more: goes to `sdpa`, for what is not computed here.
-
-    Returns:
-        out_BTHD, and None for the weights.
     """
     batch, heads, queries, size = query_BHTD.shape
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)

@@ -15,9 +15,8 @@ from rollalloc.models.policy import Policy
 class Behaviour:
     """The policy that samples, rollouts and evaluations alike.
 
-    In float32 it is the trained policy itself. Else it is a copy, of two bytes a parameter, which is given the trained
-    weights, rounded, each time that it is asked for; adapters are in its weights. Its log-probabilities are then not those
-    that the update computes: `rollalloc.train.update` says what is done about that.
+    In float32 it is the trained policy itself. Else it is a copy, which is given the trained weights, rounded, each time
+    that it is asked for; adapters are in its weights. `rollalloc.train.update` corrects for the rounding.
 
     Args:
         policy: that is trained.

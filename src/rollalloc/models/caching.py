@@ -15,9 +15,8 @@ from rollalloc.models.likelihood import evaluating
 def why_not(model: PreTrainedModel) -> str | None:
     """Why the sampler cannot generate with a model; None where it can.
 
-    Rollouts are rows of the cache, repeated after the prefill and selected as others end. So the model is asked: it fills a
-    cache with two rows of two tokens, and each state that the cache then holds must follow a selection of three. The keys
-    and values of attention do; the state of a linear attention, or one kept elsewhere, does not.
+    The model fills a cache with two rows of two tokens, and each state that it then holds must follow a selection of three:
+    keys and values do, the state of a linear attention, or one kept elsewhere, does not.
     """
     rows_B = torch.tensor([1, 0, 1], device=model.device)
     ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)

@@ -64,8 +64,7 @@ def features_of(
     Beside the standardisation nothing of another prompt enters a prompt's features, up to rounding.
 
     Args:
-        model: of one process, in any mode; its memory must hold the hidden states of all layers of one batch. None: there
-            is no "hidden", which a warning says.
+        model: in any mode; its memory must hold the hidden states of all layers of one batch. None: no "hidden".
         tokens: N prompts of at least one token id each.
         pad_id: any id in the vocabulary; what stands there is masked.
         width: columns of a block at most, in [1, 4096].
@@ -123,10 +122,8 @@ class _Passes:
             sums_LBH = self._sums(rows_B)
             finite_B = sums_LBH.isfinite().all(dim=2).all(dim=0).cpu().numpy()
             if not finite_B.all():
-                raise ValueError(
-                    f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite; try another "
-                    "precision, or take that prompt out"
-                )
+                what = f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite"
+                raise ValueError(f"{what}; try another precision, or take that prompt out")
             yield rows_B, sums_LBH
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -149,23 +146,15 @@ class _Passes:
             output = body(input_ids=ids_BT, attention_mask=mask_BT.long(), use_cache=False, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
         if not states or any(state.shape != (*ids_BT.shape, states[0].shape[-1]) for state in states):
-            raise ValueError(
-                f"{type(model).__name__} gives no hidden states of one width a layer; give features of your own "
-                "(rollalloc.data.features.own_features)"
-            )
+            do = "give features of your own (rollalloc.data.features.own_features)"
+            raise ValueError(f"{type(model).__name__} gives no hidden states of one width a layer; {do}")
         padding_BT1 = ~mask_BT[..., None]
         sums = [state.masked_fill(padding_BT1, 0).sum(dim=1, dtype=torch.float32).to(device) for state in states]
         return torch.stack(sums)
 
 
 class _Reduction:
-    """Centres and scales each column of the sums by a sample of prompts, then projects them where they are too wide.
-
-    Args:
-        sample_LSH: sums of S prompts.
-        width: columns at most.
-        seed: of the projection.
-    """
+    """Centres and scales each column of the sums by a sample of S prompts, then projects them to at most `width`."""
 
     def __init__(self, sample_LSH: Tensor, width: int, seed: int) -> None:
         layers, _, hidden = sample_LSH.shape
@@ -207,9 +196,8 @@ def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray
         raise ValueError(f"expected prompts of at least one token each, got {what}; take it out")
     context = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and lengths_N.max() > context:
-        raise ValueError(
-            f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens, the model attends to {context}; leave it out"
-        )
+        longest = f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens"
+        raise ValueError(f"{longest}, the model attends to {context}; leave it out")
     return lengths_N
 
 
@@ -218,7 +206,6 @@ def _vocabulary(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> int:
     lowest, highest = min(map(min, tokens)), max(map(max, tokens))
     known = highest + 1 if model is None else cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:
-        raise ValueError(
-            f"expected tokens in [0, {known}), got {lowest} to {highest}; take the tokenizer that belongs to the model"
-        )
+        got = f"got {lowest} to {highest}"
+        raise ValueError(f"expected tokens in [0, {known}), {got}; take the tokenizer that belongs to the model")
     return known

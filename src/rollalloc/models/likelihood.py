@@ -51,10 +51,8 @@ def completion_logprobs(
         ValueError: no prompts, another number of completions than of prompts, or an empty prompt or completion.
     """
     if not prompts or len(prompts) != len(completions):
-        raise ValueError(
-            f"expected one completion a prompt, got {len(prompts)} prompts and {len(completions)} completions; "
-            "each needs at least one, and a prompt with several completions stands once for each"
-        )
+        got = f"{len(prompts)} prompts and {len(completions)} completions"
+        raise ValueError(f"expected one completion per prompt, at least one, got {got}; repeat the prompts")
     shared = shared_prefix(model, prompts) if share else 0
     logits_BTV, completion_BT, mask_BT = _completion_logits(model, prompts, completions, pad_id, temperature, shared)
     return _logprobs(logits_BTV, completion_BT, mask_BT), mask_BT
@@ -105,9 +103,8 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
     """Tokens that all prompts begin with and that a model can read once for all of them; each prompt keeps one of its own.
 
-    0 where they are too few to pay, or where the model cannot: padding then lies between two tokens, so that it must know
-    from position ids alone where a token stands, whatever the length of what is read, and its cache must be plain keys and
-    values; and it must be in eval mode, since in training mode it may keep no cache.
+    0 where they are too few to pay, or where the model cannot: it must be in eval mode, with a cache of plain keys and
+    values, and know from position ids alone where a token stands, since padding then lies between two tokens.
     """
     first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # in lexical order, so that what these share all do
     most = min(map(len, prompts)) - 1
@@ -192,11 +189,7 @@ def _entropy(logits_BTV: Tensor) -> Tensor:
 def padded(
     sequences: Sequence[Tokens], pad_id: int, *, side: Literal["left", "right"], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Sequences of unequal length as one matrix: ids_BT in int64, and mask_BT, True where an id is not padding.
-
-    Raises:
-        ValueError: a sequence is empty; a model has nothing to predict from, or nothing to predict.
-    """
+    """Sequences of unequal length, none empty, as one matrix: ids_BT in int64, and mask_BT, True but on padding."""
     lengths_B = np.array([len(sequence) for sequence in sequences])
     if lengths_B.min() == 0:
         raise ValueError(f"expected at least one token a sequence, got none in sequence {lengths_B.argmin()}; drop it")

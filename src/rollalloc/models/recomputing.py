@@ -18,18 +18,13 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     Training deep nets with sublinear memory cost, arXiv 1604.06174. Give the model no cache: a layer that is computed
     again would append to it again.
 
-    Args:
-        model: with layers that transformers can checkpoint.
-
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no layers that transformers can checkpoint.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(
-            f"{type(model).__name__} has no layers that can be computed again; train it without gradient checkpointing, "
-            "with a smaller tokens_per_forward"
-        )
+        what = f"{type(model).__name__} has no layers that can be computed again"
+        raise ValueError(f"{what}; train it without gradient checkpointing, with a smaller tokens_per_forward")
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         # Nothing is drawn in eval mode, so that there is no random state to keep.

@@ -38,31 +38,23 @@ _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
-_TEMPORARY = re.compile(
-    r"\.tmp\w{6}"
-)  # what safetensors writes into, and renames when it is whole: of one that was killed
+_TEMPORARY = re.compile(r"\.tmp\w{6}")  # what safetensors writes into, and renames when it is whole
 
 
 class CorruptCheckpoint(ValueError):
     """A checkpoint with a file missing, short or changed."""
 
+    def __init__(self, place: Path, why: str) -> None:
+        super().__init__(f"checkpoint {place} is corrupt: {why}")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read.
-
-    Attributes:
-        batches: trained when it was saved.
-        state: what `save` was given, after a passage through JSON.
-        tensors: by file and name, on the CPU.
-    """
+    """A checkpoint that was read: batches trained then, plain data, and tensors by file and name, on the CPU."""
 
     batches: int
     state: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
-
-
-# ------------------------------------------------------------------------------------------------------------- folders
 
 
 def foreign(folder: Path) -> list[str]:
@@ -111,9 +103,8 @@ def save(
         clear_away(folder)
         partial.mkdir()
         for name, of_file in tensors.items():
-            save_file(
-                {key: tensor.detach().contiguous() for key, tensor in of_file.items()}, _tensor_file(partial, name)
-            )
+            plain = {key: tensor.detach().contiguous() for key, tensor in of_file.items()}
+            save_file(plain, _tensor_file(partial, name))
         (partial / _STATE).write_text(json.dumps(state))
         files = {file.name: _stamp(file) for file in sorted(partial.iterdir())}
         (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
@@ -129,14 +120,12 @@ def save(
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             _unlink(partial)
-        kept = newest(folder)
-        raise OSError(
-            getattr(error, "errno", None) or errno.EIO,
-            f"the checkpoint after batch {batches} could not be written ({error}); "
-            + ("there is none before it" if kept is None else f"the newest is that after batch {kept}")
-            + ". Free some space, then resume",
-            str(final),
-        ) from error
+        before = newest(folder)
+        left = "there is none before it" if before is None else f"the newest is that after batch {before}"
+        what = (
+            f"the checkpoint after batch {batches} could not be written ({error}); {left}. Free some space, then resume"
+        )
+        raise OSError(getattr(error, "errno", None) or errno.EIO, what, str(final)) from error
     kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
     for number in _numbers(parent):
         if number not in kept and not _foreign(parent / str(number)):
@@ -154,37 +143,27 @@ def load_newest(folder: Path) -> Checkpoint:
     parent = folder / CHECKPOINTS
     numbers = sorted(_numbers(parent), reverse=True)
     if not numbers:
-        raise FileNotFoundError(
-            errno.ENOENT, "there is no checkpoint to resume from; start the run afresh", str(parent)
-        )
+        raise FileNotFoundError(errno.ENOENT, "there is no checkpoint to resume from; start afresh", str(parent))
     for number in numbers:
         try:
             return _read(parent / str(number), number)
         except CorruptCheckpoint as error:
             log.warning("%s", error)
-    raise CorruptCheckpoint(f"none of the checkpoints {numbers} in {parent} is whole; start the run afresh")
+    raise CorruptCheckpoint(parent, f"none of {numbers} is whole; start the run afresh")
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
-    """Refuse a checkpoint that holds something other than a trainer's state.
-
-    Raises:
-        ValueError: names the file, and the place in it.
-    """
+    """Refuse, by a `ValueError` with file and place, a checkpoint that holds something other than a trainer's state."""
     place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
     for name in _PAYLOADS:
         if name not in saved.tensors:
-            raise ValueError(
-                f"{place / _MANIFEST}: {name}.safetensors is not among its files; the checkpoint was changed"
-            )
+            raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")
     lengths = sum(length for _, length, _ in saved.state["rollouts"]["generations"])
     held = {name: tuple(tensor.shape) for name, tensor in saved.tensors["payloads"].items()}
     if held != {"tokens": (lengths,), "logprobs": (lengths,)}:
-        raise ValueError(
-            f"{_tensor_file(place, 'payloads')}: expected tokens and logprobs of {lengths} entries, as {_STATE} says, got "
-            f"{held}; the checkpoint was changed"
-        )
+        expected = f"expected tokens and logprobs of {lengths} entries, as {_STATE} says"
+        raise ValueError(f"{_tensor_file(place, 'payloads')}: {expected}, got {held}; the checkpoint was changed")
 
 
 def _read(place: Path, batches: int) -> Checkpoint:
@@ -193,9 +172,7 @@ def _read(place: Path, batches: int) -> Checkpoint:
         try:
             tensors[file.stem] = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise CorruptCheckpoint(
-                f"checkpoint {place} is corrupt: {file.name} is no safetensors file ({error})"
-            ) from None
+            raise CorruptCheckpoint(place, f"{file.name} is no safetensors file ({error})") from None
     return Checkpoint(batches, _read_json(place, _STATE, dict), tensors)
 
 
@@ -204,11 +181,11 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
     try:
         value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
-        raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} is missing or cut off ({error})") from None
+        raise CorruptCheckpoint(place, f"{name} is missing or cut off ({error})") from None
     try:
         check_shape(value, shape, name)
     except ValueError as error:
-        raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {error}") from None
+        raise CorruptCheckpoint(place, str(error)) from None
     return value
 
 
@@ -223,19 +200,15 @@ def _checked_files(place: Path) -> list[str]:
     files = _read_json(place, _MANIFEST, _MANIFEST_SHAPE)["files"]
     for name in (_STATE, *files):
         if name not in files or Path(name).name != name or not name:
-            raise CorruptCheckpoint(
-                f"checkpoint {place} is corrupt: {_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}"
-            )
+            raise CorruptCheckpoint(place, f"{_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
     for name, written in files.items():
         file = place / name
         if not file.is_file():
-            raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} is missing")
+            raise CorruptCheckpoint(place, f"{name} is missing")
         if (size := file.stat().st_size) != written["bytes"]:
-            raise CorruptCheckpoint(f"checkpoint {place} is corrupt: {name} has {size} bytes of {written['bytes']}")
+            raise CorruptCheckpoint(place, f"{name} has {size} bytes of {written['bytes']}")
         if _stamp(file) != written:
-            raise CorruptCheckpoint(
-                f"checkpoint {place} is corrupt: {name} is not what was written, its digest differs"
-            )
+            raise CorruptCheckpoint(place, f"{name} is not what was written, its digest differs")
     return list(files)
 
 
@@ -293,9 +266,6 @@ def _unlink(place: Path) -> None:
         place.rmdir()
 
 
-# ------------------------------------------------------------------------------------------- metrics and logged rollouts
-
-
 def bytes_written(folder: Path) -> dict[str, int]:
     """Bytes of each file that grows with the run, once the disk holds them."""
     there = [name for name in _GROWING if (folder / name).exists()]
@@ -305,19 +275,13 @@ def bytes_written(folder: Path) -> dict[str, int]:
 
 
 def check_written(folder: Path, written: Mapping[str, int]) -> None:
-    """Refuse to go on from files that are not those of a checkpoint.
-
-    Raises:
-        ValueError: one is missing, or shorter than it was then.
-    """
+    """Refuse, by a `ValueError`, to go on from files of which one is missing or shorter than at the checkpoint."""
     for name, expected in written.items():
         path = folder / name
         size = path.stat().st_size if path.exists() else 0
         if size < expected:
-            raise ValueError(
-                f"{path} has {size} bytes, but had {expected} when the checkpoint was saved; it was changed or "
-                "belongs to another run: put it back, or start afresh"
-            )
+            was = f"{path} has {size} bytes, but had {expected} when the checkpoint was saved"
+            raise ValueError(f"{was}; it was changed or is of another run: put it back, or start afresh")
 
 
 def cut_written(folder: Path, written: Mapping[str, int]) -> None:
@@ -325,9 +289,6 @@ def cut_written(folder: Path, written: Mapping[str, int]) -> None:
     for name in _GROWING:
         if (folder / name).exists():
             os.truncate(folder / name, written.get(name, 0))
-
-
-# ------------------------------------------------------------------------------------------- model, optimizer, rollouts
 
 
 def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -350,9 +311,7 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
     for key, tensor in saved.items():
         name, _, entry = key.rpartition(":")
         if name not in index_of:
-            raise ValueError(
-                f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
-            )
+            raise ValueError(f"optimizer: {key!r} is of no parameter of this model; the checkpoint is of another one")
         state.setdefault(index_of[name], {})[entry] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for _, parameter in trained(model):

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 _KEPT = 0.95  # of the running mean, a step
-_COUNTED = (
-    2.0  # times the limit: what a spike counts for in the mean at most, or it would raise the limit for those after
-)
+_COUNTED = 2.0  # times the limit: what a spike counts for in the mean at most, or it would raise the limit after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,9 +15,8 @@ class NormLimit:
 
         limit = min(most, factor · m),   m ← 0.95 m + 0.05 min(norm, 2 limit),   m₁ = min(norm, most)
 
-    A fixed norm of 1 hardly ever binds. A rare large gradient that meets a small second moment of AdamW is what a run falls
-    by; this limit follows the run's own gradients, whatever their scale. A step in which no row has an advantage says
-    nothing of it, though a KL term has a gradient there.
+    A rare large gradient that meets a small second moment of AdamW is what a run falls by; this limit follows the run's own
+    gradients, whatever their scale.
 
     Attributes:
         most: never more than this.

@@ -111,11 +111,7 @@ class Run:
             at_least("staleness", self.staleness, 0)
 
     def made_recipe(self) -> Recipe:
-        """The recipe, with the run's budget and staleness.
-
-        Raises:
-            ValueError: it cannot be made.
-        """
+        """The recipe, with the run's budget and staleness; a `ValueError` where it cannot be made."""
         recipe = make_recipe(self.recipe, self.parameters)
         if self.staleness is not None:
             recipe = replace(recipe, max_staleness=self.staleness)
@@ -136,7 +132,7 @@ class Run:
         del described["track"]
         if self.staleness is None:
             del described["staleness"]
-        # What came later is left out where it says nothing new, so that a run of before is still the same run.
+        # What came later is left out where it says nothing new, so that an older run is still the same run.
         if described["source"]["lora"] is None:
             del described["source"]["lora"]
         for name, before in NEWER.items():
@@ -172,8 +168,7 @@ class Run:
         """The run that a folder's `run.json` describes.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is of another version.
+            FileNotFoundError, ValueError: there is none, or it is damaged or of another version.
         """
         path = folder / DESCRIPTION
         if not path.exists():
@@ -182,10 +177,7 @@ class Run:
             saved = Run._saved_in(folder)[0]
             return _revived(Run, saved | {"settings": NEWER | saved["settings"]})
         except (TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} is not of this version of rollalloc: {error}; the version that wrote it reads it, 0.1 where it "
-                "names a ledger"
-            ) from None
+            raise ValueError(f"{path} is of another version of rollalloc, which reads it: {error}") from None
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:

@@ -1,11 +1,10 @@
-"""Held-out accuracy of a policy, exact where each prompt has a single right answer, else the mean metric of samples;
-and how broad the policy still is, for a gain in the one may be paid with the other."""
+"""Held-out accuracy of a policy, exact or sampled; how broad the policy still is, and whether it narrows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,9 @@ from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
 _RIGHT = 1 - 1e-6  # a metric from which on an answer is right: full marks
+_MUCH = 0.02  # of pass@k, beyond what sampling explains
+_ERRORS = 2.0  # standard errors that sampling explains
+_HALF = 0.5  # of the share of differing right pairs that the first evaluation found
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
 
@@ -149,9 +151,7 @@ class Several(NamedTuple):
 def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> Several:
     """What E attempts at each of N prompts say together; an answer is right where its metric has full marks, 1.
 
-    Args:
-        answers_NE: equal numbers for equal answers.
-        metrics_NE: NaN for an attempt without a score; each prompt has one that has a score, and there is a prompt.
+    Equal answers have equal numbers; the metric of an attempt without a score is NaN, and each prompt has one with a score.
     """
     right_NE = metrics_NE >= _RIGHT
     right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
@@ -166,7 +166,7 @@ def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> S
 
 
 def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
-    """Of samples, one prompt's after the other's."""
+    """Of all samples, one prompt's after the other's; the metrics are those of the prompts that have a score."""
     each = metrics_NE.shape[1]
     answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
     lengths = [len(one.tokens) for one in made]
@@ -177,3 +177,39 @@ def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored
         entropy=float(sum(-one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
         tokens=float(np.mean(lengths)),
     )
+
+
+def narrowed(watched: Mapping[str, float], found: Evaluation, prompts: int) -> tuple[str | None, dict[str, float]]:
+    """Whether a policy has become narrower while it became no worse, in words, and what to hold the next one against.
+
+        pass@k falls by more than 0.02 + 2·√(b(1 − b)/prompts) below its highest b, at no lower accuracy
+        the share of differing right pairs falls below half of what it was at first, at no lower accuracy
+
+    Where pass@k is exact there is no error to allow for. Entropy is not judged: it falls in every run that learns.
+
+    Args:
+        watched: as the evaluation before left it; empty before the first.
+        found: by this evaluation.
+        prompts: held out.
+    """
+    breadth, accuracy, after = found.breadth, found.accuracy, dict(watched)
+    if breadth is None or accuracy is None:
+        return None, after
+    said: list[str] = []
+    highest = watched.get("pass_at_k", -inf)  # a metric may be any number, of any sign
+    error = sqrt(highest * (1 - highest) / prompts) if found.standard_error != 0 and 0 < highest < 1 else 0.0
+    allowed = _MUCH + _ERRORS * error
+    if breadth.pass_at_k >= highest:
+        after |= {"pass_at_k": breadth.pass_at_k, "accuracy": accuracy}
+    elif highest - breadth.pass_at_k > allowed and accuracy >= watched["accuracy"]:
+        said.append(
+            f"pass@{breadth.k} fell from {highest:.3f} to {breadth.pass_at_k:.3f} while accuracy went from "
+            f"{watched['accuracy']:.3f} to {accuracy:.3f}"
+        )
+    if (differ := breadth.right_pairs_differ) is not None:
+        first = watched.get("right_pairs_differ")
+        if first is None:
+            after |= {"right_pairs_differ": differ, "accuracy_at_first": accuracy}
+        elif differ < _HALF * first and accuracy >= watched.get("accuracy_at_first", -inf):
+            said.append(f"two right answers to a prompt differ in {differ:.2f} of cases, at first in {first:.2f}")
+    return "; ".join(said) or None, after

@@ -38,12 +38,8 @@ log = logging.getLogger(__name__)
 
 _NO_FEATURES = "none"
 
-_WHERE_IT_RUNS = (
-    "reward_workers",
-    "reward_limit_s",
-    "reward_cache",
-    "device",
-)  # of a source: a resumed run may have others
+# Of a source; a resumed run may have others:
+_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "reward_cache", "device")
 
 
 def execute(
@@ -61,7 +57,7 @@ def execute(
     What can be wrong is checked in the order of what it costs: the folder, the reward, the prompts, and then the model.
 
     Args:
-        folder: of the run; made new, or resumed, or refused.
+        folder: of the run; made new, resumed or refused.
         listener: called with each line of the metrics.
         resume: go on from the newest checkpoint in the folder; this very run begins again where it came to none.
         accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
@@ -69,8 +65,7 @@ def execute(
         overwrite: remove what another run wrote there, as its manifest says, when this one begins.
 
     Raises:
-        InUse: another trainer is at work in the folder.
-        FileExistsError: the folder holds a run that is not to be resumed or overwritten, or files that are not ours.
+        InUse, FileExistsError: as `RunFolder.check`.
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
         ImportError: a tracker's library is not installed, or the reward function cannot be imported.
     """
@@ -95,11 +90,7 @@ def execute(
             if source.lora is not None:  # after the features, which are the base model's
                 policy = policy.with_lora(source.lora, seed=run.settings.seed)
             trainer = Trainer(
-                policy,
-                recipe,
-                train,
-                scorer,
-                run.settings,
+                *(policy, recipe, train, scorer, run.settings),
                 heldout=heldout,
                 features=features,
                 folder=place,
@@ -118,19 +109,15 @@ Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held
 
 
 def check(run: Run, loaded: Loaded | None = None) -> Loaded:
-    """Refuse a run that cannot be, as far as that can be told without its model.
+    """Refuse a run that cannot be, as far as that can be told without its model; its prompts.
 
     Args:
         run: a run.
         loaded: its prompts, where they were loaded and its reward tried before.
 
-    Returns:
-        Its prompts.
-
     Raises:
-        ValueError: a device that cannot be used, a recipe that cannot be made or that there are too few prompts or
-            rollouts for, files
-            that nobody would read, rollouts longer than the model's context.
+        ValueError: a device that cannot be used; a recipe that cannot be made, or with too few prompts or rollouts for it;
+            files that nobody would read; rollouts longer than the model's context.
         OSError: a file that is not there.
         ImportError: what is needed is not installed, or the reward function cannot be imported.
     """
@@ -158,12 +145,9 @@ def _refuse_another_source(run: Run, folder: Path) -> None:
     saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
     for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
         saved[name] = given[name]
-    others = list(differences(saved, given, "source"))
-    if others:
-        raise ValueError(
-            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or start "
-            "afresh in another folder"
-        )
+    if others := list(differences(saved, given, "source")):
+        what = f"the checkpoints in {folder} are of another run: {'; '.join(others)}"
+        raise ValueError(f"{what}; give what it was started with, or another folder")
 
 
 def _check_features(source: Source, recipe: Recipe) -> None:
@@ -175,9 +159,7 @@ def _check_features(source: Source, recipe: Recipe) -> None:
     if source.features == _NO_FEATURES:
         return
     if not Path(source.features).is_file():
-        raise FileNotFoundError(
-            ENOENT, "expected a file of features (`rollalloc features` makes one), or none", source.features
-        )
+        raise FileNotFoundError(ENOENT, "expected a file that `rollalloc features` made, or none", source.features)
     if not is_own(Path(source.features).resolve()):
         raise ValueError(f"features: {source.features} is not what `rollalloc features` writes, or it is damaged")
 
@@ -226,9 +208,8 @@ def _loaded(reward: str) -> RewardFunction:
     except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do
         raise
     except (Exception, SystemExit) as error:
-        raise ImportError(
-            f"{reward} cannot be loaded, since its module raises {type(error).__name__} when it is imported: {error}"
-        ) from error
+        what = f"its module raises {type(error).__name__} when it is imported: {error}"
+        raise ImportError(f"{reward} cannot be loaded, {what}") from error
 
 
 def _encoded(source: Source, policy: Policy, settings: Settings, prompts: PromptSet) -> EncodedPrompts:
@@ -241,10 +222,8 @@ def _encoded(source: Source, policy: Policy, settings: Settings, prompts: Prompt
     )
     highest, known = max(map(max, encoded.tokens)), policy.vocabulary
     if highest >= known:
-        raise ValueError(
-            f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only; "
-            "load the tokenizer that belongs to the model, or resize its embeddings"
-        )
+        what = f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only"
+        raise ValueError(f"{what}; take the tokenizer that belongs to the model")
     return encoded
 
 
@@ -258,8 +237,6 @@ def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptS
     )
     longest, limit = max(map(len, answers)), settings.sampling.max_new_tokens
     if longest > limit:
-        raise ValueError(
-            f"a held-out answer has {longest} tokens, end of sequence included, but a rollout at most {limit}, so that it "
-            "can never be right; raise max_new_tokens"
-        )
+        what = f"a held-out answer has {longest} tokens, end of sequence included, a rollout at most {limit}"
+        raise ValueError(f"{what}, so that it can never be right; raise max_new_tokens")
     return HeldOut(prompts, answers)

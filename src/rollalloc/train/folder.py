@@ -20,9 +20,7 @@ _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
-_REMEDY = (
-    "give another folder (--out), or move it away; a run that an older version of rollalloc began goes on with --resume"
-)
+_REMEDY = "give another folder (--out), or move it away"
 
 
 class Saves(Protocol):
@@ -53,11 +51,7 @@ class RunFolder:
         self.release()
 
     def lock(self) -> None:
-        """Be the only trainer in it, until `release`.
-
-        Raises:
-            InUse: another trainer is at work in it.
-        """
+        """Be the only trainer in it, until `release`; `InUse` where another one is."""
         self._lock.take()
 
     def release(self) -> None:
@@ -98,7 +92,7 @@ class RunFolder:
 
         Raises:
             InUse: another trainer is at work in it.
-            FileExistsError: it holds a run that is not to be overwritten, or what rollalloc did not write.
+            FileExistsError: it holds a run that is not to be overwritten, or what is not ours.
             PermissionError: it cannot be made there.
         """
         if self.path.exists():
@@ -109,23 +103,13 @@ class RunFolder:
             _refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
-            raise FileExistsError(
-                f"{self.path} holds {held}; go on with it (--resume), replace what it wrote (--overwrite), or give another "
-                "folder (--out)"
-            )
+            do = "go on with it (--resume), replace it (--overwrite), or give another folder (--out)"
+            raise FileExistsError(f"{self.path} holds {held}; {do}")
         inside = [*self._claims.foreign(self._inside(MODEL)), *checkpoint.foreign(self.path)]
         refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
 
     def begin(self, *, overwrite: bool = False) -> None:
-        """Make it the folder of a new run, unless that was done since the lock was taken.
-
-        Args:
-            overwrite: remove what a run of ours that it holds wrote.
-
-        Raises:
-            InUse: as `check`.
-            FileExistsError: as `check`.
-        """
+        """Make it the folder of a new run, once; what it may raise, and what `overwrite` means, as `check`."""
         if self._begun:
             return
         self.lock()
@@ -141,32 +125,17 @@ class RunFolder:
         self._begun = True
 
     def go_on(self) -> None:
-        """Go on with the run that it holds, whose checkpoint was found to be this run's.
-
-        One that a version of rollalloc without manifests began has none: what it wrote is claimed now.
-        """
+        """Go on with the run that it holds, whose checkpoint was found to be this run's."""
         self.lock()
-        names = self._claims.names()
-        if METRICS not in names:
-            names = names.union(_NAMES, self._inside(MODEL))
-        self._claims.keep(names)
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Write the features that the run began with: it goes on with these, whatever another machine would make of them.
-
-        Raises:
-            FileExistsError: somebody else put a file of the same name there.
-        """
+        """Write the features that the run began with: it goes on with these, whatever another machine would make."""
         self._claims.add({FEATURES})
         write_features(self.path / FEATURES, keys, features, overwrite=True)
 
     def save_model(self, model: Saves) -> None:
-        """Write the model, whole or not at all, in place of one that was written before.
-
-        Raises:
-            FileExistsError: somebody else put a file of the same name there.
-        """
+        """Write the model, whole or not at all, in place of one before; never over a file of somebody else's."""
         partial, final = self.path / _PARTIAL, self.path / MODEL
         if partial.exists():  # of a run that was killed
             shutil.rmtree(partial)
@@ -183,11 +152,7 @@ class RunFolder:
         self._claims.keep(self._claims.names() - (before - names))
 
     def slim(self) -> None:
-        """Remove the model and the state of a run that is over, as far as they are ours; its figures stay.
-
-        Raises:
-            InUse: a trainer is at work in it.
-        """
+        """Remove the model and the state of a run that is over, as far as they are ours; its figures stay."""
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
@@ -205,6 +170,4 @@ class RunFolder:
 def _refuse_read_only(folder: Path) -> None:
     there = next(place for place in folder.absolute().parents if place.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(
-            errno.EACCES, f"{folder} cannot be made: nothing can be written there, give another folder", str(there)
-        )
+        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(there))

@@ -11,8 +11,7 @@ from math import isfinite
 from typing import Any
 
 from rollalloc.core.allocator import MetricError
-from rollalloc.train.evaluation import Evaluation
-from rollalloc.train.narrowing import narrowed
+from rollalloc.train.evaluation import Evaluation, narrowed
 from rollalloc.train.settings import Settings
 from rollalloc.train.state import Counters
 
@@ -27,14 +26,7 @@ class Interrupted(Exception):
 
 
 class Grid:
-    """Evaluates a policy at the points of the grid.
-
-    Args:
-        measure: evaluates the weights as they are.
-        prompts: that it is evaluated on; 0: nothing is evaluated.
-        settings: of the trainer.
-        counters: of the run; holds the next point and the accuracies so far.
-    """
+    """Evaluates a policy at the points of the grid: `measure` does it, on so many prompts; 0: nothing is evaluated."""
 
     def __init__(self, measure: Callable[[], Evaluation], prompts: int, settings: Settings, counters: Counters) -> None:
         self.measure, self.prompts, self.settings, self.counters = measure, prompts, settings, counters
@@ -53,13 +45,7 @@ class Grid:
             yield self.at(None, version)
 
     def at(self, at: int | None, version: int) -> dict[str, Any]:
-        """What is found at one point, as fields of a line of the metrics. The same weights are not evaluated twice.
-
-        Raises:
-            Interrupted: it was given up.
-            FloatingPointError: the weights diverged.
-            MetricError: there is a target, but what is measured is no accuracy.
-        """
+        """What is found at one point, as fields of a line of the metrics. The same weights are not evaluated twice."""
         started = time.perf_counter()
         if self._latest is None or self._latest[0] != version:
             found = self._checked(self.measure())
@@ -88,11 +74,10 @@ class Grid:
         narrower, self.counters.watched = narrowed(self.counters.watched, found, self.prompts)
         if narrower is not None and not is_known:
             self.counters.watched["narrower"] = 1.0
-            log.warning(
-                "the policy is becoming narrower: %s. A lower learning rate keeps more of it, as failures at full weight do "
-                "(neg=1, where the recipe weighs them)",
-                narrower,
+            remedy = (
+                "A lower learning rate keeps more of it, as failures at full weight do (neg=1, where the recipe has it)"
             )
+            log.warning("the policy is becoming narrower: %s. %s", narrower, remedy)
         return narrower
 
     def _checked(self, found: Evaluation) -> Evaluation:
@@ -100,10 +85,8 @@ class Grid:
         if found.accuracy is None:
             log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
         elif not isfinite(found.accuracy):
-            raise FloatingPointError(
-                f"the held-out accuracy is {found.accuracy} after {self.counters.made['optimizer_steps']} optimizer steps: "
-                "the weights diverged; try a smaller learning rate"
-            )
+            what = f"the held-out accuracy is {found.accuracy}, the weights diverged"
+            raise FloatingPointError(f"{what}; try a smaller learning rate")
         elif settings.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
             raise MetricError(
                 f"the target {settings.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
@@ -113,14 +96,7 @@ class Grid:
 
 
 def patient(future: Future[Any], give_up: Callable[[], bool]) -> Any:
-    """The result of what is waited for, e.g. scores, which may hang by the hundred.
-
-    Args:
-        give_up: asked now and then; True cancels it.
-
-    Raises:
-        Interrupted: it was given up.
-    """
+    """The result of what is waited for, e.g. scores, which may hang; `Interrupted` once it is to be given up."""
     while not future.done():
         if give_up():
             future.cancel()

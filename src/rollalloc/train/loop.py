@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Actions, Batch, Updated
+from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
-from rollalloc.generate.outcomes import Outcomes, mostly_unscored, no_scores
+from rollalloc.generate.outcomes import mostly_unscored, no_scores
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.metrics import of_batch, totals
@@ -30,62 +30,13 @@ from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.settings import Settings
-from rollalloc.train.state import RunState
+from rollalloc.train.state import Rolls, RunState, Updates
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # groups, at least, without variance before a run is given up
 _NAMED = 20  # quarantined prompts that the last line of the metrics names
-
-
-class Rolls(Protocol):
-    """Carries out orders.
-
-    Attributes:
-        generations: by rollout, the payloads that the update needs and that are not released.
-        outcomes: what came of all rollouts.
-    """
-
-    generations: Any
-    outcomes: Outcomes
-
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
-
-    def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
-
-    def updated(self, version: int) -> None:
-        """The weights changed, as the allocator was told."""
-
-    def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, and how."""
-
-    def drain(self, allocator: Allocator) -> None:
-        """Let what is under way end, and tell it, where it would be paid twice."""
-
-    def close(self) -> None:
-        """The run pauses or ends."""
-
-
-class Updates(Protocol):
-    """Trains.
-
-    Attributes:
-        steps: of the optimizer, taken so far.
-    """
-
-    steps: int
-
-    def update(
-        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_kl: bool = False
-    ) -> dict[str, Any]:
-        """Train on a batch, before which a share of the budget was spent.
-
-        Returns:
-            Figures, with "approx_kl" where that was to be and could be measured.
-        """
 
 
 class Loop:
@@ -147,14 +98,13 @@ class Loop:
             overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
 
         Raises:
-            FileExistsError: the folder holds a run that is not to be overwritten, or files that are not ours.
-            InUse: another trainer is at work in it.
-            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch that was at work,
-                or in the evaluation that was. Only a run with a folder, in the main thread, is stopped so.
+            FileExistsError, InUse: as `RunFolder.check`.
+            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the batch or in the
+                evaluation that was at work. Only a run with a folder, in the main thread, is stopped so.
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
             NoScores: no rollout got a score, or none any more.
             MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
-            BackendDied: what generates is gone, or gave no sign of life for too long; what the run came to is saved.
+            BackendDied: what generates is gone or silent; what the run came to is saved.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
         try:
@@ -265,15 +215,12 @@ class Loop:
         )
 
     def _share_spent(self, budget: Budget) -> float | None:
-        """Of a budget, when the weights were made."""
         return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
 
     def _between(self) -> None:
-        """While a batch is evaluated or trained: let what comes next go on."""
         self.roller.go_on(self.allocator)
 
     def _evaluate_until(self, rollouts: int) -> None:
-        """Evaluate at each point of the grid, up to that many rollouts, at which it was not done yet."""
         self._write_evaluations(self.grid.until(rollouts, self.allocator.version))
 
     def _write_evaluations(self, evaluations: Iterable[dict[str, Any]]) -> None:
@@ -290,9 +237,8 @@ class Loop:
             return f"max_batches: {counters.batches} batches are trained"
         if settings.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
             return (
-                f"barren: the last {counters.barren_groups} groups had no reward variance, so nothing was learned; prompts "
-                f"by the fate of their last visit: {self.allocator.statistics.counts()}. For this model they are solved or "
-                "impossible"
+                f"barren: no learning signal in the last {counters.barren_groups} groups, whose rewards were equal; prompts "
+                f"by the end of their last visit: {self.allocator.statistics.counts()}"
             )
         return None
 
@@ -326,9 +272,8 @@ class Loop:
 
         Args:
             accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
-            accept_data: go on with this trainer's prompts although the checkpoint was saved with others; each is found again
-                by its key. What is known of prompts that are gone is dropped, their rollouts too; how many are gone and how
-                many are new is logged, and written to the metrics as a line of kind "resume".
+            accept_data: go on with this trainer's prompts although the checkpoint was saved with others. Each is found
+                again by its key; what is known of those that are gone is dropped. A line of kind "resume" counts them.
 
         Returns:
             The batches trained so far.
@@ -336,8 +281,7 @@ class Loop:
         Raises:
             FileNotFoundError: no checkpoint.
             InUse: another trainer is at work in the folder.
-            ValueError: no folder, no checkpoint that is whole, or one of another recipe, data set, model or other settings
-                than when to end and when to save; names the difference. Nothing was changed.
+            ValueError: no folder, no whole checkpoint, or one of another run; names the difference. Nothing was changed.
         """
         if self.place is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
@@ -363,7 +307,7 @@ class Loop:
         return saved.batches
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
-        """Say what becomes of a learning rate that falls over the budget, where that is another than the checkpoint's."""
+        """Say what a rate that falls over the budget becomes under another budget than the checkpoint's."""
         schedule, budget = self.settings.schedule, self.allocator.recipe.budget
         if not schedule.over_budget:
             return
@@ -371,13 +315,11 @@ class Loop:
         was, now = self._share_spent(before), self._share_spent(budget)
         if before != budget and was is not None and now is not None:
             step = self.updater.steps + 1
+            rates = [self.settings.learning_rate * schedule.share(step, spent) for spent in (was, now)]
             log.warning(
                 "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
                 "and the rate goes from %.3g to %.3g",
-                100 * now,
-                100 * was,
-                self.settings.learning_rate * schedule.share(step, was),
-                self.settings.learning_rate * schedule.share(step, now),
+                *(100 * now, 100 * was, *rates),
             )
 
     def _save_if_due(self) -> None:
@@ -394,11 +336,8 @@ class Loop:
     def _stopped(self, when: str) -> Stopped:
         by = self._stop.by
         assert by is not None
-        return Stopped(
-            f"stopped by {by.name} {when} batch {self.counters.batches}; a checkpoint is in {self.folder}, resuming goes on "
-            "from it",
-            by,
-        )
+        where = f"{when} batch {self.counters.batches}"
+        return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
 
     def _saved_as_it_is(self, died: BackendDied) -> BackendDied:
         """Save what there is without what generates; the error that says so."""
@@ -407,9 +346,8 @@ class Loop:
         self._write_failure(died)
         if self._saved_at is None:
             return BackendDied(f"{died}; nothing was generated before, so that there is no checkpoint")
-        return BackendDied(
-            f"{died}; a checkpoint after batch {self._saved_at} is in {self.folder}, resuming (--resume) goes on from it"
-        )
+        place = f"after batch {self._saved_at} is in {self.folder}"
+        return BackendDied(f"{died}; a checkpoint {place}, resuming (--resume) goes on from it")
 
     def _save(self) -> None:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""

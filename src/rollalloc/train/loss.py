@@ -24,12 +24,9 @@ def token_losses(
         surrogate = max(surrogate, dual · A) where A < 0
         losses = weight · iw · (kl · rho · k3 - surrogate)
 
-    The proximal policy is the one before this batch's first step, the behaviour policy the one that sampled. For fresh
-    rows they are the same and iw is 1; for stale ones iw corrects, truncated, for what was sampled from older weights.
-    The clamp bounds the ratio of a bad token from below only; the dual clip bounds it from above, so that one that has
-    become far too likely cannot outweigh a batch. With rho before it, the gradient of k3 (see `divergences`) is that of
-    the divergence, unbiased, as it is with TRL's
-    `use_bias_correction_kl`.
+    The proximal policy is the one before this batch's first step, the behaviour policy the one that sampled: the same for
+    fresh rows, so that iw is 1. The dual clip bounds a bad token that has become far too likely. With rho before it, the
+    gradient of k3 (see `divergences`) is the divergence's, unbiased, as with TRL's `use_bias_correction_kl`.
     PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641; truncated importance sampling,
     arXiv 1802.01561; KL, arXiv 2512.02556.
 
@@ -82,9 +79,8 @@ def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> 
         dr_grpo          1 / (B · max_new_tokens)     every token, by a constant (Dr. GRPO, arXiv 2503.20783)
 
     A mini-batch is all that one optimizer step sees, whatever the number of its forward passes, and rows without
-    advantage are among its B. In TRL's words, for one process: `token_mean` is its loss_type "dapo", `sequence_mean` its
-    "grpo", `dr_grpo` its "dr_grpo" with max_completion_length for max_new_tokens. TRL's "bnpo" is the token mean of each
-    forward pass, averaged over the passes of a step: `token_mean` where there is one pass.
+    advantage are among its B. TRL's loss_types, for one process: "dapo" is `token_mean`, "grpo" `sequence_mean`, "dr_grpo"
+    `dr_grpo`, and "bnpo" `token_mean` where a step has one forward pass.
 
     Args:
         lengths_B: tokens of each row's completion, at least 1.

@@ -37,15 +37,15 @@ class Trainer(Loop):
 
     Args:
         policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
-        recipe: which prompts get how many rollouts; its budget ends the run.
+        recipe: its budget ends the run.
         train: prompts to train on.
         scorer: rewards.
         settings: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: of the prompts to train on, for a recipe that predicts (`Recipe.reads_features`), in their order; see
-            `rollalloc.models.features.features_of`. None: it predicts from what it sees during the run alone.
-        folder: gets `metrics.jsonl`, `rewards.json`, checkpoints, and at the end the model and the allocator's state;
-            None: nothing is written. One that holds a run is refused, unless it is resumed.
+        features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe that
+            predicts. None: it predicts from what it sees during the run alone.
+        folder: gets metrics, checkpoints and the model; None: nothing is written. One that holds a run is refused, unless
+            it is resumed.
         listener: called with each line of the metrics, for progress.
     """
 
@@ -93,23 +93,13 @@ class Trainer(Loop):
     updater: Updater
 
     def _rollouts(self, logged: Path | None) -> Rollouts:
-        """How rollouts are made: the one thing in which the engines differ."""
         settings = self.settings
         shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
         if settings.engine == "sync":
             return Roller(*shared)
-        return Streamer(
-            *shared,
-            begin=begin(
-                self.behaviour,
-                self.train.tokens,
-                settings.sampling,
-                settings.streaming,
-                seed=settings.seed,
-                limit_s=settings.generator_limit_s,
-            ),
-            streaming=settings.streaming,
-        )
+        how = (settings.sampling, settings.streaming)
+        made = begin(self.behaviour, self.train.tokens, *how, seed=settings.seed, limit_s=settings.generator_limit_s)
+        return Streamer(*shared, begin=made, streaming=settings.streaming)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None

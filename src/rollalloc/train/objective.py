@@ -44,9 +44,7 @@ class Loss:
         clip: limits of the surrogate.
         aggregation: how the tokens of a mini-batch become one number, see `shares`.
         kl: weight of the KL divergence to the initial policy, 0 or more. Every row of the batch pays it, one without
-            advantage too: the objective's divergence is over all that the policy samples, and a mean over those rows
-            alone whose rewards differ would be another. A group without reward variance then still costs a forward
-            pass and pulls towards the reference; a recipe that drops such groups spares both.
+            advantage too: the divergence is over all that the policy samples.
 
     Raises:
         ValueError: a value out of its range.

@@ -43,10 +43,7 @@ class Schedule:
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor must be a share of the learning rate in [0, 1], got {self.floor}")
         if self.steps is not None and self.shape == "constant":
-            raise ValueError(
-                f"a constant rate has no steps after which it is at its floor, got {self.steps}; take them out, or say "
-                "linear or cosine (--schedule)"
-            )
+            raise ValueError(f"a constant rate has no steps, got {self.steps}; give linear or cosine (--schedule)")
         if self.steps is not None and self.steps <= self.warmup:
             raise ValueError(f"steps must be more than those of the warm-up, {self.warmup}, got {self.steps}")
 
@@ -62,13 +59,12 @@ class Schedule:
             then, with x = min(1, (step - 1 - warmup) / (steps - warmup)), or x = spent:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
-        The first step after the rise has the full rate, and the first after `steps` the floor, as in the schedules of
-        PyTorch and transformers; the rise itself begins above 0, so that no step is lost. Over the budget the rate falls
-        from the beginning, and the rise is a factor of it.
+        The first step after the rise has the full rate, and the first after `steps` the floor, as in PyTorch and
+        transformers; the rise begins above 0. Over the budget the rate falls from the beginning, and the rise is a factor.
 
         Args:
             step: 1 is the first.
-            spent: share of the budget that was spent before the batch, in [0, 1]; only read where the rate falls over it.
+            spent: share of the budget that was spent before the batch, in [0, 1], where the rate falls over it.
         """
         if self.over_budget:
             assert spent is not None
@@ -87,30 +83,19 @@ class Schedule:
 def share_spent(budget: Budget, max_batches: int | None, batches: int, made: Mapping[str, Any]) -> float | None:
     """Share of a run's budget that is spent, the largest where it has several limits: in [0, 1]; None without a limit.
 
-    Args:
-        budget: of the run, in rollouts and tokens.
-        max_batches: of the run.
-        batches: trained.
-        made: `rollouts_paid` and `tokens_paid` when the weights were made.
+    `made` has `rollouts_paid` and `tokens_paid` when the weights were made.
     """
-    limits = (
-        (made["rollouts_paid"], budget.run_rollouts),
-        (made["tokens_paid"], budget.run_tokens),
-        (batches, max_batches),
-    )
-    shares = [spent / limit for spent, limit in limits if limit is not None]
+    spent = (made["rollouts_paid"], made["tokens_paid"], batches)
+    limits = (budget.run_rollouts, budget.run_tokens, max_batches)
+    shares = [each / limit for each, limit in zip(spent, limits, strict=True) if limit is not None]
     return min(1.0, max(shares)) if shares else None
 
 
 def check_budget(schedule: Schedule, budget: Budget, max_batches: int | None) -> None:
-    """Refuse a rate that falls over a budget that there is not.
-
-    Raises:
-        ValueError: says how to give one.
-    """
+    """Refuse, by a `ValueError`, a rate that falls over a budget that there is not."""
     limits = (budget.run_rollouts, budget.run_tokens, max_batches)
     if schedule.over_budget and not any(limits):
+        do = "give --max-rollouts (Budget(run_rollouts=...)) or --schedule-steps (Schedule(steps=...))"
         raise ValueError(
-            f"a {schedule.shape} schedule without steps falls over the run's budget, and there is none; give --max-rollouts "
-            "(Budget(run_rollouts=...)), or --schedule-steps (Schedule(steps=...)), or let the rate be constant"
+            f"a {schedule.shape} schedule without steps falls over the run's budget, and there is none; {do}"
         )

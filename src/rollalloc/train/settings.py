@@ -15,19 +15,13 @@ from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule
 
 Engine = Literal["sync", "async"]
-SAVING = (
-    "checkpoint_every",
-    "checkpoint_minutes",
-    "keep_checkpoints",
-    "log_rollouts",
-)  # settings that change nothing but what is saved
-WAITING = ("generator_limit_s",)  # settings that change nothing but how long is waited for what does not answer
-ASYNC = ("engine", "streaming")  # settings of the asynchronous engine: a run of the other one does not say them
-_ENDING = ("max_batches", "stop_when_barren", "target")  # settings that say when a run ends: others may be given later
-_MEMORY = (
-    "tokens_per_forward",
-    "gradient_checkpointing",
-)  # settings that bound it: a run that ran out may go on with less
+# Settings that change nothing but what is saved, and how long is waited for what does not answer:
+SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts")
+WAITING = ("generator_limit_s",)
+ASYNC = ("engine", "streaming")  # a run of the synchronous engine does not say them
+# A resumed run may have others of those that end it, and of those that bound its memory:
+_ENDING = ("max_batches", "stop_when_barren", "target")
+_MEMORY = ("tokens_per_forward", "gradient_checkpointing")
 # Settings that came later: what says nothing of them has these values.
 NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False, "adaptive_clip": None}
 
@@ -104,22 +98,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            raise ValueError(
-                "rollouts to train on must be sampled without top_p and top_k, or their log-probabilities are not the "
-                f"policy's; got {self.sampling}"
-            )
+            why = "without top_p and top_k, or their log-probabilities are not the policy's"
+            raise ValueError(f"rollouts to train on must be sampled {why}; got {self.sampling}")
         at_least("seed", self.seed, 0)
         if self.seed >= 2**63:
             raise ValueError(f"seed must be less than 2**63, got {self.seed}")
-        for name in (
-            "optimizer_steps_per_batch",
-            "tokens_per_forward",
-            "eval_every",
-            "eval_samples",
-            "keep_checkpoints",
-        ):
-            at_least(name, getattr(self, name), 1)
-        for name in ("max_batches", "checkpoint_every"):
+        sizes = ("optimizer_steps_per_batch", "tokens_per_forward", "eval_every", "eval_samples", "keep_checkpoints")
+        for name in (*sizes, "max_batches", "checkpoint_every"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
@@ -128,24 +113,15 @@ class Settings:
         if not 1 <= self.generator_limit_s < inf:
             raise ValueError(f"generator_limit_s must be at least 1 and finite, got {self.generator_limit_s}")
         if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
-            raise ValueError(
-                "weight_decay must be 0 or more and betas, the second of them adam_beta2, two numbers in [0, 1), got "
-                f"{self.weight_decay} and {self.betas}"
-            )
+            expected = "weight_decay must be 0 or more, and betas (the second is adam_beta2) two numbers in [0, 1)"
+            raise ValueError(f"{expected}, got {self.weight_decay} and {self.betas}")
         if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
-            raise ValueError(
-                "adaptive_clip is a multiple of the mean norm of the gradient, at least 1 and finite, e.g. 1.5, or None for "
-                f"max_grad_norm alone; got {self.adaptive_clip}"
-            )
+            expected = "a multiple of the mean gradient norm, at least 1 and finite, or None for max_grad_norm alone"
+            raise ValueError(f"adaptive_clip must be {expected}; got {self.adaptive_clip}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
-        choices = (
-            ("precision", get_args(Precision)),
-            ("sampling_dtype", get_args(SamplingDtype)),
-            ("engine", get_args(Engine)),
-        )
-        for name, known in choices:
-            if getattr(self, name) not in known:
+        for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):
+            if getattr(self, name) not in (known := get_args(kind)):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.engine == "async" and self.sampling_dtype != "float32":
             raise ValueError(f"the asynchronous engine samples in float32, got sampling_dtype {self.sampling_dtype!r}")

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Actions, Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.generate.outcomes import Outcomes
 from rollalloc.generate.results import Rollouts
 from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
@@ -44,7 +46,7 @@ class Counters:
         made: what had been paid when the weights were made, as fields of a line of the metrics.
         accuracies: of versions evaluated on the grid, where they have one.
         barren_groups: trained since one had an advantage.
-        watched: what evaluations found of the policy's breadth, see `rollalloc.train.narrowing`.
+        watched: what evaluations found of the policy's breadth, see `evaluation.narrowed`.
     """
 
     batches: int = 0
@@ -68,36 +70,65 @@ class ChangedData:
         return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
 
 
-class Keeps(Protocol):
-    """Holds rollouts."""
+class Rolls(Protocol):
+    """Carries out orders, and holds what came of them.
+
+    Attributes:
+        generations: by rollout, the payloads that the update needs and that are not released.
+        outcomes: what came of all rollouts.
+    """
+
+    generations: Any
+    outcomes: Outcomes
+
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
+        ...
+
+    def go_on(self, allocator: Allocator) -> None:
+        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+
+    def updated(self, version: int) -> None:
+        """The weights changed, as the allocator was told."""
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, and how."""
+        ...
+
+    def drain(self, allocator: Allocator) -> None:
+        """Let what is under way end, and tell it, where it would be paid twice."""
+
+    def close(self) -> None:
+        """The run pauses or ends."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
+        ...
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave."""
 
 
-class Counts(Protocol):
-    """Counts optimizer steps."""
+class Updates(Protocol):
+    """Trains; `steps` of the optimizer were taken so far."""
 
     steps: int
+
+    def update(
+        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_kl: bool = False
+    ) -> dict[str, Any]:
+        """Train on a batch, before which a share of the budget was spent; figures, with "approx_kl" where asked for."""
+        ...
 
 
 class RunState(ABC):
     """Everything of a run that outlives its process; where the weights are, its kind knows.
 
-    Args:
-        settings: of the trainer.
-        allocator: under the run's recipe.
-        roller: holds the rollouts that are not released.
-        updater: counts its steps.
-
     Attributes:
         counters: the trainer's own.
     """
 
-    def __init__(self, settings: Settings, allocator: Allocator, roller: Keeps, updater: Counts) -> None:
+    def __init__(self, settings: Settings, allocator: Allocator, roller: Rolls, updater: Updates) -> None:
         self.settings, self.allocator, self.roller, self.updater = settings, allocator, roller, updater
         self.counters = Counters()
 
@@ -116,18 +147,10 @@ class RunState(ABC):
 
     @abstractmethod
     def check(self, saved: Checkpoint, place: Path) -> None:
-        """Refuse a checkpoint that holds something other than the state of this kind of trainer.
-
-        Raises:
-            ValueError: names the file, and the place in it.
-        """
+        """Refuse, by a `ValueError`, a checkpoint that holds something other than the state of this kind of trainer."""
 
     def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Plain data, and tensors by file and name, for `checkpoint.save`.
-
-        Args:
-            written: bytes so far of each file that grows with the run.
-        """
+        """Plain data, and tensors by file and name, for `checkpoint.save`; `written` bytes of each file that grows."""
         rollouts, payloads = self.roller.state()
         where, weights = self.weights()
         state = {
@@ -145,8 +168,7 @@ class RunState(ABC):
         """Refuse a checkpoint of another run; returns how its prompts differ, where that is accepted.
 
         Raises:
-            ValueError: it is of another data set, model or other settings than when to end and when to save; names each
-                difference.
+            ValueError: names each difference.
         """
         state = saved.state
         self.check(saved, place)
@@ -159,17 +181,12 @@ class RunState(ABC):
         if others:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {place} is of another run: {'; '.join(others)}; "
-                "give what it was saved with, or start afresh in another folder"
+                "give what it was saved with, or another folder"
             )
         return changed
 
     def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
         """Go on from a checkpoint; warns where that is under another recipe.
-
-        Args:
-            saved: of this run, as `refuse_another` says.
-            accept_recipe: it may have been saved under another recipe.
-            remap: its prompts are others; each is found again by its key.
 
         Raises:
             ValueError: it was saved under another recipe, and that is not accepted. Nothing was changed.
@@ -200,13 +217,7 @@ class RunState(ABC):
 
 
 class NativeState(RunState):
-    """Of a run whose model is in this process.
-
-    Args:
-        policy: the model.
-        train: prompts to train on.
-        heldout: prompts to evaluate on, if any.
-    """
+    """Of a run whose model is in this process."""
 
     def __init__(
         self,
@@ -243,7 +254,6 @@ class NativeState(RunState):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must be the same, besides the recipe, for a checkpoint to belong to this run."""
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
@@ -251,9 +261,7 @@ class NativeState(RunState):
             **frozen,
             "settings": self.settings.identity(),
             "prompts": digest(self.train),
-            "heldout": None
-            if heldout is None
-            else {"prompts": digest(heldout.prompts), "answers": sha(heldout.answers)},
+            "heldout": heldout and {"prompts": digest(heldout.prompts), "answers": sha(heldout.answers)},
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
             "reference": self.updater.reference_digest(),
         }

@@ -22,17 +22,11 @@ def tracked(
 ) -> Iterator[Listener]:
     """A listener that gives each line of the metrics to every tracker named.
 
-    All are drawn against the rollouts paid, so that recipes can be compared at an equal price.
-
-    Args:
-        names: of `TRACKERS`.
-        folder: of the run.
-        described: the run as plain data, for trackers that show it.
-        listener: gets each line too.
+    All are drawn against the rollouts paid, so that recipes can be compared at an equal price. `described` is the run as
+    plain data; `listener` gets each line too.
 
     Raises:
-        ValueError: an unknown name.
-        ImportError: a tracker's library is not installed.
+        ValueError, ImportError: an unknown name; a tracker's library is not installed.
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:

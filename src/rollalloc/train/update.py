@@ -60,8 +60,8 @@ class Updater:
     """Trains a policy on batches.
 
     Args:
-        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a run that is resumed
-            must be given the policy that it began with, before it loads the weights of a checkpoint.
+        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a resumed run must be
+            given the policy that it began with.
         prompts: token ids of each prompt.
         settings: of the trainer.
 
@@ -79,12 +79,8 @@ class Updater:
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
         self.policy, self.prompts, self.settings = policy, prompts, settings
         self._parameters = [parameter for _, parameter in trained(policy.model)]
-        self.optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        adam = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        self.optimizer = torch.optim.AdamW(self._parameters, **adam)
         self.steps = 0
         self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
         self.between: Callable[[], None] = _nothing
@@ -140,7 +136,7 @@ class Updater:
         return sum(torch.stack(sums).tolist()) / tokens
 
     def reference_digest(self) -> str | None:
-        """Names the reference's weights, so that a run does not go on with another; None without a KL term."""
+        """Names the reference's weights; None without a KL term."""
         return None if self.reference is None else digest_of(self.reference)[:16]
 
     def _examples(
@@ -193,10 +189,8 @@ class Updater:
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
         *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # all that the host waits for in a step
         if not isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged; "
-                "try a smaller learning rate"
-            )
+            what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
+            raise FloatingPointError(f"{what}; try a smaller learning rate")
         if any(each.row.advantage for each in examples):  # of a KL term alone it may be what rounding makes
             self.limit.saw(norm)
         self.steps += 1
@@ -280,17 +274,7 @@ def _measured(examples: Sequence[Example]) -> list[Example]:
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
-    """A batch in as many parts as there are optimizer steps: by groups, or by rows where groups are too few.
-
-    Args:
-        rows: of the batch.
-        parts: optimizer steps, at least 1.
-        seed: of the run.
-        version: of the weights; each batch is shuffled otherwise.
-
-    Returns:
-        Of each part the indices of its rows.
-    """
+    """Indices of a batch's rows, in as many parts as there are optimizer steps: by groups, or rows where these are few."""
     by_group: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_group.setdefault(row.group, []).append(index)

@@ -43,9 +43,7 @@ def first_difference(run: Run, batches: int, folder: Path) -> str | None:
     unbroken, resumed = folder / "unbroken", folder / "resumed"
     _succeed(run, unbroken)
     if _exit_code(run, resumed, kill_after=half + 1) != -signal.SIGKILL:
-        raise ValueError(
-            f"the run ended before batch {half + 1} was trained, so it could not be killed; verify fewer batches"
-        )
+        raise ValueError(f"the run ended before batch {half + 1}, so it could not be killed; verify fewer batches")
     _succeed(run, resumed)
     return _in_metrics(unbroken, resumed) or _in_weights(unbroken, resumed)
 

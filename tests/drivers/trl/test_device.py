@@ -7,7 +7,7 @@ import tiny_trl
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rollalloc.models.device import register, stand_in
+from gpu_stand_in import register, stand_in
 
 try:
     register()

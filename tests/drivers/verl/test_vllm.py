@@ -14,7 +14,7 @@ import psutil
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
 from rollalloc.generate.stream.vllm_backend import VllmBackend
 from rollalloc.generate.stream.vllm_engine import Engine, refuse_unservable
 from rollalloc.models.likelihood import completion_logprobs, exact_answers
@@ -67,10 +67,8 @@ def test_rollouts_of_vllm_are_what_they_say_under_each_of_their_weights():
         tensor.add_(0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
     load_weights(other, weights)
     before = set(psutil.Process().children(recursive=True))
-    serve = {"sampling": SAMPLING, "ends": (EOS, STOP), "longest_prompt": LONGEST, "slots": SLOTS}
-    backend = VllmBackend(
-        lambda folder: Engine(model, folder, **serve), SAMPLING, slots=SLOTS, seed=3, longest_prompt=LONGEST, version=4
-    )
+    decoding = Decoding(sampling=SAMPLING, eos_ids=(EOS,), pad_id=0, seed=3, longest_prompt=LONGEST)
+    backend = VllmBackend(lambda folder: Engine(model, folder, decoding), decoding, version=4)
     with closing(backend):
         rows = rows_of(range(96))
         backend.start(rows)

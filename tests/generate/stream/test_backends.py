@@ -15,8 +15,8 @@ import torch
 
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, Row
-from rollalloc.generate.stream.local import LocalBackend, slots_of
+from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
+from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels, _Heard
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.weights import weights_of
@@ -24,8 +24,9 @@ from rollalloc.models.weights import weights_of
 LENGTH = 20
 
 
-def options(policy, **changes):
-    return {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5} | changes
+def decoding(policy, sampling, longest_prompt=5):
+    ends = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id}
+    return Decoding(sampling=sampling, **ends, seed=3, longest_prompt=longest_prompt)
 
 
 def prompts_of_some_length(prompts_of, count):
@@ -67,7 +68,7 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
     tokens, waves = expected
     draw = random.Random(slots)
     rollouts = draw.sample(sorted(waves), len(waves) if slots > 1 else 20)
-    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=slots), **options(policy))
+    backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=slots)))
     ended = drained(backend, rows_of(tokens, rollouts), lambda: draw.randint(1, 4))
     for rollout, each in ended.items():
         assert each.tokens == waves[rollout].tokens
@@ -85,7 +86,7 @@ def test_a_rollout_goes_on_from_what_it_had(policy, expected):
     for rollout, whole in waves.items():
         begun = whole.tokens[: draw.randint(0, len(whole.tokens) - 1)]
         rows.append(replace(rows_of(tokens, [rollout])[0], begun=begun))
-    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=16), **options(policy))
+    backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=16)))
     ended = drained(backend, rows)
     for row in rows:
         assert row.begun + ended[row.rollout].tokens == waves[row.rollout].tokens
@@ -94,7 +95,7 @@ def test_a_rollout_goes_on_from_what_it_had(policy, expected):
 
 def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
     tokens, waves = expected
-    backend = LocalBackend(policy.model, Sampling(LENGTH, max_rows=8), **options(policy))
+    backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=8)))
     backend.start(rows_of(tokens, range(12)))
     backend.abort([11])  # before it begins
     ended = {each.rollout: each for _ in range(3) for each in backend.step(0)}
@@ -133,7 +134,7 @@ def changed(model):
 def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of):
     policy, tokens = policy_of(), prompts_of(6).tokens
     own = policy_of()
-    backend = LocalBackend(own.model, Sampling(LENGTH), **options(policy))
+    backend = LocalBackend(own.model, decoding(policy, Sampling(LENGTH)))
     rows = [Row(rollout, rollout % 6, tokens[rollout % 6]) for rollout in range(60)]
     backend.start(rows)
     ended = [each for _ in range(3) for each in backend.step(0)]
@@ -157,7 +158,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
 
 
 def test_rows_are_refused_that_cannot_run(policy):
-    backend = LocalBackend(policy.model, Sampling(2, max_rows=1), **options(policy, longest_prompt=3))
+    backend = LocalBackend(policy.model, decoding(policy, Sampling(2, max_rows=1), longest_prompt=3))
     backend.start([Row(1, 0, (4, 5))])
     for row, words in [
         (Row(1, 0, (4,)), "runs already"),
@@ -171,16 +172,16 @@ def test_rows_are_refused_that_cannot_run(policy):
     assert len(drained_rest(backend, 1)) == 1
 
 
-def test_memory_bounds_the_rows():
-    assert slots_of(Sampling(10, max_rows=8), 6) == 8
-    assert slots_of(Sampling(10, max_rows=8, kv_tokens=47), 6) == 2
-    with pytest.raises(ValueError, match=r"16 tokens, got 15"):
-        slots_of(Sampling(10, kv_tokens=15), 6)
+def test_memory_bounds_the_rows(policy):
+    assert decoding(policy, Sampling(10, max_rows=8), 6).slots == 8
+    assert decoding(policy, Sampling(10, max_rows=8, kv_tokens=47), 6).slots == 2
+    with pytest.raises(ValueError, match=r"16 tokens with its prompt, got 15"):
+        _ = decoding(policy, Sampling(10, kv_tokens=15), 6).slots
 
 
 def test_weights_that_diverged_are_said(policy_of):
     policy = policy_of()
-    backend = LocalBackend(policy.model, Sampling(4), **options(policy))
+    backend = LocalBackend(policy.model, decoding(policy, Sampling(4)))
     backend.start([Row(1, 0, (4, 5))])
     backend.load({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
     with pytest.raises(FloatingPointError, match="diverged"):
@@ -190,7 +191,7 @@ def test_weights_that_diverged_are_said(policy_of):
 @pytest.fixture
 def process(policy):
     """A back-end in a process of its own; each takes seconds to begin."""
-    backend = ProcessBackend(policy.model, Sampling(LENGTH, max_rows=64), threads=1, **options(policy))
+    backend = ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=64)), threads=1)
     yield backend
     running = backend._spawned.process
     backend.close()
@@ -241,7 +242,7 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     """Nor for weights."""
     monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
     policy = policy_of()
-    backend = soon(lambda: ProcessBackend(policy.model, Sampling(LENGTH, max_rows=4), threads=1, **options(policy)))
+    backend = soon(lambda: ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=4)), threads=1))
     weights = weights_of(policy.model)
     for version in range(1, 5):
         backend._heard.copied = True

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
 from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
@@ -104,9 +104,11 @@ def process_of(policy, forked_generators):
     made = []
 
     def begun(**changes):
-        options = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5, "threads": 1}
+        more = {"version": changes.pop("version", 0), "threads": 1, "limit_s": changes.pop("limit_s", 600.0)}
         model = changes.pop("model", policy.model)
-        made.append(ProcessBackend(model, Sampling(LENGTH, max_rows=64), **options | changes))
+        given = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5} | changes
+        decoding = Decoding(sampling=Sampling(LENGTH, max_rows=64), **given)
+        made.append(ProcessBackend(model, decoding, **more))
         return made[-1]
 
     yield begun

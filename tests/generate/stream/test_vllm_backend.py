@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream import begin, settings
-from rollalloc.generate.stream.backend import BackendDied, Row
+from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.generate.stream.vllm_backend import Chunk, VllmBackend
 from rollalloc.models.behaviour import Behaviour
 
 LENGTH = 6
+DECODING = Decoding(sampling=Sampling(LENGTH, max_rows=3), eos_ids=(), pad_id=0, seed=5, longest_prompt=4)
 
 
 class Fake:
@@ -87,7 +88,7 @@ def made():
         fakes.append(Fake(folder))
         return fakes[0]
 
-    backend = VllmBackend(serve, Sampling(LENGTH, max_rows=3), slots=3, seed=5, longest_prompt=4, version=2)
+    backend = VllmBackend(serve, DECODING, version=2)
     [fake] = fakes
 
     def do(doing=lambda: None):
@@ -390,7 +391,7 @@ def test_one_that_does_not_begin_leaves_nothing():
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        VllmBackend(serve, Sampling(LENGTH), slots=3, seed=5, longest_prompt=4)
+        VllmBackend(serve, DECODING)
     assert not folders[0].exists()
     assert "rollalloc vLLM" not in [thread.name for thread in threading.enumerate()]
 

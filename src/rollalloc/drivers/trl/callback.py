@@ -21,7 +21,7 @@ from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.steps import OptimizerSteps
-from rollalloc.generate.packed import pack_generations, unpack_generations
+from rollalloc.generate.sampler import pack_generations, unpack_generations
 from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)

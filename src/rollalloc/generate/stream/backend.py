@@ -14,14 +14,18 @@ One that the back-end itself loses is given back as "failed"; where everything i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollalloc.generate.sampling import Sampling
+
+NO_LOGPROBS = np.zeros(0, np.float32)
 End = Literal["stop", "length", "aborted", "failed"]
 Span = tuple[int, int]  # a version of the weights, and how many tokens in a row were sampled under it
 
@@ -65,6 +69,62 @@ class Ended:
     reason: str = ""
 
 
+def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
+    """Each token's version as runs of the same one."""
+    return tuple((version, len(list(run))) for version, run in groupby(versions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How rollouts are decoded, whatever back-end does it.
+
+    Attributes:
+        sampling: how; `max_rows` and `kv_tokens` bound the rows that run, the latter as if each were as long as it may be.
+        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do.
+        pad_id: any id in the vocabulary.
+        seed: of the draws.
+        longest_prompt: tokens of the longest prompt that will come.
+    """
+
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    seed: int
+    longest_prompt: int
+
+    @property
+    def slots(self) -> int:
+        """Rows that run at a time at most.
+
+        Raises:
+            ValueError: `kv_tokens` too few for one rollout.
+        """
+        sampling, tokens = self.sampling, self.longest_prompt + self.sampling.max_new_tokens
+        if sampling.kv_tokens is None:
+            return sampling.max_rows
+        sampling.refuse_small_cache(tokens)
+        return min(sampling.max_rows, sampling.kv_tokens // tokens)
+
+    def refuse_unfit(self, rows: Sequence[Row], running: Iterable[int]) -> None:
+        """Refuse rows that cannot run beside those that are there, before any of them is taken.
+
+        Raises:
+            ValueError: names the first of them, and why.
+        """
+        there = set(running)
+        for row in rows:
+            if row.rollout in there:
+                raise ValueError(f"rollout {row.rollout} runs already")
+            if not 0 < len(row.tokens) <= self.longest_prompt:
+                expected = f"expected a prompt of 1 to {self.longest_prompt} tokens, got {len(row.tokens)}"
+                raise ValueError(f"rollout {row.rollout}: {expected}")
+            if len(row.begun) >= self.sampling.max_new_tokens:
+                raise ValueError(
+                    f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have"
+                )
+            there.add(row.rollout)
+
+
 class BackendDied(RuntimeError):
     """What generates is gone, and cannot be had again; no rollout that was started comes back."""
 
@@ -74,6 +134,7 @@ class Backend(Protocol):
 
     def capacity(self) -> int:
         """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
+        ...
 
     def start(self, rows: Sequence[Row]) -> None:
         """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
@@ -95,6 +156,7 @@ class Backend(Protocol):
             BackendDied: see there.
             FloatingPointError: the model's logits are not numbers.
         """
+        ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample under these weights from now on, or from the next safe point on; what runs goes on.
@@ -110,9 +172,11 @@ class Backend(Protocol):
 
     def paces(self) -> Sequence[tuple[int, float]]:
         """(rows, seconds) of decoding steps since the last call, for a cost model; empty where they are not known."""
+        ...
 
     def figures(self) -> dict[str, Any]:
         """What it counts of itself, for the metrics, as plain data: how often it had to begin anew, say."""
+        ...
 
     def close(self) -> None:
         """Free everything; what runs is lost. A second call does nothing."""

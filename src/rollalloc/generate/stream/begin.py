@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import Backend
+from rollalloc.generate.stream.backend import Backend, Decoding
 from rollalloc.generate.stream.blueprint import Blueprint
-from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable, slots_of
+from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.generate.stream.settings import Streaming, refuse_missing
 from rollalloc.models.behaviour import Behaviour
@@ -47,23 +46,24 @@ def begin(
         ImportError: the settings name vLLM, and it is not installed.
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.
     """
+    policy = behaviour.policy()
+    refuse_unfit_model(policy.model, prompts, sampling, streaming)
     longest = max(map(len, prompts))
-    refuse_unfit_model(behaviour.policy().model, prompts, sampling, streaming)
-    if streaming.backend == "vllm":
-        return _with_vllm(behaviour, sampling, longest, seed, limit_s)
+    decoding = Decoding(
+        sampling=sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed, longest_prompt=longest
+    )
 
     def made(version: int) -> Backend:
-        policy = behaviour.policy()
-        options: dict[str, Any] = {
-            "eos_ids": policy.eos_ids,
-            "pad_id": policy.pad_id,
-            "seed": seed,
-            "longest_prompt": longest,
-            "version": version,
-        }
+        model = behaviour.policy().model
+        if streaming.backend == "vllm":
+            from rollalloc.generate.stream.vllm_backend import VllmBackend  # takes seconds, and is not there for most
+            from rollalloc.generate.stream.vllm_engine import Engine
+
+            serve = partial(Engine, model, decoding=decoding)
+            return VllmBackend(serve, decoding, version=version, limit_s=limit_s)
         if streaming.overlap:
-            return ProcessBackend(policy.model, sampling, limit_s=limit_s, **options)
-        return LocalBackend(deepcopy(policy.model), sampling, **options)
+            return ProcessBackend(model, decoding, version=version, limit_s=limit_s)
+        return LocalBackend(deepcopy(model), decoding, version=version)
 
     return made
 
@@ -83,7 +83,7 @@ def refuse_unfit_model(
         ImportError, ValueError: as `begin`.
     """
     refuse_missing(streaming)
-    slots_of(sampling, max(map(len, prompts)))
+    sampling.refuse_small_cache(max(map(len, prompts)) + sampling.max_new_tokens)
     if streaming.backend == "vllm":
         from rollalloc.generate.stream.vllm_engine import refuse_unservable
 
@@ -92,28 +92,3 @@ def refuse_unfit_model(
     refuse_unstreamable(model)
     if streaming.overlap:
         Blueprint.of(model)
-
-
-def _with_vllm(
-    behaviour: Behaviour, sampling: Sampling, longest: int, seed: int, limit_s: float
-) -> Callable[[int], Backend]:
-    from rollalloc.generate.stream.vllm_backend import VllmBackend  # takes seconds, and is not there for most
-    from rollalloc.generate.stream.vllm_engine import Engine
-
-    policy = behaviour.policy()
-    ends, slots = (*policy.eos_ids, *sampling.stop_ids), slots_of(sampling, longest)
-
-    def made(version: int) -> Backend:
-        model = behaviour.policy().model
-        serve = partial(Engine, model, sampling=sampling, ends=ends, longest_prompt=longest, slots=slots)
-        return VllmBackend(
-            serve,
-            sampling,
-            slots=slots,
-            seed=seed,
-            longest_prompt=longest,
-            version=version,
-            limit_s=limit_s,
-        )
-
-    return made

@@ -1,4 +1,4 @@
-"""A model as plain data, of which another process builds one like it.
+"""What another process builds a model of: a description as plain data, and weights in memory that both share.
 
 A live model takes along whatever was hung on it, such as the hooks that transformers leaves where hidden states were asked
 for once, and those cannot be sent.
@@ -40,11 +40,7 @@ class Blueprint:
 
     @staticmethod
     def of(model: PreTrainedModel) -> Blueprint:
-        """A model's.
-
-        Raises:
-            ValueError: its class and configuration do not make a model like it.
-        """
+        """A model's; a `ValueError` where its class and configuration do not make a model like it."""
         firsts: dict[int, str] = {}
         here = _tensors(model)
         made = Blueprint(
@@ -58,14 +54,11 @@ class Blueprint:
         try:
             there = _tensors(pickle.loads(pickle.dumps(made))._empty())
         except Exception as error:  # whatever its class may raise
-            raise ValueError(
-                f"{type(model).__name__} is not made again by its configuration, {_ELSE} ({error})"
-            ) from error
+            raise ValueError(f"{type(model).__name__} is not made by its configuration, {_ELSE} ({error})") from error
         if others := [name for name in here.keys() | there.keys() if _shape(here, name) != _shape(there, name)]:
-            raise ValueError(
-                f"{type(model).__name__} has other weights than its configuration makes ({min(others)} is "
-                f"{_shape(here, min(others))}, and would be {_shape(there, min(others))}), {_ELSE}"
-            )
+            first = min(others)
+            what = f"{first} is {_shape(here, first)}, and would be {_shape(there, first)}"
+            raise ValueError(f"{type(model).__name__} has other weights than its configuration makes ({what}), {_ELSE}")
         return made
 
     def first(self, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -73,12 +66,7 @@ class Blueprint:
         return {name: tensor for name, tensor in _tensors(model).items() if self.same[name] == name}
 
     def built(self, tensors: Mapping[str, Tensor], device: torch.device) -> PreTrainedModel:
-        """The model, in eval mode.
-
-        Args:
-            tensors: parameters and buffers by their first names; copied.
-            device: for the model.
-        """
+        """The model, in eval mode, of parameters and buffers by their first names, which are copied."""
         model = self._empty()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         made: dict[str, Tensor] = {}
@@ -107,3 +95,35 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
     return tuple(tensors[name].shape) if name in tensors else None
+
+
+class SharedWeights:
+    """A place for weights of these names, shapes and types, on the CPU; it goes to a process that is spawned as it is.
+
+    Args:
+        like: the weights that it holds to begin with.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor]) -> None:
+        sizes: dict[torch.dtype, int] = {}
+        self._places: dict[str, tuple[torch.dtype, int, torch.Size]] = {}
+        for name, tensor in like.items():
+            first = sizes.get(tensor.dtype, 0)
+            self._places[name] = tensor.dtype, first, tensor.shape
+            sizes[tensor.dtype] = first + tensor.numel()
+        # One tensor a type: each that is shared takes a file descriptor.
+        self._flat = {dtype: torch.empty(size, dtype=dtype).share_memory_() for dtype, size in sizes.items()}
+        self.put(like)
+
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into it."""
+        with torch.no_grad():
+            for name, here in self.views().items():
+                here.copy_(weights[name])
+
+    def views(self) -> dict[str, Tensor]:
+        """What it holds, by name, without a copy."""
+        return {
+            name: self._flat[dtype][first : first + shape.numel()].view(shape)
+            for name, (dtype, first, shape) in self._places.items()
+        }

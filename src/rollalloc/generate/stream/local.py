@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.generate.sampler import Rows, draw_keys, ends_of, next_tokens, uniforms
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import Ended, Row, Span
+from rollalloc.generate.sampler import NOT_FINITE, Rows, draw_keys, ends_of, next_tokens, uniforms
+from rollalloc.generate.stream.backend import NO_LOGPROBS, Decoding, Ended, Row, spans_of
 from rollalloc.generate.stream.slab import Slab
 from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
-_NO_LOGPROBS = np.zeros(0, np.float32)
+# What `LocalBackend` has of each row.
+_OF_ROWS = ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
 
 
 class LocalBackend:
@@ -32,33 +31,18 @@ class LocalBackend:
 
     Args:
         model: samples; one whose cache is plain keys and values.
-        sampling: how; `max_rows` and `kv_tokens` bound the rows that run, the latter as if each were as long as it may be.
-        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do.
-        pad_id: any id in the vocabulary.
-        seed: of the draws.
-        longest_prompt: tokens of the longest prompt that will come.
+        decoding: how.
         version: of the weights that the model has.
 
     Raises:
         ValueError: a model with another cache, `kv_tokens` too few for one rollout, an EOS outside the vocabulary.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sampling: Sampling,
-        *,
-        eos_ids: Sequence[int],
-        pad_id: int,
-        seed: int,
-        longest_prompt: int,
-        version: int = 0,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, decoding: Decoding, *, version: int = 0) -> None:
         refuse_unstreamable(model)
-        self._model, self._sampling, self._pad_id, self._seed = model, sampling, pad_id, seed
-        self._ends_V = ends_of(model, eos_ids, sampling)
-        self._longest = longest_prompt
-        self.slots = slots_of(sampling, longest_prompt)
+        self._model, self._decoding, self._sampling = model, decoding, decoding.sampling
+        self._ends_V = ends_of(model, decoding.eos_ids, decoding.sampling)
+        self.slots = decoding.slots
         self._version = version
         self._waiting: deque[Row] = deque()
         self._over: list[Ended] = []  # aborted, not given back yet
@@ -68,7 +52,7 @@ class LocalBackend:
         self._key_R = np.zeros(0, np.uint64)
         self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far, those it began with included
         self._position_R = np.zeros(0, np.int64)  # of the newest token
-        width = sampling.max_new_tokens
+        width = self._sampling.max_new_tokens
         self._tokens_RT = np.zeros((0, width), np.int64)
         self._logprobs_RT = np.zeros((0, width), np.float32)
         self._versions_RT = np.zeros((0, width), np.int64)
@@ -84,13 +68,14 @@ class LocalBackend:
         return max(0, self.slots - len(self._running) - len(self._waiting))
 
     def start(self, rows: Sequence[Row]) -> None:
-        there = [row.rollout for row in (*self._running, *self._waiting)]
-        refuse_unfit(rows, there, self._longest, self._sampling.max_new_tokens)
+        self._decoding.refuse_unfit(rows, [row.rollout for row in (*self._running, *self._waiting)])
         self._waiting.extend(rows)
 
     def abort(self, rollouts: Sequence[int]) -> None:
         named = set(rollouts)
-        self._over += [_not_begun(row) for row in self._waiting if row.rollout in named]
+        self._over += [
+            Ended(row.rollout, (), NO_LOGPROBS, (), "aborted") for row in self._waiting if row.rollout in named
+        ]
         self._waiting = deque(row for row in self._waiting if row.rollout not in named)
         self._over += self._leave(
             np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), aborted=True
@@ -154,13 +139,11 @@ class LocalBackend:
         read = [(*row.tokens, *row.begun) for row in joining]
         place_of = {tokens: place for place, tokens in enumerate(dict.fromkeys(read))}
         prompts = list(place_of)
-        rows = Rows(self._model, prompts, np.array([place_of[tokens] for tokens in read]), self._pad_id)
+        rows = Rows(self._model, prompts, np.array([place_of[tokens] for tokens in read]), self._decoding.pad_id)
         length_K = np.array([len(tokens) for tokens in read])
         if rows.held[0][0].shape[-2] != length_K.max():
-            raise ValueError(
-                f"{type(self._model).__name__} keeps other tokens in its cache than it is given; use the synchronous engine "
-                "(--engine sync)"
-            )
+            what = f"{type(self._model).__name__} keeps other tokens in its cache than it is given"
+            raise ValueError(f"{what}; use the synchronous engine (--engine sync)")
         self._slab.join(rows.held, length_K)
         self._write_down(joining, length_K)
         return rows.logits_BV
@@ -169,12 +152,14 @@ class LocalBackend:
         first, count = len(self._running), len(self._running) + len(joining)
         self._running += joining
         if count > len(self._count_R):
-            for name in ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT"):
+            for name in _OF_ROWS:
                 held = getattr(self, name)
                 more = np.zeros((2 * count - len(held), *held.shape[1:]), held.dtype)
                 setattr(self, name, np.concatenate([held, more]))
         new = slice(first, count)
-        self._key_R[new] = draw_keys(self._seed, [row.prompt for row in joining], [row.rollout for row in joining])
+        self._key_R[new] = draw_keys(
+            self._decoding.seed, [row.prompt for row in joining], [row.rollout for row in joining]
+        )
         self._count_R[new] = [len(row.begun) for row in joining]
         self._position_R[new] = length_K - 1
 
@@ -185,9 +170,7 @@ class LocalBackend:
         draws_B = sent(uniforms(self._key_R[:count], at_B), logits_BV.device)
         _, tokens_B, logprobs_B = next_tokens(logits_BV, draws_B, self._sampling)
         if np.isnan(logprobs_B).any():
-            raise FloatingPointError(
-                "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
-            )
+            raise FloatingPointError(NOT_FINITE)
         rows_B = np.arange(count)
         self._tokens_RT[rows_B, at_B] = tokens_B
         self._logprobs_RT[rows_B, at_B] = logprobs_B
@@ -201,15 +184,8 @@ class LocalBackend:
             return []
         ended = [self._ended(at, aborted) for at in rows_K.tolist()]
         to, movers = self._slab.leave(rows_K)
-        for held in (
-            self._key_R,
-            self._count_R,
-            self._position_R,
-            self._tokens_RT,
-            self._logprobs_RT,
-            self._versions_RT,
-        ):
-            held[to] = held[movers]
+        for name in _OF_ROWS:
+            getattr(self, name)[to] = getattr(self, name)[movers]
         for place, mover in zip(to.tolist(), movers.tolist(), strict=True):
             self._running[place] = self._running[mover]
         del self._running[self._slab.live :]
@@ -229,65 +205,8 @@ class LocalBackend:
         )
 
 
-def refuse_unfit(rows: Sequence[Row], running: Iterable[int], longest_prompt: int, max_new_tokens: int) -> None:
-    """Refuse rows that cannot run, before any of them is taken.
-
-    Args:
-        rows: to be started.
-        running: rollouts that are there already.
-        longest_prompt: tokens that a prompt may have.
-        max_new_tokens: tokens that a completion may have.
-
-    Raises:
-        ValueError: names the first of them, and why.
-    """
-    there = set(running)
-    for row in rows:
-        if row.rollout in there:
-            raise ValueError(f"rollout {row.rollout} runs already")
-        if not row.tokens or len(row.tokens) > longest_prompt:
-            raise ValueError(
-                f"rollout {row.rollout}: expected a prompt of 1 to {longest_prompt} tokens, got {len(row.tokens)}"
-            )
-        if len(row.begun) >= max_new_tokens:
-            raise ValueError(f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have")
-        there.add(row.rollout)
-
-
 def refuse_unstreamable(model: PreTrainedModel) -> None:
-    """Refuse a model whose rollouts cannot join and leave while others run.
-
-    Raises:
-        ValueError: says why, and what to do.
-    """
+    """Refuse, by a `ValueError`, a model whose rollouts cannot join and leave while others run."""
     if not appends_only(model.config):
-        raise ValueError(
-            f"rollouts stream only from a model whose cache is plain keys and values, and {type(model).__name__} has "
-            "sliding windows or states: use the synchronous engine (--engine sync)"
-        )
-
-
-def slots_of(sampling: Sampling, longest_prompt: int) -> int:
-    """Rows that run at a time at most.
-
-    Raises:
-        ValueError: `kv_tokens` too few for one rollout.
-    """
-    tokens = longest_prompt + sampling.max_new_tokens
-    if sampling.kv_tokens is None:
-        return sampling.max_rows
-    if sampling.kv_tokens < tokens:
-        raise ValueError(
-            f"kv_tokens must hold at least one rollout, prompt and max_new_tokens, that is {tokens} tokens, got "
-            f"{sampling.kv_tokens}"
-        )
-    return min(sampling.max_rows, sampling.kv_tokens // tokens)
-
-
-def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
-    """Each token's version as runs of the same one."""
-    return tuple((version, len(list(run))) for version, run in groupby(versions))
-
-
-def _not_begun(row: Row) -> Ended:
-    return Ended(row.rollout, (), _NO_LOGPROBS, (), "aborted")
+        what = f"whose cache is plain keys and values, and {type(model).__name__} has sliding windows or states"
+        raise ValueError(f"rollouts stream only from a model {what}: use the synchronous engine (--engine sync)")

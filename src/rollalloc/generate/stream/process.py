@@ -19,16 +19,13 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, Ended, Row
-from rollalloc.generate.stream.blueprint import Blueprint
-from rollalloc.generate.stream.local import LocalBackend, refuse_unfit, slots_of
-from rollalloc.generate.stream.shared import SharedWeights
+from rollalloc.generate.stream.backend import NO_LOGPROBS, BackendDied, Decoding, Ended, Row
+from rollalloc.generate.stream.blueprint import Blueprint, SharedWeights
+from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.silence import LOOK_S, Silence
 from rollalloc.models.weights import weights_of
 from rollalloc.processes.spawned import Spawned
@@ -48,14 +45,10 @@ class ProcessBackend:
 
     Args:
         model: is built there once more, with the same weights, on the same device.
-        sampling: how.
-        eos_ids: tokens that end a rollout.
-        pad_id: any id in the vocabulary.
-        seed: of the draws.
-        longest_prompt: tokens of the longest prompt that will come.
+        decoding: how.
         version: of the weights that the model has.
         threads: of PyTorch's in that process; None: half of this one's.
-        limit_s: seconds without a sign of life after which it is given up; of the last step, and longer at the beginning.
+        limit_s: seconds without a sign of life after which it is given up; longer at the beginning.
 
     Raises:
         ValueError: as `Blueprint.of`; as `LocalBackend`, but when the first rollouts are asked for where only the model
@@ -65,18 +58,13 @@ class ProcessBackend:
     def __init__(
         self,
         model: PreTrainedModel,
-        sampling: Sampling,
+        decoding: Decoding,
         *,
-        eos_ids: Sequence[int],
-        pad_id: int,
-        seed: int,
-        longest_prompt: int,
         version: int = 0,
         threads: int | None = None,
         limit_s: float = 600.0,
     ) -> None:
-        self.slots = slots_of(sampling, longest_prompt)
-        self._longest, self._most = longest_prompt, sampling.max_new_tokens
+        self._decoding, self.slots = decoding, decoding.slots
         weights = weights_of(model)
         self._blueprint, self._device = Blueprint.of(model), model.device
         self._weights = SharedWeights(weights)
@@ -84,13 +72,6 @@ class ProcessBackend:
             {name: each for name, each in self._blueprint.first(model).items() if name not in weights}
         )
         self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
-        self._options = {
-            "sampling": sampling,
-            "eos_ids": tuple(eos_ids),
-            "pad_id": pad_id,
-            "seed": seed,
-            "longest_prompt": longest_prompt,
-        }
         self._version = version
         self._rows: dict[int, Row] = {}  # started and not given back
         self._aborted: set[int] = set()  # of these
@@ -106,7 +87,7 @@ class ProcessBackend:
         return max(0, self.slots - len(self._rows))
 
     def start(self, rows: Sequence[Row]) -> None:
-        refuse_unfit(rows, self._rows, self._longest, self._most)
+        self._decoding.refuse_unfit(rows, self._rows)
         self._rows |= {row.rollout: row for row in rows}
         self._send("start", list(rows))
 
@@ -164,7 +145,7 @@ class ProcessBackend:
     def _begin(self) -> None:
         shared = (self._weights, self._fixed)
         self._spawned = Spawned(
-            _serve, *shared, self._version, self._options, self._threads, name="rollalloc generator"
+            _serve, *shared, self._version, self._decoding, self._threads, name="rollalloc generator"
         )
         self._heard = _Heard(self._spawned.connection)
         self._told = _Told(self._spawned.connection)
@@ -197,16 +178,14 @@ class ProcessBackend:
         self._heard.end(self._spawned.connection)
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         if not self._ended_since:
-            raise BackendDied(
-                f"the process that generates ended {how}, and so did the one before it, without a single rollout between; "
-                "it may lack memory (--max-rows, --kv-tokens), or the program that began this run has no `if __name__ == "
-                '"__main__":`, which a process that is spawned needs'
-            )
+            why = 'it may lack memory (--max-rows, --kv-tokens), or your program `if __name__ == "__main__":`'
+            what = f"the process that generates ended {how}, and so did the one before it, without a rollout between"
+            raise BackendDied(f"{what}; {why}")
         log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
         self._restarts += 1
         self._ended_since = False
         self._begin()
-        lost = [Ended(rollout, (), np.zeros(0, np.float32), (), "aborted") for rollout in sorted(self._aborted)]
+        lost = [Ended(rollout, (), NO_LOGPROBS, (), "aborted") for rollout in sorted(self._aborted)]
         for rollout in self._aborted:
             del self._rows[rollout]
         self._aborted.clear()
@@ -240,10 +219,7 @@ class _Told:
 class _Heard:
     """What comes out of a pipe, taken in at once, so that its writer never waits; at last, whatever happens, `_GONE`.
 
-    Attributes:
-        inbox: what was said.
-        signs: how often anything was said.
-        copied: whether the weights that were given last are copied; only the one who gives them says that they are not.
+    `signs` counts what came; `copied`: whether the weights given last are, which only the one who gives them denies.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -292,7 +268,7 @@ def _serve(
     weights: SharedWeights,
     fixed: SharedWeights,
     version: int,
-    options: dict[str, Any],
+    decoding: Decoding,
     threads: int,
 ) -> None:
     """The process: do what is said, decode while anything runs, and say what ended, or now and then that it is at work."""
@@ -302,7 +278,7 @@ def _serve(
     try:
         blueprint, device = pipe.recv()
         model = blueprint.built(fixed.views() | weights.views(), device)
-        backend = LocalBackend(model, version=version, **options)
+        backend = LocalBackend(model, decoding, version=version)
 
         def load(version: int) -> None:
             backend.load(weights.views(), version)

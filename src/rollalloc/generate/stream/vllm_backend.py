@@ -23,10 +23,8 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rollalloc.generate.sampler import draw_keys, uniforms
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, End, Ended, Row
-from rollalloc.generate.stream.local import refuse_unfit, spans_of
+from rollalloc.generate.sampler import NOT_FINITE, draw_keys, uniforms
+from rollalloc.generate.stream.backend import BackendDied, Decoding, End, Ended, Row, spans_of
 from rollalloc.generate.stream.silence import LOOK_S, Silence
 
 T = TypeVar("T")
@@ -57,6 +55,7 @@ class Served(Protocol):
     @property
     def dead(self) -> bool:
         """Whether its processes are gone."""
+        ...
 
     def generate(self, name: str, tokens: Sequence[int], most: int, seed: int, salt: str) -> AsyncIterator[Chunk]:
         """Sample at most `most` tokens after these; cached keys and values are shared where the salt is the same.
@@ -64,6 +63,7 @@ class Served(Protocol):
         Raises:
             BackendDied: the processes are gone.
         """
+        ...
 
     async def abort(self, names: Sequence[str]) -> None:
         """Let these end, soon."""
@@ -74,15 +74,19 @@ class Served(Protocol):
         Returns:
             When it was, and by name, of those that it has begun and not forgotten, how many tokens had been sampled.
         """
+        ...
 
     def paces(self) -> list[tuple[int, float]]:
         """As `Backend.paces`."""
+        ...
 
     def figures(self) -> dict[str, Any]:
         """As `Backend.figures`."""
+        ...
 
     def pids(self) -> Sequence[int]:
         """Of its processes."""
+        ...
 
     def close(self) -> None:
         """End the processes, whatever state they are in."""
@@ -131,10 +135,7 @@ class VllmBackend:
 
     Args:
         serve: begins it, with a folder for its files, in the event loop.
-        sampling: how.
-        slots: rollouts that run at a time.
-        seed: of the draws.
-        longest_prompt: tokens of the longest prompt that will come.
+        decoding: how.
         version: of the weights that the model has.
         limit_s: seconds without a token of any rollout, or an answer, after which it is given up.
 
@@ -145,15 +146,12 @@ class VllmBackend:
     def __init__(
         self,
         serve: Callable[[Path], Served],
-        sampling: Sampling,
+        decoding: Decoding,
         *,
-        slots: int,
-        seed: int,
-        longest_prompt: int,
         version: int = 0,
         limit_s: float = 600.0,
     ) -> None:
-        self._sampling, self._seed, self._longest, self.slots = sampling, seed, longest_prompt, slots
+        self._decoding, self.slots = decoding, decoding.slots
         self._rows: set[int] = set()  # started and not given back
         self._said: SimpleQueue[Ended | Exception] = SimpleQueue()
         self._over: Exception | None = None  # why nothing comes any more
@@ -186,7 +184,7 @@ class VllmBackend:
         return max(0, self.slots - len(self._rows))
 
     def start(self, rows: Sequence[Row]) -> None:
-        refuse_unfit(rows, self._rows, self._longest, self._sampling.max_new_tokens)
+        self._decoding.refuse_unfit(rows, self._rows)
         self._rows.update(row.rollout for row in rows)
         self._in_loop(self._start(rows))
 
@@ -328,8 +326,8 @@ class VllmBackend:
         if live.aborted:
             return "aborted", ""
         live.version, live.loads = self._version, []
-        [draw] = uniforms(draw_keys(self._seed, [row.prompt], [row.rollout]), len(row.begun))
-        most = self._sampling.max_new_tokens - len(row.begun)
+        [draw] = uniforms(draw_keys(self._decoding.seed, [row.prompt], [row.rollout]), len(row.begun))
+        most = self._decoding.sampling.max_new_tokens - len(row.begun)
         # What is cached of other weights is not for those that begin under these.
         asked = (live.name, (*row.tokens, *row.begun), most, int(draw * 2**53), str(live.version))
         async for chunk in served.generate(*asked):
@@ -338,9 +336,7 @@ class VllmBackend:
             live.at = chunk.at
             self._signs += 1
             if any(map(isnan, chunk.logprobs)):
-                raise FloatingPointError(
-                    "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
-                )
+                raise FloatingPointError(NOT_FINITE)
             if chunk.finish is not None:
                 end = _ENDS.get(chunk.finish, "failed")
                 if end == "failed" or (end == "aborted" and not live.aborted):

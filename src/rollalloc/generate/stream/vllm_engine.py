@@ -32,7 +32,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.generate.stream.backend import BackendDied, Decoding
 from rollalloc.generate.stream.vllm_backend import Chunk
 from rollalloc.models.weights import weights_of
 from rollalloc.processes.stopping import unheard
@@ -40,33 +40,25 @@ from rollalloc.processes.stopping import unheard
 _BLOCK = 128  # tokens of a block of keys and values on a CPU
 _GRACE_S = 5.0  # to end in peace
 _WATCH_S = 1.0  # how often it is looked whether the engine is there, while it takes weights
+_OWN = "use our own back-end (--backend own)"
 _DIED = "vLLM's engine ended; what it said about it is above, on standard error"
 
 
 def refuse_unservable(model: PreTrainedModel) -> None:
-    """Refuse a model that vLLM cannot serve here, or to which it cannot give new weights.
-
-    Raises:
-        ValueError: says why, and what to do.
-    """
+    """Refuse, by a `ValueError`, a model that vLLM cannot serve here, or to which it cannot give new weights."""
     config, names = model.config.get_text_config(), model.config.architectures or [type(model).__name__]
     if not set(names) & set(ModelRegistry.get_supported_archs()):
-        raise ValueError(f"vLLM does not know {' or '.join(names)}: use our own back-end (--backend own)")
+        raise ValueError(f"vLLM does not know {' or '.join(names)}: {_OWN}")
     if not current_platform.is_cpu():
         return
     if config.tie_word_embeddings:
-        raise ValueError(
-            f"the head of this {type(model).__name__} is tied to its embeddings, and on a CPU vLLM can give such a model "
-            "no new weights: give it a head of its own (tie_word_embeddings=false with lm_head.weight saved; "
-            "`rollalloc model --untie`), or use our own back-end (--backend own)"
-        )
+        what = f"the head of this {type(model).__name__} is tied to its embeddings, which vLLM on a CPU cannot update"
+        raise ValueError(f"{what}: untie it (`rollalloc model --untie`), or {_OWN}")
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if _head_dim(config) not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
-        raise ValueError(
-            f"on a CPU vLLM serves heads of {', '.join(map(str, sizes))}, and this model's are of {_head_dim(config)}: use "
-            "our own back-end (--backend own)"
-        )
+        known = ", ".join(map(str, sizes))
+        raise ValueError(f"on a CPU vLLM serves heads of {known}, and this model's are of {_head_dim(config)}: {_OWN}")
 
 
 class Engine:
@@ -77,28 +69,17 @@ class Engine:
     Args:
         model: is copied.
         folder: for its files.
-        sampling: how.
-        ends: tokens that end a rollout.
-        longest_prompt: tokens of the longest prompt that will come.
-        slots: rollouts that run at a time.
+        decoding: how.
 
     Raises:
         ValueError: vLLM refuses the model.
         BackendDied: it did not begin; why is on standard error.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        folder: Path,
-        sampling: Sampling,
-        *,
-        ends: Sequence[int],
-        longest_prompt: int,
-        slots: int,
-    ) -> None:
-        self._sampling, self._ends = sampling, list(ends)
-        width = longest_prompt + sampling.max_new_tokens
+    def __init__(self, model: PreTrainedModel, folder: Path, decoding: Decoding) -> None:
+        sampling, slots = decoding.sampling, decoding.slots
+        self._sampling, self._ends = sampling, [*decoding.eos_ids, *sampling.stop_ids]
+        width = decoding.longest_prompt + sampling.max_new_tokens
         model.save_pretrained(folder)
         _refuse_renamed(model, folder)
         arguments: dict[str, Any] = {
@@ -244,10 +225,8 @@ def _refuse_renamed(model: PreTrainedModel, folder: Path) -> None:
         with safe_open(file, "pt") as opened:
             saved.update(opened.keys())
     if others := saved ^ weights_of(model).keys():
-        raise ValueError(
-            f"{type(model).__name__} saves weights under other names than it has them ({sorted(others)[0]}, ...), which "
-            "rollalloc cannot hand to vLLM: use our own back-end (--backend own)"
-        )
+        what = f"{type(model).__name__} saves weights under other names than it has them ({min(others)}, ...)"
+        raise ValueError(f"{what}, which vLLM cannot take: {_OWN}")
 
 
 def _cache_bytes(model: PreTrainedModel, sampling: Sampling, width: int, slots: int) -> int:
@@ -256,11 +235,9 @@ def _cache_bytes(model: PreTrainedModel, sampling: Sampling, width: int, slots: 
     a_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * _head_dim(config)
     a_row = -(-width // _BLOCK) * _BLOCK * a_token
     needed = slots * a_row + _BLOCK * a_token  # vLLM keeps a block for itself
-    return (
-        needed
-        if sampling.kv_tokens is not None
-        else min(needed, max(2 * a_row, psutil.virtual_memory().available // 2))
-    )
+    if sampling.kv_tokens is not None:
+        return needed
+    return min(needed, max(2 * a_row, psutil.virtual_memory().available // 2))
 
 
 def _head_dim(config: Any) -> int:

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,12 +120,6 @@ def stand_in() -> Iterator[Counts]:
             yield _counts
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-def elsewhere(pipe: Connection, serve: Callable[..., None], *arguments: Any) -> None:
-    """What another process runs, in which there is the device too: `serve(pipe, *arguments)`."""
-    with stand_in():
-        serve(pipe, *arguments)
 
 
 class OnDevice(torch.Tensor):
