@@ -7,7 +7,6 @@ import math
 import shutil
 import sys
 import warnings
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,12 +14,10 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.generate import waves as rollouts
-from rollalloc.generate.sampler import Request, generate
-from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.generate.sampler import Request
+from rollalloc.lab.bench.tasks.tiny import PAD_ID
 from rollalloc.models.adapter import Adapter, digest_of, plain_weights
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import completion_logprobs
@@ -28,10 +25,8 @@ from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.models.recomputing import recomputing
 from rollalloc.train import evaluation
-from rollalloc.train.description import Run, Source
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
-from rollalloc.train.settings import Settings
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
 HALF = ["bfloat16", "float16"]
@@ -80,13 +75,6 @@ def test_a_policy_with_adapters_begins_as_the_base_model_and_trains_them_alone(p
     }
 
 
-def test_the_scale_is_alpha_over_rank_and_twice_the_rank_by_default(policy_of):
-    for lora, scale in ((Lora(2), 2.0), (Lora(4, 2.0), 0.5)):
-        model = policy_of().with_lora(lora, seed=0).model
-        assert model.model.layers[0].mlp.up_proj.scaling == {"default": scale}
-        assert model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape == (lora.rank, 16)
-
-
 def test_the_seed_decides_the_initial_adapters_and_leaves_torchs_own_draws_alone(policy_of):
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -101,12 +89,6 @@ def test_the_seed_decides_the_initial_adapters_and_leaves_torchs_own_draws_alone
     assert not torch.equal(a, c)
 
 
-def test_targets_may_be_named_by_their_last_parts(policy_of):
-    model = policy_of().with_lora(Lora(2, targets=("self_attn.q_proj", "up_proj")), seed=0).model
-    adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
-    assert adapted == {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"}
-
-
 def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(policy_of):
     model = policy_of().with_lora(Lora(2, targets=("lm_head",)), seed=0).model
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
@@ -116,7 +98,7 @@ def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(po
     tied = policy_of()
     tied.model.config.tie_word_embeddings = True
     tied.model.tie_weights()
-    with pytest.raises(ValueError, match="lm_head is the head, whose weights are those of the embeddings"):
+    with pytest.raises(ValueError, match="lm_head is the head, tied to the embeddings"):
         tied.with_lora(Lora(2, targets=("lm_head",)), seed=0)
 
 
@@ -151,11 +133,6 @@ def test_adapters_that_do_not_go_with_the_model_are_refused_and_nothing_is_chang
     assert all_weights(policy.model).keys() == before.keys()
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
     assert policy.with_lora(Lora(16), seed=0).adapter is not None
-
-
-def test_a_second_set_of_adapters_is_refused(policy):
-    with pytest.raises(ValueError, match="has adapters already"):
-        policy.with_lora(Lora(2), seed=0).with_lora(Lora(2), seed=0)
 
 
 def test_without_peft_it_is_said_what_to_install(policy, monkeypatch):
@@ -308,23 +285,6 @@ def test_a_run_does_not_go_on_upon_another_base(run_of, policy_of, tmp_path):
         run_of(tmp_path / "a", policy=policy_of(seed=2)).resume()
 
 
-def test_what_was_saved_before_these_settings_were_there_is_gone_on_with(run_of):
-    said = Settings(sampling=Sampling(3)).identity()
-    assert not {"sampling_dtype", "gradient_checkpointing"} & said.keys()
-    assert Settings(sampling=Sampling(3), sampling_dtype="float16").identity()["sampling_dtype"] == "float16"
-    assert "frozen" not in run_of(None, None).state.identity
-    source = Source(model="m", prompts=("p",), reward="r:f")
-    run = Run(source=source, recipe="grpo", settings=Settings(sampling=Sampling(3)))
-    described = run.description()
-    assert "lora" not in described["source"]
-    assert not {"sampling_dtype", "gradient_checkpointing"} & described["settings"].keys()
-    changed = replace(
-        run, source=replace(source, lora=SMALL), settings=replace(run.settings, sampling_dtype="bfloat16")
-    )
-    assert changed.description()["source"]["lora"] == {"rank": 2, "alpha": None, "targets": []}
-    assert changed.description()["settings"]["sampling_dtype"] == "bfloat16"
-
-
 # Half precision
 
 
@@ -347,26 +307,6 @@ def test_a_copy_in_half_precision_follows_the_weights(policy_of, dtype, adapters
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.add_(0.1)
-
-
-def test_in_single_precision_the_policy_itself_samples(policy):
-    assert Behaviour(policy, "float32").policy() is policy
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_log_probabilities_are_those_of_the_policy_that_sampled(policy, dtype):
-    copy = Behaviour(policy, dtype).policy()
-    made = generate(copy.model, requests(), Sampling(3), eos_ids=(EOS_ID,), pad_id=PAD_ID, seed=0)
-    prompts = [request.tokens for request in requests() for _ in request.rollouts]
-
-    def off(model):
-        with torch.no_grad():
-            found_BT, mask_BT = completion_logprobs(model, prompts, [one.tokens for one in made], pad_id=PAD_ID)
-        given = torch.cat([torch.from_numpy(one.logprobs) for one in made])
-        return (found_BT[mask_BT] - given).abs().mean()
-
-    assert off(copy.model) < 0.3 * off(policy.model)
-    assert off(policy.model) < 0.05
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -426,11 +366,6 @@ def test_weights_that_overflow_half_precision_are_said(run_of, policy_of):
         run_of(None, None, policy=policy, sampling_dtype="float16", heldout=None).run()
 
 
-def test_another_dtype_is_refused():
-    with pytest.raises(ValueError, match="sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"):
-        Settings(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
-
-
 # Gradient checkpointing
 
 
@@ -465,21 +400,6 @@ def test_layers_that_are_computed_again_keep_less_and_give_the_same_gradient(pol
     for name, gradient in found.items():
         assert torch.equal(gradient, expected[name]), name
     assert kept_bytes(policy.model, again=False)[0] == all_of_it  # afterwards all is as it was
-
-
-def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, policy_of, prompts_of):
-    """A header shared by all prompts is read through a cache, which a layer that is computed again must not see."""
-    header = (2, 3, 4, 5) * 5
-    prompts = prompts_of(8)
-    prompts = replace(prompts, tokens=tuple(header[: 24 - len(each)] + each for each in prompts.tokens))
-
-    def trained(**changes):
-        trainer = trainer_of(recipes.grpo(4, 4), 64, prompts=prompts, sampling=Sampling(3), **changes)
-        with tokens_by_key(), gradients_of(trainer.policy.model) as gradients:
-            trainer.run()
-        return gradients
-
-    assert_same_gradients(trained(gradient_checkpointing=True), trained())
 
 
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused(policy_of, monkeypatch, trainer_of):

@@ -40,11 +40,6 @@ def test_a_policy_survives_saving_and_loading(policy, folder, tmp_path):
     assert torch.equal(again.model.lm_head.weight, policy.model.lm_head.weight)
 
 
-def test_half_precision_weights_are_trained_in_full(policy, folder):
-    policy.model.to(torch.bfloat16).save_pretrained(folder)
-    assert {parameter.dtype for parameter in Policy.load(folder, device="cpu").model.parameters()} == {torch.float32}
-
-
 def test_a_model_the_sampler_cannot_generate_with_is_refused_with_what_can(policy, folder):
     config = Lfm2Config(
         vocab_size=policy.vocabulary,
@@ -56,9 +51,7 @@ def test_a_model_the_sampler_cannot_generate_with_is_refused_with_what_can(polic
         layer_types=["conv", "full_attention"],
     )
     Lfm2ForCausalLM(config).save_pretrained(folder)
-    with pytest.raises(
-        ValueError, match=r"Lfm2ForCausalLM.*LinearAttentionLayer.*train this one through rollalloc.dri"
-    ):
+    with pytest.raises(ValueError, match=r"Lfm2ForCausalLM.*LinearAttentionLayer.*train it through TRL"):
         Policy.load(folder, device="cpu")
 
 
@@ -66,35 +59,9 @@ def test_a_model_the_sampler_cannot_generate_with_is_refused_with_what_can(polic
 def test_a_path_without_a_folder_is_not_asked_of_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    with pytest.raises(FileNotFoundError, match="there is no such folder; give that of a model") as caught:
+    with pytest.raises(FileNotFoundError, match="there is no such folder") as caught:
         Policy.load(name)
     assert "none" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "owner/model"])
-def test_another_name_is_the_hubs(name, tmp_path, monkeypatch):
-    asked = []
-
-    def from_hub(name, **_):
-        asked.append(name)
-        raise OSError
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_hub)
-    with pytest.raises(OSError):
-        Policy.load(name)
-    assert asked == [name]
-
-
-def test_a_folder_may_be_named_from_home(policy, folder, monkeypatch):
-    monkeypatch.setenv("HOME", str(folder.parent))
-    assert Policy.load("~/saved", device="cpu").vocabulary == policy.vocabulary
-
-
-def test_text_and_answers_are_each_others_inverse(policy):
-    answer = policy.answer("a1 a2")
-    assert answer == (*policy.tokenizer("a1 a2")["input_ids"], 1)
-    assert policy.text(answer) == "a1 a2"
 
 
 def save_tokenizer(folder, **special):
@@ -154,11 +121,6 @@ def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):
     except ValueError as error:
         assert "trust_remote_code" in str(error)  # noqa: PT017
     assert not trace.exists()
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises((OSError, ValueError), match=r"config\.json"):
-        Policy.load(tmp_path, device="cpu")
 
 
 def test_a_model_that_hides_its_context_is_refused(policy, folder):

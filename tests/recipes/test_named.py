@@ -117,3 +117,57 @@ def made_or_not(name, parameters):
         return make_recipe(name, parameters)
     except ValueError:  # the two have one slot in common
         return None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, dr_grpo, reinforce"),
+        ("zzz", {}, r"unknown recipe 'zzz'; there are .*module:object"),
+        (
+            "grpo",
+            {"group": 3, "n": 2},
+            r"grpo has no parameter 'group' \(did you mean 'groups'\?\); it takes groups, n",
+        ),
+        ("dapo", {"groups": 3}, r"dapo needs n, gen_groups; it takes groups, n, gen_groups, surplus"),
+        ("grpo", {"groups": 0, "n": 2}, r"groups must be .* at least 1"),
+        ("grpo", {"groups": "many", "n": 2}, r"groups must be .*'many'"),
+    ],
+)
+def test_recipes_that_cannot_be_made_say_why(name, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        make_recipe(name, parameters)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "recipes_of_mine.py").write_text(
+        "from rollalloc import recipes\n"
+        "plain = recipes.grpo(2, 2)\n"
+        "number = 3\n"
+        "def mine(n, groups=4): return recipes.grpo(groups, n)\n"
+        "def wrong(): return 'grpo'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "recipes_of_mine"
+
+
+def test_a_recipe_of_ones_own_is_module_and_object(module):
+    assert make_recipe(f"{module}:plain", {}) == recipes.grpo(2, 2)
+    assert make_recipe(f"{module}:mine", {"n": 3}) == recipes.grpo(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "error", "message"),
+    [
+        ("plain", {"n": 3}, ValueError, "it is a recipe, which takes none"),
+        ("mine", {}, ValueError, "needs n; it takes n, groups"),
+        ("mine", {"m": 1}, ValueError, "has no parameter 'm'"),
+        ("number", {}, ValueError, "must be a Recipe or a function that returns one, got 3"),
+        ("wrong", {}, ValueError, "must return a Recipe, got 'grpo'"),
+        ("nobody", {}, AttributeError, "nobody"),
+    ],
+)
+def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, error, message):
+    with pytest.raises(error, match=message):
+        make_recipe(f"{module}:{name}", parameters)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from rollalloc import recipes
-from rollalloc.lab.bench.tasks.tiny import EOS_ID
 from rollalloc.processes.stopping import ASKING, Stopped
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
@@ -153,16 +149,6 @@ def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, c
     assert f"the rate goes from {rates[2]:.3g} to {0.01 * (1 - 0.45 * spent):.3g}" in caplog.text
 
 
-def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
-    changes = {"schedule": Schedule(shape="linear")}
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path, listener=killed_after(3), **changes).run()
-    with pytest.raises(ValueError, match=r"run\.settings\.max_batches: saved 6, given 8"):
-        run_of(tmp_path, max_batches=8, **changes).resume()
-    with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
-        run_of(tmp_path, max_batches=None, **changes)
-
-
 def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):
     """The reference is not in the checkpoint: it is the policy that the resumed trainer was made with."""
     changes = {
@@ -189,21 +175,6 @@ def test_a_run_may_go_on_with_less_memory(run_of, broken):
     assert run_of(broken, tokens_per_forward=20).resume() == 4
 
 
-def test_held_pilots_are_in_the_checkpoint(run_of, tmp_path):
-    trainer = run_of(tmp_path, max_batches=3, checkpoint_every=1)
-    trainer.run()
-    held = dict(trainer.roller.generations)
-    assert held  # of pilots that wait for their commits
-    resumed = run_of(tmp_path, max_batches=4)
-    resumed.resume()
-    assert list(resumed.roller.generations) == list(held)
-    for rollout, made in held.items():
-        again = resumed.roller.generations[rollout]
-        assert (again.rollout, again.tokens, again.truncated) == (made.rollout, made.tokens, made.truncated)
-        assert again.logprobs.dtype == made.logprobs.dtype
-        assert (again.logprobs == made.logprobs).all()
-
-
 def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(run_of, tmp_path):
     """By the optimizer's momentum: a parameter without a gradient would be left out of the step."""
 
@@ -227,31 +198,6 @@ def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(
     resumed.run()
     assert not torch.equal(weights(resumed), before)
     assert torch.equal(weights(resumed), weights(unbroken))
-
-
-def test_exact_evaluation_and_the_target_go_on(run_of, prompts_of, tmp_path):
-    heldout = HeldOut(prompts_of(8), ((9, EOS_ID),) * 8)
-    given = {"heldout": heldout, "target": 1e-6, "max_batches": None, "eval_every": 200, "checkpoint_every": 1}
-    why = run_of(tmp_path / "a", **given).run()
-    assert why.startswith("target")
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(3), **given).run()
-    resumed = run_of(tmp_path / "b", **given)
-    resumed.resume()
-    assert resumed.run() == why
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-
-
-def test_a_resumed_run_gives_up_when_the_unbroken_one_does(run_of, tmp_path):
-    given = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
-    why = run_of(tmp_path / "a", **given).run()
-    assert why.startswith("barren")
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(41), **given).run()
-    resumed = run_of(tmp_path / "b", **given)
-    assert resumed.resume() == 40
-    assert resumed.run() == why
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
 
 
 def test_a_finished_run_that_is_resumed_ends_again_the_same(run_of, tmp_path):
@@ -282,18 +228,6 @@ def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path
     assert "recipe.budget.run_rollouts: saved 48, given 96" in caplog.text
     assert larger.run().startswith("the budget of ")
     assert untimed(tmp_path)[-1]["rollouts_paid"] == 96
-
-
-def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
-    before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    with pytest.raises(
-        FileExistsError, match="a run that has not ended, with a checkpoint after batch 4; go on with it"
-    ):
-        run_of(broken, max_batches=3, checkpoint_every=None).run()
-    assert {path: path.read_bytes() for path in before} == before
-    run_of(broken, max_batches=3, checkpoint_every=None).run(overwrite=True)
-    assert numbers(broken) == [3]
-    assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
 
 
 # Which are kept
@@ -439,28 +373,6 @@ def test_a_full_disk_leaves_the_one_before_and_says_so(run_of, broken, monkeypat
     assert untimed(broken) == untimed(tmp_path / "a")
 
 
-@contextmanager
-def files_of_at_most(size):
-    """As good as a full disk, for the tensors too, which Python does not write itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("size", [200, 3000, 9000])
-def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
-    tensors = {"weights": {"w": torch.zeros(2000)}, "payloads": {"tokens": torch.zeros(0, dtype=torch.int64)}}
-    state = {"text": "x" * 10_000}
-    checkpoint.save(tmp_path, 1, state, tensors, keep=2)
-    with files_of_at_most(size), pytest.raises(OSError, match=r"after batch 2 could not be written .* after batch 1"):
-        checkpoint.save(tmp_path, 2, state, tensors, keep=2)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-    assert checkpoint.load_newest(tmp_path).state == state
-
-
 # Asked to stop
 
 
@@ -500,16 +412,6 @@ def test_a_second_ctrl_c_leaves_at_once(run_of, tmp_path):
     assert run_of(tmp_path).resume() == 2
 
 
-def test_a_second_sigterm_does_not_kill_the_save(run_of, tmp_path):
-    def listen(line):
-        if line["kind"] == "batch" and line["batch"] == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Stopped, match="stopped by SIGINT after batch 1"):
-        run_of(tmp_path, listener=listen).run()
-
-
 def test_what_was_ignored_stays_ignored(run_of, tmp_path):
     """Under `nohup` a terminal that goes away is no reason to stop."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -542,17 +444,6 @@ def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
     assert numbers(tmp_path / "never") == [6]
     assert untimed(tmp_path / "often") == untimed(tmp_path / "never")
     assert torch.equal(weights(often), weights(never))
-
-
-def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
-    handlers, whys = [], []
-    trainer = run_of(tmp_path, listener=lambda _: handlers.append(signal.getsignal(signal.SIGTERM)))
-    thread = threading.Thread(target=lambda: whys.append(trainer.run()))
-    before = signal.getsignal(signal.SIGTERM)
-    thread.start()
-    thread.join()
-    assert whys[0].startswith("max_batches")
-    assert set(handlers) == {before}
 
 
 # kill -9
@@ -700,20 +591,5 @@ def killed_at_random_moments(tmp_path, moments, batches, seed):
     return done
 
 
-def test_a_run_that_was_over_when_it_was_killed_leaves_no_half_removed_checkpoint(run_of, tmp_path):
-    run_of(tmp_path, max_batches=3).run()
-    place = tmp_path / "checkpoints" / "1"
-    shutil.copytree(tmp_path / "checkpoints" / "3", place.with_name(".unfinished-1-removed"))
-    again = run_of(tmp_path, max_batches=3)
-    again.resume()
-    again.run()
-    assert numbers(tmp_path)[-1] == 3
-
-
 def test_killed_at_a_few_moments(tmp_path):
     assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
-
-
-@pytest.mark.slow
-def test_killed_at_many_moments(tmp_path):
-    assert killed_at_random_moments(tmp_path, moments=40, batches=20, seed=1) >= 40

@@ -7,95 +7,16 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from transformers import AutoTokenizer
 
-from rollalloc import recipes
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
-from rollalloc.named import make_recipe
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.description import Run, folder_of
 from rollalloc.train.execution import execute
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.schedule import Schedule
-
-# Recipes by name
-
-
-def test_recipes_are_those_of_the_package():
-    assert make_recipe("grpo", {"groups": 3, "n": 2}) == recipes.grpo(3, 2)
-    given = {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "promote": "oldest"}
-    assert make_recipe("pilot_commit", given) == recipes.pilot_commit(**given)
-    assert make_recipe("dapo_carry", {"groups": 3, "n": 2, "gen_groups": 6}) == recipes.dapo(3, 2, 6, surplus="carry")
-    mixed = recipes.mix(recipes.pilot_commit(2, 2, 2, 6), recipes.pods(2, 4, 3))
-    assert (
-        make_recipe("pilot_commit+pods", {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6, "m": 3}) == mixed
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "message"),
-    [
-        ("grop", {}, r"unknown recipe 'grop' \(did you mean 'grpo'\?\); there are grpo, dr_grpo, reinforce"),
-        ("pilotcommit", {}, r"did you mean 'pilot_commit'"),
-        ("zzz", {}, r"unknown recipe 'zzz'; there are .*module:object"),
-        (
-            "grpo",
-            {"group": 3, "n": 2},
-            r"grpo has no parameter 'group' \(did you mean 'groups'\?\); it takes groups, n",
-        ),
-        ("grpo", {"xyz": 3}, r"grpo has no parameter 'xyz'; it takes groups, n"),
-        ("dapo", {"groups": 3}, r"dapo needs n, gen_groups; it takes groups, n, gen_groups, surplus"),
-        ("grpo", {"groups": 0, "n": 2}, r"groups must be .* at least 1"),
-        ("grpo", {"groups": "many", "n": 2}, r"groups must be .*'many'"),
-        ("pilot_commit", {"groups": 2, "n_pilot": 0, "n_commit": 2, "gen_groups": 6}, r"n_pilot must be .* at least 1"),
-    ],
-)
-def test_recipes_that_cannot_be_made_say_why(name, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        make_recipe(name, parameters)
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    (tmp_path / "recipes_of_mine.py").write_text(
-        "from rollalloc import recipes\n"
-        "plain = recipes.grpo(2, 2)\n"
-        "number = 3\n"
-        "def mine(n, groups=4): return recipes.grpo(groups, n)\n"
-        "def wrong(): return 'grpo'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    return "recipes_of_mine"
-
-
-def test_a_recipe_of_ones_own_is_module_and_object(module):
-    assert make_recipe(f"{module}:plain", {}) == recipes.grpo(2, 2)
-    assert make_recipe(f"{module}:mine", {"n": 3}) == recipes.grpo(4, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "error", "message"),
-    [
-        ("plain", {"n": 3}, ValueError, "it is a recipe, which takes none"),
-        ("mine", {}, ValueError, "needs n; it takes n, groups"),
-        ("mine", {"m": 1}, ValueError, "has no parameter 'm'"),
-        ("number", {}, ValueError, "must be a Recipe or a function that returns one, got 3"),
-        ("wrong", {}, ValueError, "must return a Recipe, got 'grpo'"),
-        ("nobody", {}, AttributeError, "nobody"),
-    ],
-)
-def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, error, message):
-    with pytest.raises(error, match=message):
-        make_recipe(f"{module}:{name}", parameters)
-
-
-def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(ImportError, match="no_such_module"):
-        make_recipe("no_such_module:recipe", {})
-
 
 # A run
 
@@ -136,12 +57,6 @@ def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
     run = replace(run, settings=replace(run.settings, loss=loss, schedule=schedule, precision="bf16", max_batches=2))
     execute(run, tmp_path)
     assert Run.described_in(tmp_path) == run
-
-
-def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
-    pytest.importorskip("tensorboard")
-    execute(run_of(track=("tensorboard",)), tmp_path)
-    assert [path.name[:6] for path in (tmp_path / "tensorboard").iterdir()] == ["events"]
 
 
 def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, tmp_path):
@@ -199,13 +114,6 @@ def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
         Run.described_in(tmp_path)
 
 
-def test_a_run_with_a_ledger_is_of_a_version_that_had_one(run_of, tmp_path):
-    described = run_of().description()
-    (tmp_path / "run.json").write_text(json.dumps(described | {"source": described["source"] | {"ledger": "a.db"}}))
-    with pytest.raises(ValueError, match=r"'ledger'; the version that wrote it reads it, 0\.1 where it names a ledger"):
-        Run.described_in(tmp_path)
-
-
 @pytest.mark.parametrize("body", ["def score(:", "raise KeyError(3)", "import sys; sys.exit(0)", "1 / 0"])
 def test_a_reward_whose_module_raises_is_one_error(run_of, tmp_path, body):
     (tmp_path / "broken.py").write_text(body + "\n")
@@ -252,15 +160,10 @@ def test_a_tokenizer_that_is_larger_than_its_model_is_refused(run_of, task, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_the_tokenizers_words_are_where_that_test_needs_them(task):
-    tokenizer = AutoTokenizer.from_pretrained(task.model)
-    assert (len(tokenizer), tokenizer("s7")["input_ids"]) == (11, [10])
-
-
 def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
     run = run_of(sampling=Sampling(4))
     with pytest.raises(
-        ValueError, match="a held-out answer has 15 tokens, end of sequence included, but a rollout at most 4"
+        ValueError, match="a held-out answer has 15 tokens, end of sequence included, a rollout at most 4"
     ):
         execute(run, tmp_path)
     sampled = replace(run, source=replace(run.source, single_answer=False), max_rollouts=16)

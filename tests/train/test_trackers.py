@@ -52,12 +52,6 @@ def test_the_numbers_of_a_batch_by_name():
     }
 
 
-def test_what_is_not_known_is_left_out():
-    found = scalars(BATCH | {"reward_mean": None, "lengths": None, "unscored": {}})
-    assert not {name for name in found if "reward" in name or "lengths" in name}
-    assert found["rollalloc/unscored"] == 0
-
-
 def test_an_evaluation_says_only_its_own():
     line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": None, "eval_unscored": 1}
     expected = {"rollalloc/accuracy": 0.5, "rollalloc/eval_unscored": 1, "rollalloc/eval_seconds": 0.1}
@@ -144,13 +138,6 @@ def test_wandb_hears_that_a_run_broke_off(wandb, tmp_path):
     assert wandb[-1] == ("finish", (), {"exit_code": 1})
 
 
-def test_an_evaluation_is_drawn_at_what_it_was_paid_for(wandb, tmp_path):
-    line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": 0.1, "breadth": None}
-    with tracked(["wandb"], tmp_path, {}) as listener:
-        listener(line | {"eval_unscored": 0, "eval_seconds": 0.1})
-    assert wandb[2][1][0]["rollalloc/rollouts_paid"] == 7
-
-
 def test_every_tracker_and_the_callers_own_listener_hear_each_line_once(wandb, tmp_path):
     pytest.importorskip("tensorboard")
     lines = []
@@ -159,14 +146,6 @@ def test_every_tracker_and_the_callers_own_listener_hear_each_line_once(wandb, t
     assert lines == [BATCH]
     assert [name for name, *_ in wandb].count("log") == 1
     assert read_back(tmp_path)["reward"] == [(32, 0.25)]
-
-
-def test_without_trackers_only_the_callers_own_listener_hears(tmp_path):
-    lines = []
-    with tracked([], tmp_path, {}, lines.append) as listener:
-        listener(BATCH)
-    assert lines == [BATCH]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):

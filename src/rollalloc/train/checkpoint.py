@@ -149,7 +149,7 @@ def load_newest(folder: Path) -> Checkpoint:
             return _read(parent / str(number), number)
         except CorruptCheckpoint as error:
             log.warning("%s", error)
-    raise CorruptCheckpoint(parent, f"none of {numbers} is whole; start the run afresh")
+    raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole; start the run afresh")
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
@@ -311,7 +311,9 @@ def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved
     for key, tensor in saved.items():
         name, _, entry = key.rpartition(":")
         if name not in index_of:
-            raise ValueError(f"optimizer: {key!r} is of no parameter of this model; the checkpoint is of another one")
+            raise ValueError(
+                f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
+            )
         state.setdefault(index_of[name], {})[entry] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for _, parameter in trained(model):

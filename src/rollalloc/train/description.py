@@ -177,7 +177,9 @@ class Run:
             saved = Run._saved_in(folder)[0]
             return _revived(Run, saved | {"settings": NEWER | saved["settings"]})
         except (TypeError, KeyError) as error:
-            raise ValueError(f"{path} is of another version of rollalloc, which reads it: {error}") from None
+            raise ValueError(
+                f"{path} is not of this version of rollalloc ({error}); the one that wrote it reads it"
+            ) from None
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:

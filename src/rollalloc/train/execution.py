@@ -208,7 +208,7 @@ def _loaded(reward: str) -> RewardFunction:
     except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do
         raise
     except (Exception, SystemExit) as error:
-        what = f"its module raises {type(error).__name__} when it is imported: {error}"
+        what = f"since its module raises {type(error).__name__} when it is imported: {error}"
         raise ImportError(f"{reward} cannot be loaded, {what}") from error
 
 

@@ -103,7 +103,7 @@ class RunFolder:
             _refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
-            do = "go on with it (--resume), replace it (--overwrite), or give another folder (--out)"
+            do = "go on with it (--resume), replace what it wrote (--overwrite), or give another folder (--out)"
             raise FileExistsError(f"{self.path} holds {held}; {do}")
         inside = [*self._claims.foreign(self._inside(MODEL)), *checkpoint.foreign(self.path)]
         refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)

@@ -3,8 +3,6 @@
 They sample in batches of other shapes, so no weights decide a token here; `test_backends` has what the model samples.
 """
 
-from contextlib import nullcontext
-
 import pytest
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
@@ -74,19 +72,3 @@ def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of,
     assert begun + trained(resumed) == expected
     assert {row.version for batch in expected for row, _ in batch} == {0, 1, 2, 3}
     assert resumed.policy.adapter is not None
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_the_same_batches_in_few_slots(trainer_of, rows):
-    waves = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8))
-    streams = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8, max_rows=rows), **IN_PROCESS)
-    assert trained(waves) == trained(streams)
-
-
-@pytest.mark.slow
-def test_the_process_trains_the_same_batches(trainer_of):
-    """Whose tokens the weights decide: they hardly move, so that no rounding of theirs decides one."""
-    changes = {"max_batches": 3, "sampling": Sampling(8), "learning_rate": 1e-6}
-    waves = trainer_of(TIMELESS["grpo"], **changes)
-    streams = trainer_of(TIMELESS["grpo"], **changes, engine="async")
-    assert trained(waves, nullcontext()) == trained(streams, nullcontext())

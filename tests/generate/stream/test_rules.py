@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.events import Actions, Cancelled, Done, Failed, Order
+from rollalloc.core.events import Actions, Cancelled, Done, Order
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream import partial
 from rollalloc.generate.stream.backend import Ended
 from rollalloc.generate.stream.partial import Partials
 from rollalloc.generate.stream.settings import Streaming
@@ -49,12 +48,6 @@ def test_what_has_no_token_or_its_end_is_not_kept(tokens):
     assert len(kept) == 0
 
 
-def test_where_nothing_is_to_be_kept_nothing_is():
-    kept = partials(on=False)
-    kept.keep(3, made_of((5, 6)), 2)
-    assert len(kept) == 0
-
-
 @pytest.mark.parametrize(("version", "is_taken"), [(4, True), (5, True), (6, False)])
 def test_a_prefix_is_as_old_as_its_first_token_and_trained_on_an_update_later(version, is_taken):
     """Of version 4, with a staleness of 2: begun at 5 it is in the batch of version 6 at the latest."""
@@ -62,16 +55,6 @@ def test_a_prefix_is_as_old_as_its_first_token_and_trained_on_an_update_later(ve
     kept.keep(3, made, 2)
     assert (kept.take(3, version) is made) == is_taken
     assert len(kept) == 0
-
-
-def test_the_newest_are_kept(monkeypatch):
-    monkeypatch.setattr(partial, "_MOST", 2)
-    kept = partials()
-    for prompt, token in ((1, 5), (2, 5), (1, 6), (3, 5)):
-        kept.keep(prompt, made_of((token,)), 9)
-    assert kept.take(2, 0) is None
-    assert kept.take(1, 0).tokens == (6,)
-    assert kept.take(3, 0).tokens == (5,)
 
 
 def test_spans_that_meet_are_one():
@@ -239,20 +222,6 @@ def test_straddlers_that_are_stopped_are_told_with_their_tokens_and_kept(scripte
     assert backend.started[-1].begun == (7,)
 
 
-def test_the_age_of_a_prefix_is_that_of_the_weights_now(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="continue")
-    core.next = ordered(1)
-    turn()
-    core.next = Actions(cancel=(1,))
-    turn()
-    turn(ended(1, (7,), "aborted"))
-    for version in (1, 2, 3):
-        roller.updated(version)
-    core.next = ordered(2)
-    turn()
-    assert backend.started[-1].begun == ()
-
-
 def test_one_that_is_cancelled_while_it_is_scored_is_told_with_its_score(scripted):
     later = Future()
 
@@ -285,15 +254,6 @@ def test_where_nothing_overlaps_a_score_is_waited_for(scripted):
     turn()
     turn(ended(1, (7, EOS)))
     assert [type(event) for event in core.told] == [Done]
-
-
-def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted):
-    roller, _, core, turn = scripted()
-    core.next = ordered(1)
-    turn()
-    turn(replace(ended(1, (7,), "failed"), reason="lost"))
-    assert core.told == [Failed(1, "lost", 1)]
-    assert {*roller.generations, *roller._order_of} == set()
 
 
 def test_after_a_pause_what_is_outstanding_is_begun_again_and_nothing_else_is_known(scripted):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from contextlib import closing
 
 import numpy as np
@@ -152,19 +151,6 @@ def test_seeds_are_of_prompt_rollout_and_where_it_begins(made):
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
-def test_rows_are_refused_before_any_is_taken(made):
-    backend, _, _ = made
-    started(made, Row(1, 0, (4,)))
-    for row, words in [
-        (Row(1, 0, (4,)), "runs already"),
-        (Row(3, 0, ()), "1 to 4 tokens, got 0"),
-        (Row(3, 0, (4,), (4,) * LENGTH), "all it may have"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            backend.start([Row(2, 0, (4,)), row])
-    assert backend.capacity() == 2
-
-
 def test_what_is_aborted_comes_back_once_with_what_it_had(made):
     backend, fake, do = made
     first, second = started(made, Row(1, 0, (4,)), Row(2, 0, (4,)))
@@ -184,16 +170,6 @@ def test_what_is_aborted_comes_back_once_with_what_it_had(made):
     assert fake.aborted == [first]
 
 
-def test_one_that_is_aborted_before_it_begins_is_never_asked_for(made):
-    backend, fake, do = made
-    backend.start([Row(1, 0, (4,))])
-    backend.abort([1])
-    do()
-    [ended] = backend.step(0)
-    assert (ended.end, ended.tokens) == ("aborted", ())
-    assert fake.asked == {} or fake.aborted
-
-
 def test_an_abort_that_vllm_missed_is_said_again(made):
     backend, fake, do = made
     [name] = started(made, Row(1, 0, (4,)))
@@ -205,16 +181,6 @@ def test_an_abort_that_vllm_missed_is_said_again(made):
     do(lambda: fake.say(name, [7]))
     [ended] = backend.step(0)
     assert (ended.end, ended.tokens) == ("aborted", (7,))
-
-
-def test_one_that_begins_again_has_another_name(made):
-    backend, _, do = made
-    [first] = started(made, Row(1, 0, (4,)))
-    backend.abort([1])
-    do()
-    assert len(backend.step(0)) == 1
-    [second] = started(made, Row(1, 0, (4,)))
-    assert first != second
 
 
 def weights(value):
@@ -286,18 +252,6 @@ def test_what_is_under_way_when_it_closes_is_ended_and_removed(made):
     backend.close()
 
 
-def test_weights_may_be_changed_once_they_are_handed_over(made):
-    backend, fake, do = made
-    given = weights(1)
-    backend.load(given, 3)
-    given["weight"].zero_()
-    backend.load(weights(2), 4)
-    do()
-    assert [each["weight"].tolist() for each in fake.loaded] == [[1.0] * 3, [2.0] * 3]
-    assert fake.loaded[0]["turned"].tolist() == weights(0)["turned"].tolist()
-    assert not backend._file.exists()
-
-
 def test_weights_wait_for_those_before_them(made):
     backend, fake, do = made
     fake.answers.clear()
@@ -311,15 +265,6 @@ def test_weights_wait_for_those_before_them(made):
     assert not later.is_alive()
     do()
     assert len(fake.loaded) == 2
-
-
-def test_weights_that_nobody_took_are_removed(made):
-    backend, _, _ = made
-    backend._loop.call_soon_threadsafe(time.sleep, 0.3)  # what follows reaches the loop in one go
-    backend.load(weights(1), 3)
-    assert backend._file.exists()
-    backend.close()
-    assert not backend._file.exists()
 
 
 def test_weights_that_it_does_not_take_end_the_run(made):
@@ -355,14 +300,6 @@ def test_its_death_is_said_at_every_step(made):
             backend.step(0)
 
 
-def test_its_death_is_said_where_nothing_runs(made):
-    backend, fake, _ = made
-    assert backend.step(0) == []
-    fake.dead = True
-    with pytest.raises(BackendDied, match="standard error"):
-        backend.step(0)
-
-
 def test_its_silence_is_not_waited_for_without_an_end(made):
     backend, fake, do = made
     [name] = started(made, Row(1, 0, (4,)))
@@ -394,23 +331,6 @@ def test_one_that_does_not_begin_leaves_nothing():
         VllmBackend(serve, DECODING)
     assert not folders[0].exists()
     assert "rollalloc vLLM" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_waiting_ends_with_the_first_to_end(made):
-    backend, fake, do = made
-    [name] = started(made, Row(1, 0, (4,)))
-    threading.Timer(0.1, lambda: do(lambda: fake.say(name, [7], "stop"))).start()
-    began = time.monotonic()
-    assert [each.rollout for each in backend.step(60.0)] == [1]
-    assert time.monotonic() - began < 30
-
-
-def test_settings_that_cannot_be_are_refused():
-    assert Streaming(backend="vllm").overlap
-    with pytest.raises(ValueError, match="backend must be one of own, vllm, got 'sglang'"):
-        Streaming(backend="sglang")
-    with pytest.raises(ValueError, match="leave out --no-overlap"):
-        Streaming(backend="vllm", overlap=False)
 
 
 def test_where_it_is_not_installed_that_is_said(policy, monkeypatch):
