@@ -58,7 +58,7 @@ from rollalloc.lab.bench.leaderboard import run_leaderboard
 from rollalloc.lab.bench.methods import matched
 from rollalloc.lab.bench.plan import TABLE, Plan, TaskPlan, freeze, made_with
 from rollalloc.lab.bench.pool import Failed
-from rollalloc.lab.bench.sweep import Rung
+from rollalloc.lab.bench.search import Rung
 from rollalloc.lab.bench.tasks import chat
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, Shape, WarmUp, character_tokenizer, supervise, tiny_model

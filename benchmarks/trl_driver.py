@@ -244,7 +244,7 @@ def natively(name: str, seed: int, folder: Path) -> float | None:
     """Rollouts to the target through the native trainer."""
     target = PRESETS["skills/late"].target
     assert target is not None
-    run = task_run("skills", "late", name, seed, folder)
+    run = task_run("skills", name, seed, folder)
     place = folder / "native" / f"{name}-{seed}"
     execute(run, place)
     return _rollouts(cost_to_target(curve_of(read_metrics(place / "metrics.jsonl")), target))

@@ -84,7 +84,7 @@ class Worths:
 def measure(tasks: Path, to: Path, each: int = EACH) -> Gradients:
     """The gradients of right and of wrong answers to some prompts of each bin, under the initial model; kept in a file."""
     if not to.exists():
-        run = task_run("skills/late", "", "grpo", 0, tasks)
+        run = task_run("skills/late", "grpo", 0, tasks)
         policy = Policy.load(run.source.model, device="cpu")
         prompts, answers, rate_N = rated_prompts(tasks, policy)
         rng, bin_N = np.random.default_rng(0), np.digitize(rate_N, EDGES)
@@ -164,7 +164,7 @@ def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
 
 def plain_rates(tasks: Path) -> Floats:
     """The initial model's success rate of every prompt that pools are made of."""
-    return rated_prompts(tasks, Policy.load(task_run("skills/late", "", "grpo", 0, tasks).source.model, device="cpu"))[
+    return rated_prompts(tasks, Policy.load(task_run("skills/late", "grpo", 0, tasks).source.model, device="cpu"))[
         2
     ]
 

@@ -137,7 +137,7 @@ def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) 
     """A run that pays so many rollouts, whatever accuracy it comes to, evaluated five times."""
     tuned = Tuned(variant.parameters, variant.rate)
     settings = {"target": None, "eval_every": rollouts // 5, **variant.changes}
-    run = task_run("skills/late", "", variant.recipe, seed, tasks, tuned=tuned, **settings)
+    run = task_run("skills/late", variant.recipe, seed, tasks, tuned=tuned, **settings)
     source = pool_source(tasks, variant.pool)
     return replace(run, source=source, task=variant.pool, label=label, max_rollouts=rollouts)
 
@@ -305,7 +305,7 @@ def _all(tasks: Path) -> Path:
 
 def rated_prompts(tasks: Path, policy: Policy) -> tuple[Sequence[Any], Sequence[Any], NDArray[np.float64]]:
     """Prompts of skills and their answers as token ids, and the initial model's success rate of each."""
-    run = task_run("skills/late", "", "grpo", TUNING_SEED, tasks)
+    run = task_run("skills/late", "grpo", TUNING_SEED, tasks)
     prompts, right = with_answers(run, policy, str(_all(tasks)))
     return prompts.tokens, right, np.array([info["exact_p"] for info in prompts.prompt_set.extra_infos])
 
@@ -314,7 +314,7 @@ def _make_all(to: Path, tasks: Path) -> None:
     """Prompts of two pools, each once, with the initial model's success rate."""
     rows: dict[str, dict[str, Any]] = {}
     for name in _Of().pools:
-        run = task_run(name, "", "grpo", TUNING_SEED, tasks)
+        run = task_run(name, "grpo", TUNING_SEED, tasks)
         policy = Policy.load(run.source.model, device="cpu")
         prompts, right = with_answers(run, policy, *run.source.prompts)
         rate_N, _ = exact_answers(policy.model, prompts.tokens, right, pad_id=policy.pad_id)

@@ -33,7 +33,7 @@ SEED, SHOWN = 1000, 1000
 def main(tasks: Path, figure: Path) -> None:
     """Train once, look four times."""
     one_thread()
-    run = task_run("skills/late", "late", "foresight", SEED, tasks, target=None)
+    run = task_run("skills/late", "foresight", SEED, tasks, target=None)
     policy, recipe = Policy.load(run.source.model, device="cpu"), run.made_recipe()
     train, answers = with_answers(run, policy, *run.source.prompts)
     features = features_of(policy.model, train.tokens, pad_id=policy.pad_id)

@@ -39,7 +39,6 @@ BESIDE = {  # what else must be said for an option to mean something
     "lora_alpha": ("--lora", "4"),
     "lora_target": ("--lora", "4"),
     "schedule_steps": ("--schedule", "linear"),
-    "schedule_floor": ("--schedule", "linear"),
 }
 WORK = (  # where a command begins what takes time
     "rollalloc.models.policy.Policy.load",
@@ -52,7 +51,6 @@ WORK = (  # where a command begins what takes time
     "rollalloc.lab.bench.tasks.chat.prepare",
     "rollalloc.lab.report.board.serve",
     "rollalloc.lab.simulate.simulation.simulate",
-    "time.sleep",
 )
 HUGE = "1" + "0" * 30
 NO_TEXT = "\x1b[31mnonsense\n"

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-from dataclasses import replace
 
 import pytest
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.generate.sampling import Sampling
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train import verify
-from rollalloc.train.description import Run
-from rollalloc.train.settings import Settings
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
 REWARD = """
@@ -88,7 +84,6 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
 @pytest.mark.parametrize(
     ("signals", "code", "message"),
     [
-        ("SIGINT", 130, "stopped by SIGINT after batch 1; a checkpoint is in"),
         ("SIGHUP", 129, "stopped by SIGHUP after batch 1; a checkpoint is in"),
         ("SIGINT SIGINT", 130, "left at once; --resume goes on from the newest checkpoint"),
     ],
@@ -111,20 +106,6 @@ def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):
     assert "holds a run that has not ended, with a checkpoint after batch 1; go on with it (--resume)" in said(output)
 
 
-def test_a_finished_run_may_be_repeated_where_that_is_wished(call, tmp_path):
-    assert call(*TRAIN, "--out", tmp_path)[0] == 0
-    before = (tmp_path / "metrics.jsonl").read_text()
-    for other in (TRAIN, (*TRAIN, "--set", "groups=3")):
-        code, output = call(*other, "--out", tmp_path)
-        assert code == 2
-        assert "holds a run that has ended; go on with it (--resume), replace what it wrote (--overwrite)" in said(
-            output
-        )
-        assert (tmp_path / "metrics.jsonl").read_text() == before
-    code, output = call(*TRAIN, "--out", tmp_path, "--overwrite")
-    assert code == 0, output
-
-
 def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
     code, output = call(*TRAIN, "--out", tmp_path / "new", "--resume", "--checkpoint-every", 1, "--keep-checkpoints", 3)
     assert code == 0, output
@@ -136,8 +117,6 @@ def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
     ("changes", "message"),
     [
         (("--seed", 1), "run.settings.seed: saved 0, given 1"),
-        (("--temperature", 0.5), "run.settings.sampling.temperature: saved 1.0, given 0.5"),
-        (("--model", "./model"), "source.model: saved 'model', given './model'"),
         (("--reward", "my_reward.py:score"), "source.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
         (("--set", "groups=3"), "recipe.groups: saved 2, given 3"),
     ],
@@ -168,12 +147,6 @@ def other(own):
     write_prompts(own / "other.jsonl", [new, *reversed(rows[4:])])
     yield with_prompts("other.jsonl")
     (own / "other.jsonl").unlink()
-
-
-def test_the_same_prompts_in_another_file_are_the_same_prompts(call, stopped):
-    code, output = call(*with_prompts("prompts.jsonl"), "--out", stopped, "--resume")
-    assert code == 0, output
-    assert {line["kind"] for line in untimed(stopped)} == {"eval", "batch", "end"}
 
 
 def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, stopped, other, caplog):
@@ -222,21 +195,6 @@ def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
     assert "not the same after a resume: metrics line" in said(output)
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"), [(1, "for '--batches'"), (100, "the run ended before batch 51 was trained")]
-)
-def test_verify_resume_refuses_what_it_cannot_break(call, stopped, batches, message):
-    code, output = call("verify-resume", stopped, "--batches", batches)
-    assert code == 2
-    assert message in said(output)
-
-
-def test_verify_resume_needs_a_run(call, tmp_path):
-    code, output = call("verify-resume", tmp_path)
-    assert code == 2
-    assert "expected the folder of a run" in said(output)
-
-
 def test_the_first_difference_is_named(tmp_path):
     paid = {"rollouts_paid": 8, "tokens_paid": 9, "accounts": {}}
     lines = [{"kind": "batch", "loss": 0.5, "seconds": 1.0, **paid}, {"kind": "end", "seconds": 2.0, **paid}]
@@ -250,19 +208,6 @@ def test_the_first_difference_is_named(tmp_path):
     assert verify._in_metrics(a, b) is None
     assert verify._in_metrics(a, c) == "metrics line 1, loss: unbroken 0.5, resumed 0.25"
     assert verify._in_metrics(a, d) == "metrics: the unbroken run has more than 1 lines"
-
-
-def test_a_described_run_is_read_back(call, stopped):
-    run = Run.described_in(stopped)
-    written = json.loads((stopped / "run.json").read_text())
-    assert written.pop("digests")  # of the files, which are not the run's
-    assert run.description() == written
-    assert run.settings == Settings(sampling=Sampling(4), learning_rate=0.001, eval_every=24)
-    saving = replace(run, settings=replace(run.settings, checkpoint_every=3, keep_checkpoints=5))
-    assert saving.description() == run.description()  # a finished run stays finished, however often it was saved
-    (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
-    with pytest.raises(ValueError, match="not of this version"):
-        Run.described_in(stopped)
 
 
 def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own, tmp_path, forked_generators):

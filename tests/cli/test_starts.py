@@ -159,7 +159,7 @@ class Served:
         pass
 
 
-@pytest.mark.parametrize(("recipe", "staleness"), [("grpo", 0), ("foresight", 1), ("darts", 3), ("pilot_commit", 1)])
+@pytest.mark.parametrize(("recipe", "staleness"), [("foresight", 1), ("darts", 3)])
 def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
     engine = ModuleType("vllm_engine")
     engine.Engine, engine.refuse_unservable = Served, lambda model: None
@@ -192,13 +192,8 @@ def sliding(own):
 @pytest.mark.parametrize(
     ("recipe", "options", "words"),
     [
-        ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
-        ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
-        ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
-        ("grpo", ("--engine", "async", "--backend", "vllm", "--no-overlap"), "leave out --no-overlap"),
         ("grpo", ("--engine", "async", "--backend", "vllm"), "vLLM is not installed"),
         ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
-        ("grpo", ("--engine", "async", "--kv-tokens", 4), "kv_tokens must hold at least one rollout"),
         ("grpo", ("--features", "none"), "does not look at them"),
         (
             "foresight",

@@ -27,15 +27,17 @@ from rollalloc.cli.waste import waste
 from rollalloc.cli.watch import watch
 from rollalloc.files.text import visible
 
+_MISTAKES = (
+    *(ValueError, TypeError, OSError, RuntimeError),
+    *(ArithmeticError, ImportError, AttributeError, MemoryError),
+)
 app = typer.Typer(
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, model, report, watch, board):
-    app.command()(with_numbers_checked(command))
-for command in (waste, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, watch, board, waste, verify_resume, recipes):
     app.command()(with_numbers_checked(command))
 app.command()(simulate)  # whose numbers say their own limits
 app.add_typer(data, name="data")
@@ -54,16 +56,7 @@ def main() -> None:
         app()
     try:
         app()
-    except (
-        ValueError,
-        TypeError,
-        OSError,
-        RuntimeError,
-        ArithmeticError,
-        ImportError,
-        AttributeError,
-        MemoryError,
-    ) as error:
+    except _MISTAKES as error:
         said = Text("error: ", "bold red")  # in one piece, or it would be wrapped as if nothing stood before it
         console.print(said.append(visible(f"{type(error).__name__}: {error}"), "not bold default"))
         sys.exit(2)

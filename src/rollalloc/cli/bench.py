@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
-from rollalloc.cli.console import say
 from rollalloc.cli.options import folder, place
-from rollalloc.cli.progress import Lines, TimeLeft, leave
+from rollalloc.cli.progress import Bar, leave, say
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.leaderboard import Progress
@@ -26,29 +23,29 @@ _EXIT_UNFINISHED = 1
 
 def bench(
     tier: Annotated[str, typer.Option(help="smoke, ci (minutes) or full (hours).")] = "ci",
-    tasks: Annotated[str, typer.Option(help="Comma-separated: some of the tier's tasks; all by default.")] = "",
+    tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all).")] = "",
     recipes: Annotated[
-        str, typer.Option(help="Comma-separated recipes of this package, grpo among them; the tier's by default.")
+        str, typer.Option(help="Comma-separated recipes of this package, grpo among them (default: the tier's).")
     ] = "",
     recipe: Annotated[
-        list[str] | None, typer.Option(help="A recipe of your own besides, module:function; repeatable.")
+        list[str] | None, typer.Option(help="Recipe of your own besides, module:function; repeatable.")
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="defaults, matched or tuned; repeatable; all by default.")
+        list[str] | None, typer.Option(help="Track: defaults, matched or tuned; repeatable (default: all).")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder of the leaderboard; what is finished in it is used again.", parser=folder)
+        Path, typer.Option(help="Folder of the leaderboard; finished runs in it are reused.", parser=folder)
     ] = Path("runs/bench"),
-    task_folder: Annotated[Path, typer.Option(help="Where built-in tasks are made and kept.", parser=folder)] = Path(
-        "runs/tasks"
-    ),
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
+    task_folder: Annotated[
+        Path, typer.Option(help="Folder in which built-in tasks are made and kept.", parser=folder)
+    ] = Path("runs/tasks"),
+    processes: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run, and for how long; run and write nothing.")
     ] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Write page and table of this leaderboard's folder anew; run nothing.", parser=place),
+        typer.Option(help="Rewrite page and table of this leaderboard's folder; run nothing.", parser=place),
     ] = None,
 ) -> None:
     """Run every method on every task, by its defaults, matched and tuned, and write page and table of what each paid."""
@@ -106,9 +103,8 @@ def _written(console: Console, out: Path) -> int:
 
 def described(plan: Plan, cores: int) -> str:
     """What a plan would run, and how long that takes."""
-    from rollalloc.lab.bench.estimate import RATES, hours_of
-    from rollalloc.lab.bench.sweep import search_rollouts
-    from rollalloc.lab.bench.tiers import TIERS
+    from rollalloc.lab.bench.search import search_rollouts
+    from rollalloc.lab.bench.tiers import RATES, TIERS
 
     tuned = "tuned" in plan.tracks
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks × {' and '.join(plan.tracks)}"
@@ -121,7 +117,7 @@ def described(plan: Plan, cores: int) -> str:
         search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""
         known = "" if task.name in RATES else " (nobody measured how fast it is)"
         lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{search}{known}")
-    hours, meant = hours_of(plan, cores), TIERS[plan.tier].hours
+    hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
     lines.append(f"about {_hours(hours)} on {cores} idle cores, one run each, and the making of tasks besides")
     if hours * cores > 2 * meant:
         lines.append(
@@ -142,51 +138,24 @@ def _names(option: str, text: str) -> list[str]:
     return names
 
 
-class Shown:
-    """Shows how a leaderboard goes: a bar in a terminal, else a line now and then.
-
-    Args:
-        console: where to.
-    """
+class Shown(Bar):
+    """Shows how a leaderboard goes."""
 
     def __init__(self, console: Console) -> None:
-        self._lines = None if console.is_terminal else Lines(console)
-        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self._bar = Bar(*columns, console=console, disable=self._lines is not None)
-        self._task = self._bar.add_task("preparing", total=1.0)
-        self._left = TimeLeft()
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            self._bar.stop()
-        except OSError:  # the terminal may be gone
-            return
+        super().__init__(console, "preparing", _LINE_EVERY_S)
 
     def show(self, progress: Progress) -> None:
         """Take how far it is."""
-        said = progress_line(progress, self._left(progress.share))
-        if self._lines is None:
-            self._bar.update(self._task, completed=progress.share, description=said)
-        else:
-            self._lines.say(said, every_s=_LINE_EVERY_S)
+        self.update(progress_line(progress, self.time_left(progress.share)), progress.share)
 
 
 def progress_line(progress: Progress, left: str) -> str:
     """How far it is, what it has cost so far, and how long it still takes."""
-    works = ", ".join(f"{run.task} {run.name} {run.settings.seed}" for run, _ in progress.at_work)
-    return " · ".join(
-        filter(
-            None,
-            (
-                f"{progress.over:,} of {progress.runs:,} runs",
-                f"{progress.rollouts:,} rollouts",
-                f"{_hours(progress.seconds / 3600)} of processes",
-                left and f"{left} left",
-                works,
-            ),
-        )
+    figures = (
+        f"{progress.over:,} of {progress.runs:,} runs",
+        f"{progress.rollouts:,} rollouts",
+        f"{_hours(progress.seconds / 3600)} of processes",
+        left and f"{left} left",
+        ", ".join(f"{run.task} {run.name} {run.settings.seed}" for run, _ in progress.at_work),
     )
+    return " · ".join(filter(None, figures))

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.console import say
 from rollalloc.cli.options import place
+from rollalloc.cli.progress import say
 
 
 def board(
     folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.", parser=place)] = Path("runs"),
-    port: Annotated[int, typer.Option(help="Of the page; 0: a free one.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="Port of the page (0: a free one).", min=0, max=65535)] = 0,
 ) -> None:
     """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
     from rollalloc.lab.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not

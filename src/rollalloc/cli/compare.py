@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -14,15 +13,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rollalloc.cli.console import say
-from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import Given, folder, parameters_of, with_fields
-from rollalloc.cli.progress import leave, staged
-from rollalloc.cli.standings import Standings, uses
+from rollalloc.cli.options import (
+    CheckpointMinutes,
+    Given,
+    LabelledParameters,
+    folder,
+    listed,
+    named_recipes,
+    output,
+    parameters_by_label,
+    titled,
+    with_fields,
+)
+from rollalloc.cli.progress import Standings, leave, say, staged, uses
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Interval, Summary
-    from rollalloc.train.description import Run
 
 _WIDE = 110  # columns of a terminal that the whole table fits
 _MEANS = {  # of what the last evaluations found, where a heading does not say it all
@@ -38,68 +44,52 @@ def compare(
     given: Given,
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A built-in task: skills, walks, sort, skills/POOL, walks/POOL, or rg/NAME of reasoning-gym; repeatable.",
-            rich_help_panel="What to train on",
+        titled(
+            "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME of reasoning-gym; repeatable.", "What to train on"
         ),
     ] = None,
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME.")
     ] = "grpo,reinforce,foresight",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds, each run by every recipe.")] = "0,1,2",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A parameter of one of them, LABEL.key=value; repeatable."),
-    ] = None,
+    set_: LabelledParameters = None,
     matched: Annotated[
         str | None,
-        typer.Option(
-            help="groups=G,n=N: the same groups and rollouts per group for every recipe, instead of tuned ones."
-        ),
+        typer.Option(help="groups=G,n=N: the same groups and rollouts per group for every recipe."),
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder of the comparison; what is finished in it is used again, what is begun goes on.",
-            parser=folder,
-            rich_help_panel="Output",
-        ),
+        output("Folder of the comparison; finished runs in it are reused, begun ones go on.", parser=folder),
     ] = Path("runs/compare"),
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Remove what other runs wrote in the folders of these, and nothing else.",
-            rich_help_panel="Output",
-        ),
+        bool, output("Remove what other runs wrote in the folders of these, and nothing else.", "--overwrite")
     ] = False,
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.", min=1)] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Batches between two checkpoints of a run.", rich_help_panel="Output")
-    ] = 100,
-    checkpoint_minutes: Annotated[
-        float, typer.Option(help="Minutes between two checkpoints of a run; 0: no time.", rich_help_panel="Output")
-    ] = 10.0,
+    processes: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
+    checkpoint_every: Annotated[int, output("Batches between two checkpoints of a run.")] = 100,
+    checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
-    from rollalloc.cli.sources import budget_said
-    from rollalloc.lab.bench.compare import (  # torch takes seconds to import, `--help` should not
+    from rollalloc.cli.sources import budget_said, run_of
+    from rollalloc.lab.bench.compare import (
         check_places,
         check_runs,
-    )
+    )  # torch takes seconds to import, `--help` should not
     from rollalloc.lab.bench.compare import compare as carry_out
     from rollalloc.lab.bench.presets import made
     from rollalloc.processes.stopping import Stopped
 
     console = Console(stderr=True)
     named = named_recipes(recipes.split(","))
-    changes = by_label(parameters_of(set_), named)
-    shapes = matched_shapes(matched, named)
-    changes = {label: {**shapes[label], **changes[label]} for label in named}
-    numbers = whole_numbers("--seeds", seeds)
-    saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
+    parameters = parameters_by_label(set_, matched, named)
+    saving: dict[str, Any] = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
+    numbers = listed("--seeds", seeds)
     try:
-        runs = [run for name in task or [None] for run in _runs(replace(given, task=name), named, changes, numbers)]
+        runs = [
+            replace(run_of(replace(given, task=name), named[label], parameters[label], seed), label=label)
+            for name in task or [None]
+            for seed in numbers
+            for label in named
+        ]
         if not all(run.source.heldout is not None for run in runs):
             raise ValueError(
                 "--heldout: without prompts to evaluate on nothing tells the recipes apart; give them, or train each by "
@@ -139,43 +129,19 @@ def _show(console: Console, out: Path) -> None:
         say(console, f"results are in {out}, the report in {write_page(out)}")
 
 
-def _runs(
-    given: Given, named: Mapping[str, str], changes: Mapping[str, dict[str, Any]], seeds: Sequence[int]
-) -> list[Run]:
-    from rollalloc.cli.sources import run_of
-
-    return [
-        replace(run_of(given, name, changes[label], seed), label=label)
-        for seed in seeds
-        for label, name in named.items()
-    ]
-
-
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
-    """What each recipe paid until the target, against the baseline, and the causes of waste.
-
-    Args:
-        summary: of one task.
-        wide: with the ratios of other costs than rollouts, which need some 110 columns.
-    """
+    """What each recipe paid until the target, against the baseline; `wide`: with the ratios of all costs, 110 columns."""
     others = ("tokens", "seconds", "steps") if wide else ()
     target, recipes = summary.target, summary.recipes
     exact = all(recipe.standard_error == 0 for recipe in recipes)
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title=(f"{escape(summary.task)}: " if summary.task else "")
-        + "what was paid"
-        + ("" if target is None else f" until held-out {summary.measure} {target:g}"),
-        title_justify="left",
-        caption="interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; > and "
+    until = "" if target is None else f" until held-out {summary.measure} {target:g}"
+    table = _titled_table(
+        (f"{escape(summary.task)}: " if summary.task else "") + f"what was paid{until}",
+        "interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; > and "
         "<: a bound, since some did not reach the target. "
         f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
-        f"{summary.measure} is "
-        + ("exact. " if exact else "sampled, see standard_error in results.json. ")
-        + "taught: share of all rollouts that were trained on, in groups whose rewards differ; n/a without groups.",
-        caption_justify="left",
+        f"{summary.measure} is {'exact' if exact else 'sampled, see standard_error in results.json'}. "
+        "taught: share of all rollouts that were trained on, in groups whose rewards differ; n/a without groups.",
     )
     headings = ("recipe", "reached", "rollouts", "ratio", *(f"of {name}" for name in others), "taught", "wasted on")
     for heading in headings:
@@ -201,23 +167,21 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 def last_table(summary: Summary) -> Table:
     """What the last evaluations found, without columns where nothing was evaluated: what is cheaper may cost these."""
     shown = summary.last
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title="at the last evaluation",
-        title_justify="left",
-        caption=" ".join(
-            ["interquartile means over seeds.", *(means for name, means in _MEANS.items() if name in shown)]
-        ),
-        caption_justify="left",
-    )
+    means = [meaning for name, meaning in _MEANS.items() if name in shown]
+    table = _titled_table("at the last evaluation", " ".join(["interquartile means over seeds.", *means]))
     for heading in ("recipe", *shown.values()) if shown else ():
         table.add_column(heading, no_wrap=heading == "recipe", justify="left" if heading == "recipe" else "right")
     for recipe in summary.recipes if shown else ():
         values = (said(recipe.last[name], ".1f" if name == "tokens" else ".3f", point_only=True) for name in shown)
         table.add_row(escape(recipe.label), *values)
     return table
+
+
+def _titled_table(title: str, caption: str) -> Table:
+    return Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        title=title, title_justify="left", caption=caption, caption_justify="left",
+    )  # fmt: skip
 
 
 def said(interval: Interval | None, form: str, *, point_only: bool = False) -> str:

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rollalloc.cli.console import say
 from rollalloc.cli.options import folder, place, with_numbers_checked
+from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared

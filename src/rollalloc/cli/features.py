@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 def features(
     model: Annotated[
-        str, typer.Option(help="A causal language model, by name or folder: the one that training will begin with.")
+        str, typer.Option(help="Causal language model, by name or folder: the one that training begins with.")
     ],
-    prompts: Annotated[list[Path], typer.Option(help="Parquet or JSONL in verl's schema; repeatable.", parser=source)],
-    out: Annotated[Path, typer.Option(help="The file to write; it ends in .safetensors.")],
-    width: Annotated[int, typer.Option(help="Columns of a block at most.")] = 256,
-    seed: Annotated[int, typer.Option(help="Of the projection and the hash.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default a GPU where there is one.")] = None,
+    prompts: Annotated[
+        list[Path], typer.Option(help="Prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source)
+    ],
+    out: Annotated[Path, typer.Option(help="File to write, which ends in .safetensors.")],
+    width: Annotated[int, typer.Option(help="Maximum columns of a block.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the projection and the hash.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU where there is one).")
+    ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(help="Tokens of a forward pass, or one prompt; less needs less memory.")
+        int, typer.Option(help="Tokens per forward pass, or one prompt; fewer need less memory.")
     ] = 4096,
     drop_overlong: Annotated[
         bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model.")
@@ -34,7 +38,7 @@ def features(
         bool,
         typer.Option("--tokens-only", help="Load only the tokenizer: a bag of tokens and lengths, no hidden states."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace features that stand there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace features that are there.")] = False,
 ) -> None:
     """Compute features of prompts once, from the initial model, for predicting which of them succeed."""
     from rollalloc.cli.sources import model_name  # torch takes seconds to import, `--help` should not

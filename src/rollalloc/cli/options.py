@@ -1,24 +1,30 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share, declared once, and how their texts are read."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 _LEAST, _MOST = 1e-30, 2**63  # of numbers: less is 0 to a float32 that divides by it, more is none to an int64
-_WHAT, _HOW, _STREAM, _WHERE = "What to train on", "Training", "Streaming", "Output"
+_WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
 
-def _option(help: str, panel: str, *names: str, **others: Any) -> Any:
+def titled(help: str, panel: str, *names: str, **others: Any) -> Any:
+    """An option in a panel of the help."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **others)
+
+
+def output(help: str, *names: str, **others: Any) -> Any:
+    """An option on what is written."""
+    return titled(help, _OUTPUT, *names, **others)
 
 
 def place(text: str | Path) -> Path:
@@ -38,13 +44,13 @@ def folder(text: str | Path) -> Path:
     Raises:
         typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
-    place(text)
-    if Path(text).is_symlink() and not Path(text).exists():
-        raise typer.BadParameter(f"{text} is a link that leads nowhere; give a folder, or remove it")
-    there = next(above for above in (Path(text), *Path(text).parents) if above.exists())
+    at = place(text)
+    if at.is_symlink() and not at.exists():
+        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
+    there = next(above for above in (at, *at.parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
-    return Path(text)
+    return at
 
 
 def source(text: str | Path) -> Path:
@@ -61,153 +67,154 @@ def source(text: str | Path) -> Path:
     return Path(text)
 
 
-def seconds(text: str | float) -> float:
-    """A time to wait, as an option gives it.
-
-    Raises:
-        typer.BadParameter: it is none, or not from a tenth of a second to a day.
-    """
-    try:
-        given = float(text)
-    except ValueError:
-        given = nan
-    if not 0.1 <= given <= 86_400:  # not a number is neither
-        raise typer.BadParameter(f"expected seconds from 0.1 to 86400, which is a day, got {text!r}; e.g. 2")
-    return given
+CheckpointMinutes = Annotated[
+    float,
+    output("Minutes between two checkpoints of a run (0: not by time); one at the end, and when stopped, in any case."),
+]
+Parameters = Annotated[
+    list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
+]
+LabelledParameters = Annotated[
+    list[str] | None, typer.Option("--set", help="A parameter of one of the recipes, LABEL.key=value; repeatable.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the command line said of a run, whatever the recipe."""
+    """What the command line says of a run, whatever the recipe."""
 
     task: Annotated[
-        str | None, _option("A built-in task: skills, walks, sort, or rg/NAME of reasoning-gym.", _WHAT)
+        str | None,
+        titled("Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME of reasoning-gym.", _WHAT),
     ] = None
-    pool: Annotated[
-        str, _option("Prompts of skills (balanced, mixed or late) or walks (mixed, late or long).", _WHAT)
-    ] = "late"
     settings: Annotated[
         str,
-        _option(
-            "Of a task: defaults, the same shape, rate and optimizer for every recipe and task, or tuned, what a search "
-            "found for this recipe on this task.",
+        titled(
+            "Settings on a built-in task: defaults, the same shape, learning rate and optimizer for every recipe and task; "
+            "or tuned, what a search found for this recipe on this task.",
             _WHAT,
         ),
     ] = "defaults"
-    model: Annotated[str | None, _option("Or a causal language model, by name or folder.", _WHAT)] = None
-    prompts: Annotated[
-        list[Path] | None, _option("Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source)
+    model: Annotated[
+        str | None, titled("Causal language model, by name or folder, instead of a built-in task.", _WHAT)
     ] = None
-    heldout: Annotated[Path | None, _option("Such a file to evaluate on.", _WHAT, parser=source)] = None
+    prompts: Annotated[
+        list[Path] | None,
+        titled("Training prompts, Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source),
+    ] = None
+    heldout: Annotated[
+        Path | None, titled("Held-out prompts to evaluate on, in the same schema.", _WHAT, parser=source)
+    ] = None
     reward: Annotated[
-        str | None, _option("package.module:function or file.py:function, called as verl's compute_score.", _WHAT)
+        str | None,
+        titled("Reward function, package.module:function or file.py:function, called as verl's compute_score.", _WHAT),
     ] = None
     single_answer: Annotated[
         bool,
-        _option(
+        titled(
             "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
             _WHAT,
             "--single-answer",
         ),
     ] = False
     drop_overlong: Annotated[
-        bool, _option("Leave out prompts that do not fit the model.", _WHAT, "--drop-overlong")
+        bool, titled("Leave out prompts that do not fit the model's context.", _WHAT, "--drop-overlong")
     ] = False
-    max_new_tokens: Annotated[int | None, _option("Tokens of a rollout at most; 1024 by default.", _HOW)] = None
-    temperature: Annotated[float, _option("Of sampling.", _HOW)] = 1.0
+    max_new_tokens: Annotated[int | None, titled("Maximum tokens per rollout (default: 1024).", _HOW)] = None
+    temperature: Annotated[float, titled("Sampling temperature.", _HOW)] = 1.0
     kv_tokens: Annotated[
-        int | None, _option("Tokens in the key-value cache at most; what does not fit waits its turn.", _HOW)
+        int | None, titled("Maximum tokens in the key-value cache; rollouts that do not fit wait.", _HOW)
     ] = None
-    learning_rate: Annotated[float | None, _option("AdamW's; by default the task's, or 1e-6.", _HOW)] = None
-    adam_beta2: Annotated[
-        float | None, _option("What AdamW's mean of the squared gradient keeps a step; 0.95 by default.", _HOW)
+    learning_rate: Annotated[
+        float | None, titled("AdamW learning rate (default: the task's, or 1e-6 for a model of your own).", _HOW)
     ] = None
-    max_grad_norm: Annotated[float | None, _option("Gradients are clipped to this norm; 1 by default.", _HOW)] = None
+    adam_beta2: Annotated[float | None, titled("AdamW beta2 (default: 0.95).", _HOW)] = None
+    max_grad_norm: Annotated[float | None, titled("Maximum gradient norm (default: 1).", _HOW)] = None
     adaptive_clip: Annotated[
         float | None,
-        _option("And to so many times the running mean of their norms, 1.5 by default; 0: not.", _HOW),
+        titled("Clip gradients also to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
     ] = None
-    optimizer_steps: Annotated[int, _option("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
-    warmup_steps: Annotated[int, _option("Optimizer steps over which the learning rate rises.", _HOW)] = 0
-    schedule: Annotated[str, _option("Of the learning rate after that: constant, linear or cosine.", _HOW)] = "constant"
+    optimizer_steps: Annotated[int, titled("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
+    warmup_steps: Annotated[int, titled("Optimizer steps of learning-rate warm-up.", _HOW)] = 0
+    schedule: Annotated[str, titled("Learning-rate schedule after warm-up: constant, linear or cosine.", _HOW)] = (
+        "constant"
+    )
     schedule_steps: Annotated[
         int | None,
-        _option(
-            "Optimizer steps after which a linear or cosine rate is at its floor; by default it falls over --max-rollouts.",
-            _HOW,
-        ),
+        titled("Optimizer steps after which a linear or cosine rate is a tenth (default: over --max-rollouts).", _HOW),
     ] = None
-    schedule_floor: Annotated[float, _option("Share of the learning rate that is left then.", _HOW)] = 0.1
-    aggregation: Annotated[str, _option("Of the loss over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
+    aggregation: Annotated[str, titled("Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
         "token_mean"
     )
     dual_clip: Annotated[
-        float | None, _option("A bad token loses at most this many times its advantage, e.g. 10.", _HOW)
+        float | None, titled("Dual clip: most that a bad token loses, in multiples of its advantage, e.g. 10.", _HOW)
     ] = None
-    kl: Annotated[float, _option("Weight of the KL divergence to the initial model.", _HOW)] = 0.0
+    kl: Annotated[float, titled("Coefficient of the KL divergence to the initial model.", _HOW)] = 0.0
     tokens_per_forward: Annotated[
-        int, _option("Tokens of one forward and backward pass; less needs less memory.", _HOW)
+        int, titled("Tokens per forward and backward pass; fewer need less memory.", _HOW)
     ] = 8192
-    precision: Annotated[str, _option("Of the update: fp32, bf16, or auto, bf16 on a GPU.", _HOW)] = "auto"
-    lora: Annotated[
-        int | None, _option("Train low-rank adapters of this rank instead of the model's own weights.", _HOW)
-    ] = None
-    lora_alpha: Annotated[float | None, _option("Their scale; twice the rank by default.", _HOW)] = None
+    precision: Annotated[str, titled("Precision of the update: fp32, bf16, or auto, which is bf16 on a GPU.", _HOW)] = (
+        "auto"
+    )
+    lora: Annotated[int | None, titled("LoRA rank: train adapters instead of the model's own weights.", _HOW)] = None
+    lora_alpha: Annotated[float | None, titled("LoRA alpha (default: 2 × rank).", _HOW)] = None
     lora_target: Annotated[
-        list[str] | None, _option("Layers that get one, e.g. q_proj; repeatable; by default all linear ones.", _HOW)
+        list[str] | None, titled("LoRA target layer, e.g. q_proj; repeatable (default: all linear layers).", _HOW)
     ] = None
     sampling_dtype: Annotated[
-        str, _option("Of the weights that sample: float32, or a copy of the model in bfloat16 or float16.", _HOW)
+        str, titled("Data type of the weights that sample: float32, or a copy in bfloat16 or float16.", _HOW)
     ] = "float32"
     gradient_checkpointing: Annotated[
-        bool, _option("Compute layers again in the backward pass; needs less memory.", _HOW, "--gradient-checkpointing")
+        bool, titled("Recompute activations in the backward pass; needs less memory.", _HOW, "--gradient-checkpointing")
     ] = False
     max_rollouts: Annotated[
-        int | None, _option("Rollouts to pay at most; by default the task's, or 16 a prompt and at least 4096.", _HOW)
+        int | None, titled("Rollout budget (default: the task's, or 16 per prompt and at least 4096).", _HOW)
     ] = None
-    target: Annotated[float | None, _option("Held-out accuracy at which to stop.", _HOW)] = None
-    eval_every: Annotated[int | None, _option("Rollouts between two evaluations.", _HOW)] = None
-    reward_workers: Annotated[int, _option("Processes that score; 0: in this one, if trusted.", _HOW)] = 1
-    reward_limit: Annotated[float, _option("Seconds in which a sample must be scored.", _HOW)] = 10.0
-    reward_cache: Annotated[int, _option("Scores to remember; 0 for a reward that is not deterministic.", _HOW)] = (
-        10_000
-    )
+    target: Annotated[float | None, titled("Held-out accuracy at which the run stops.", _HOW)] = None
+    eval_every: Annotated[int | None, titled("Rollouts between two evaluations.", _HOW)] = None
+    reward_workers: Annotated[
+        int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
+    ] = 1
+    reward_limit: Annotated[float, titled("Seconds in which a rollout must be scored.", _HOW)] = 10.0
+    reward_cache: Annotated[int, titled("Scores to cache (0 for a reward that is not deterministic).", _HOW)] = 10_000
     overlong_buffer: Annotated[
-        int | None, _option("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
+        int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
-    engine: Annotated[str, _option("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
+    engine: Annotated[str, titled("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
     staleness: Annotated[
         int | None,
-        _option("Updates that a rollout may be old, instead of the recipe's own; async trains beside it.", _STREAM),
+        titled("Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap.", _STREAM),
     ] = None
-    max_rows: Annotated[int | None, _option("Rollouts that are decoded at once at most.", _STREAM)] = None
+    max_rows: Annotated[int | None, titled("Maximum rollouts decoded at once.", _STREAM)] = None
     on_weight_update: Annotated[
-        str, _option("async: rollouts that an update finds running: continue, restart or stop.", _STREAM)
+        str, titled("async: running rollouts at a weight update continue, restart or stop.", _STREAM)
     ] = "continue"
     keep_stopped: Annotated[
         bool,
-        _option("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM, "--keep-stopped"),
+        titled("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM, "--keep-stopped"),
     ] = False
     overlap: Annotated[
-        bool, _option("async: generation in a process of its own; without, runs are repeatable.", _STREAM)
+        bool, titled("async: generate in a separate process; without it, runs are repeatable.", _STREAM)
     ] = True
-    backend: Annotated[str, _option("async: what generates, own or vllm, where that is installed.", _STREAM)] = "own"
+    backend: Annotated[str, titled("async: generation back-end, own, or vllm where that is installed.", _STREAM)] = (
+        "own"
+    )
     generator_limit: Annotated[
         float,
-        _option(
+        titled(
             "async: seconds without a sign of life after which a generator is given up, and the run saved.", _STREAM
         ),
     ] = 600.0
-    device: Annotated[str | None, _option("cpu, cuda, ...; by default a GPU where there is one.", _HOW)] = None
+    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU where there is one).", _HOW)] = None
     features: Annotated[
         str | None,
-        _option(
-            "For a recipe that predicts: a file that `rollalloc features` made, or none; by default made at the start.",
+        titled(
+            "For a recipe that predicts: a file that `rollalloc features` made, or none (default: made at the start).",
             _HOW,
         ),
     ] = None
-    track: Annotated[list[str] | None, _option("tensorboard or wandb; repeatable.", _WHERE)] = None
-    tasks: Annotated[Path, _option("Where built-in tasks are made and kept.", _WHERE, parser=folder)] = Path(
+    track: Annotated[list[str] | None, output("Tracker: tensorboard or wandb; repeatable.")] = None
+    tasks: Annotated[Path, output("Folder in which built-in tasks are made and kept.", parser=folder)] = Path(
         "runs/tasks"
     )
 
@@ -216,7 +223,7 @@ def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None
     """Make of a command whose first parameter is a dataclass, as `Given`, one that has each field of it as an option."""
     hints = get_type_hints(kind, include_extras=True)
     shared = [option(each.name, each.default, hints[each.name]) for each in fields(kind)]
-    return lambda command: with_options(command, shared, lambda said: kind(**said))
+    return lambda command: with_options(command, shared, lambda values: kind(**values))
 
 
 def option(name: str, default: Any, hint: Any) -> inspect.Parameter:
@@ -291,3 +298,72 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def listed(option: str, text: str, kind: type = int, example: str = "0,1,2") -> list[Any]:
+    """Numbers between commas.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        wanted = "whole numbers" if kind is int else "numbers"
+        raise ValueError(f"{option}: expected {wanted} separated by commas, got {text!r}; e.g. {example}") from None
+
+
+def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
+    """`LABEL=NAME` or `NAME`, as label → name.
+
+    Raises:
+        ValueError: a label that occurs twice, or that is no name of a folder.
+    """
+    named: dict[str, str] = {}
+    for recipe in recipes:
+        label, equals, name = recipe.strip().partition("=")
+        if not equals:
+            label, name = label.replace(":", "."), label
+        if not label:
+            raise ValueError(
+                f"--recipes: expected NAME or LABEL=NAME between commas, got {recipe!r} in {','.join(recipes)!r}"
+            )
+        if "/" in label:
+            raise ValueError(f"--recipes: {label!r} names a folder, which cannot hold a '/'; give another LABEL={name}")
+        if label in named:
+            raise ValueError(f"--recipes names {label!r} twice; give one of them a label of its own, LABEL={name}")
+        named[label] = name
+    return named
+
+
+def parameters_by_label(
+    pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Label → parameters: the shape that `groups=G,n=N` gives its recipe, where it has one, and `label.key=value` over it.
+
+    Raises:
+        ValueError: not of these forms, no such label, or a recipe without that shape, unless `lenient`.
+    """
+    from rollalloc.named import RECIPES
+
+    shaped = {label: name for label, name in named.items() if not lenient or name in RECIPES}
+    found = {label: _matched_shape(matched, shaped[label]) if label in shaped else {} for label in named}
+    for path, value in parameters_of(pairs).items():
+        label, _, key = path.rpartition(".")
+        if label not in found:
+            raise ValueError(
+                f"--set {path}: expected LABEL.key with one of {', '.join(named)}; e.g. {next(iter(named))}.groups=8"
+            )
+        found[label][key] = value
+    return found
+
+
+def _matched_shape(text: str | None, recipe: str) -> dict[str, Any]:
+    from rollalloc.lab.bench.methods import matched
+
+    if text is None:
+        return {}
+    shape = parameters_of(text.split(","))
+    if set(shape) != {"groups", "n"} or not all(type(value) is int for value in shape.values()):
+        raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
+    return matched(recipe, **shape)

@@ -1,15 +1,17 @@
-"""What a command shows while it works: a bar in a terminal; of a run, else a line now and then."""
+"""What a command shows while it works: a bar or a table in a terminal, else a line now and then."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -23,13 +25,34 @@ from rich.progress import (
 from rich.table import Table
 
 from rollalloc.files.text import visible
+from rollalloc.lab.report.terminal import Fitting
+from rollalloc.runs.recorded import share_taught
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
+    from rollalloc.train.description import Run
 
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # the same of what is made beforehand, and before the first
+_STANDINGS_S = 60.0  # the same of runs that have not ended
+_PROSE = ("task", "recipe", "wasted on")
+_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal does without
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Write a sentence; names of folders, and what others wrote, may hold what would act on the terminal."""
+    console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)
+
+
+def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
+    """Say why, and end as a process that the signal ended.
+
+    Raises:
+        typer.Exit: always.
+    """
+    Lines(console).say(message)
+    raise typer.Exit(128 + by)
 
 
 class TimeLeft:
@@ -67,26 +90,27 @@ class Lines:
             self._gone = True
 
 
-class RunProgress:
-    """Rollouts paid of those allowed, with the latest figures and the time left.
+class Bar:
+    """How far some work is.
 
     Args:
         console: where to.
-        max_rollouts: that the run may pay; None: no limit, so that no end is known.
+        text: beside the bar at the start.
+        every_s: between two lines, where there is no terminal.
+        endless: it is not known when it is done.
     """
 
-    def __init__(self, console: Console, max_rollouts: int | None) -> None:
-        self._max = max_rollouts
-        self._figures: dict[str, str] = {}
-        self._left = TimeLeft()
+    def __init__(self, console: Console, text: str, every_s: float, *, endless: bool = False) -> None:
+        self.time_left = TimeLeft()
+        self._every_s = every_s
         self._lines = None if console.is_terminal else Lines(console)
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
         if console.width >= _WIDE:
             columns = [BarColumn(), *columns, TimeElapsedColumn()]
-        elif max_rollouts is not None:
+        elif not endless:
             columns = [TaskProgressColumn(), *columns]
         self._bar = Progress(*columns, console=console, disable=self._lines is not None)
-        self._task = self._bar.add_task("starting", total=max_rollouts)
+        self._task = self._bar.add_task(text, total=None if endless else 1.0)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -96,21 +120,34 @@ class RunProgress:
         with suppress(OSError):  # the terminal may be gone
             self._bar.stop()
 
+    def update(self, text: str, share: float, *, is_last: bool = False) -> None:
+        """Show the text, and the share that is done; what is last is no line of its own."""
+        if self._lines is None:
+            self._bar.update(self._task, completed=share, description=text)
+        elif not is_last:
+            self._lines.say(text, every_s=self._every_s)
+
+
+class RunProgress(Bar):
+    """Rollouts paid of those allowed, with the latest figures and the time left; `max_rollouts` None: no limit."""
+
+    def __init__(self, console: Console, max_rollouts: int | None) -> None:
+        super().__init__(console, "starting", _EVERY_S, endless=max_rollouts is None)
+        self._max = max_rollouts
+        self._figures: dict[str, str] = {}
+
     def show(self, line: dict[str, Any]) -> None:
         """Take a line of the metrics."""
         if line["kind"] == "eval" and line["accuracy"] is not None:
             self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
         if line["kind"] == "batch" and line["reward_mean"] is not None:
             self._figures["reward"] = f"reward {line['reward_mean']:.3f}"
-        paid, trained = line["rollouts_paid"], line["accounts"]["trained"]
-        figures = [f"{paid:,} rollouts", f"{trained:,} trained on", *self._figures.values()]
-        if self._max is not None and (left := self._left(paid / self._max)):
+        paid = line["rollouts_paid"]
+        share = 0.0 if self._max is None else paid / self._max
+        figures = [f"{paid:,} rollouts", f"{line['accounts']['trained']:,} trained on", *self._figures.values()]
+        if self._max is not None and (left := self.time_left(share)):
             figures.append(f"{left} left")
-        said = " · ".join(figures)
-        if self._lines is None:
-            self._bar.update(self._task, completed=paid, description=said)
-        elif line["kind"] != "end":
-            self._lines.say(said, every_s=_EVERY_S)
+        self.update(" · ".join(figures), share, is_last=line["kind"] == "end")
 
 
 def paid_for(run: RecordedRun) -> Table:
@@ -137,7 +174,7 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lined(Lines(console))
+        yield _stages_in_lines(Lines(console))
         return
     columns = (TextColumn("{task.description:>10}"), BarColumn(20), TextColumn("{task.completed:,}/{task.total:,}"))
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
@@ -152,7 +189,7 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
         yield shown
 
 
-def _lined(lines: Lines) -> Callable[[str, int, int], None]:
+def _stages_in_lines(lines: Lines) -> Callable[[str, int, int], None]:
     left: dict[str, TimeLeft] = {}
     began = time.monotonic()
 
@@ -164,11 +201,86 @@ def _lined(lines: Lines) -> Callable[[str, int, int], None]:
     return shown
 
 
-def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
-    """Say why, and end as a process that the signal ended.
+class Standings:
+    """Shows where the runs of a comparison stand, a row for each task and recipe."""
 
-    Raises:
-        typer.Exit: always.
-    """
-    Lines(console).say(message)
-    raise typer.Exit(128 + by)
+    def __init__(self, console: Console) -> None:
+        self._lines = None if console.is_terminal else Lines(console)
+        self._live = Live(console=console, refresh_per_second=2) if self._lines is None else None
+        self._left: dict[tuple[str, str], TimeLeft] = {}
+        self._ended: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            with suppress(OSError):  # the terminal may be gone
+                self._live.stop()
+
+    def show(self, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
+        """Take where each run stands."""
+        if self._lines is not None:
+            self._say(self._lines, standings)
+        if self._live is not None:
+            rows: dict[tuple[str, str], list[RecordedRun]] = {}
+            for run, recorded in standings:
+                rows.setdefault((run.task, run.name), []).append(recorded)
+            self._live.update(table([self._row(task, label, runs) for (task, label), runs in rows.items()]))
+
+    def _row(self, task: str, label: str, runs: Sequence[RecordedRun]) -> dict[str, str]:
+        known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
+        taught, waste = uses([run.accounts for run in runs], grouped=any(run.grouped for run in runs))
+        return {
+            "task": task,
+            "recipe": label,
+            "done": f"{sum(run.ended for run in runs)}/{len(runs)}",
+            "accuracy": f"{fmean(known):.3f}" if known else "",
+            "rollouts": f"{sum(run.paid for run in runs):,}",
+            "left, at most": self._time_left((task, label), runs),
+            "taught": taught,
+            "wasted on": waste,
+        }
+
+    def _time_left(self, row: tuple[str, str], runs: Sequence[RecordedRun]) -> str:
+        """Time until the budgets of a row's runs are spent, at its pace so far."""
+        from rollalloc.lab.bench.compare import share_done
+
+        known = [share for run in runs if (share := share_done(run)) is not None]
+        if len(known) < len(runs):
+            return "no budget"
+        share = fmean(known)
+        left = self._left.setdefault(row, TimeLeft())(share) if share else ""
+        return left or ("" if share == 1 else "–")
+
+    def _say(self, lines: Lines, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
+        """A line for each run that has ended since the last call, and now and then one on all."""
+        ended = {f"{run.name} with seed {run.settings.seed} {run.task}": one for run, one in standings if one.ended}
+        for name, one in ended.items():
+            if name not in self._ended:
+                accuracy = f", accuracy {one.curve.accuracy[-1]:.3f}" if one.curve.accuracy else ""
+                lines.say(f"{name}: ended after {one.paid:,} rollouts{accuracy} · {len(ended)} of {len(standings)}")
+        self._ended.update(ended)
+        paid = sum(one.paid for _, one in standings)
+        lines.say(f"{len(ended)} of {len(standings)} runs ended · {paid:,} rollouts", every_s=_STANDINGS_S)
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
+    """Rows of tasks and recipes by column, as far as the terminal has room; one task is the title."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if len(tasks) > 1:
+        return Fitting(rows, prose=_PROSE, optional=_OPTIONAL)
+    rows = [{heading: value for heading, value in row.items() if heading != "task"} for row in rows]
+    return Fitting(rows, prose=_PROSE, optional=_OPTIONAL, title="".join(tasks))
+
+
+def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:
+    """The share of rollouts that taught, where they are compared within groups, and the two largest causes of waste."""
+    total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
+    paid = sum(total.values())
+    if not paid:
+        return "", ""
+    waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
+    return share_taught(total, grouped), ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.console import say
 from rollalloc.cli.options import place
+from rollalloc.cli.progress import say
 
 _EXIT_ON_DAMAGE = 1
 

@@ -15,14 +15,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollalloc.cli.compare import said
-from rollalloc.cli.console import say
-from rollalloc.cli.labels import by_label, matched_shapes, named_recipes, whole_numbers
-from rollalloc.cli.options import option, parameters_of, source, with_options
-from rollalloc.cli.progress import staged
+from rollalloc.cli.options import (
+    LabelledParameters,
+    listed,
+    named_recipes,
+    option,
+    parameters_by_label,
+    source,
+    with_options,
+)
+from rollalloc.cli.progress import say, staged
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
 from rollalloc.lab.simulate.workload import Lengths, Success
+from rollalloc.named import make_recipe
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
@@ -83,9 +90,7 @@ def simulate(
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME; ratios are against the first.")
     ] = "grpo,darts,pilot_commit",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A parameter of one of them, LABEL.key=value; repeatable.")
-    ] = None,
+    set_: LabelledParameters = None,
     matched: Annotated[
         str, typer.Option(help="groups=G,n=N: the shape that recipes have where --set says nothing.")
     ] = "groups=128,n=8",
@@ -114,13 +119,15 @@ def simulate(
     workload = _workload(given, log, fit, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
     numbers = _different("--seeds", seeds, 0)
-    made, parameters = _recipes(named, set_, matched)
+    parameters = parameters_by_label(set_, matched, named, lenient=True)
+    made = {label: make_recipe(name, parameters[label]) for label, name in named.items()}
     for scenario in scenarios:
         for recipe in made.values():
             Allocator(scenario.fitting(recipe, staleness), scenario.workload.world(numbers[0]).prompts, numbers[0])
     priced = _priced(made, scenarios, numbers, staleness)
     if json_:
-        said_of = {"recipes": parameters, "staleness": staleness, **_described(scenarios[0])}
+        described = {label: {"recipe": name, **parameters[label]} for label, name in named.items()}
+        said_of = {"recipes": described, "staleness": staleness, **_described(scenarios[0])}
         typer.echo(json.dumps({**said_of, "priced": [each.described() for each in priced]}, indent=2, allow_nan=False))
         return
     console = Console()
@@ -130,7 +137,7 @@ def simulate(
 
 
 def _different(option: str, text: str, least: int) -> list[int]:
-    numbers = whole_numbers(option, text)
+    numbers = listed(option, text)
     if min(numbers) < least or len(set(numbers)) < len(numbers):
         raise ValueError(f"{option}: expected different numbers of at least {least}, got {text!r}")
     return numbers
@@ -167,19 +174,6 @@ def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload
         )
         for number in gpus
     ]
-
-
-def _recipes(
-    named: Mapping[str, str], set_: list[str] | None, matched: str
-) -> tuple[dict[str, Recipe], dict[str, dict[str, Any]]]:
-    """The recipes by label, and what each was made of."""
-    from rollalloc.named import RECIPES, make_recipe
-
-    changes = by_label(parameters_of(set_), named)
-    shapes = matched_shapes(matched, {label: name for label, name in named.items() if name in RECIPES})
-    parameters = {label: {**shapes.get(label, {}), **changes[label]} for label in named}
-    made = {label: make_recipe(name, parameters[label]) for label, name in named.items()}
-    return made, {label: {"recipe": name, **parameters[label]} for label, name in named.items()}
 
 
 def _priced(

@@ -17,7 +17,6 @@ from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
     DEFAULT_RATE,
-    POOLED,
     PRESETS,
     Tuned,
     planned_run,
@@ -49,7 +48,7 @@ _OF_STREAMING = (
     "overlap",
     "backend",
     "generator_limit",
-)  # options of the asynchronous engine
+)  # of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -71,8 +70,6 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         raise ValueError(
             f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
         )
-    if given.schedule == "constant" and given.schedule_floor != Given.schedule_floor:
-        raise ValueError("--schedule-floor: a constant rate has none; give --schedule linear or cosine, or take it out")
     refuse_missing(_streaming(given))
     made = _own_run if given.task is None else _task_run
     run = made(given, recipe, parameters, seed)
@@ -96,11 +93,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     if said:
         options = _as_said(said)
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
-    if given.pool != Given.pool and task not in POOLED:
-        of = task.partition("/")[0]
-        remedy = f"say --task {of}/{given.pool}" if of in POOLED else "take it out"
-        raise ValueError(f"--pool {given.pool} is of --task {' or '.join(POOLED)}, got --task {task}; {remedy}")
-    _, preset = preset_of(task, given.pool)
+    _, preset = preset_of(task)
     if given.settings == "tuned":
         usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
     else:
@@ -108,7 +101,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     rate = _or(given.learning_rate, usual.learning_rate)
     chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
     changes = _said(target=given.target, eval_every=given.eval_every)
-    run = planned_run(task, given.pool, recipe, seed, tuned=chosen, **_update(given), **changes)
+    run = planned_run(task, recipe, seed, tuned=chosen, **_update(given), **changes)
     return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
 
 
@@ -178,11 +171,6 @@ def budget_said(given: Given, rollouts: int | None) -> str:
 
 
 def _lora(given: Given) -> Lora | None:
-    """The adapters that are asked for.
-
-    Raises:
-        ValueError: what they are to be like is said, but not their rank; or a value out of its range.
-    """
     if given.lora is not None:
         with _named("--lora, --lora-alpha, --lora-target"):
             return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
@@ -206,10 +194,8 @@ def model_name(text: str) -> str:
 
 def _update(given: Given) -> dict[str, Any]:
     """Settings of the update, the same for every recipe and task."""
-    with _named("--schedule, --warmup-steps, --schedule-steps, --schedule-floor"):
-        schedule = Schedule(
-            given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps, given.schedule_floor
-        )
+    with _named("--schedule, --warmup-steps, --schedule-steps"):
+        schedule = Schedule(given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps)
     with _named("--dual-clip"):
         clip = Clip(dual=given.dual_clip)
     return {

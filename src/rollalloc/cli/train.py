@@ -10,77 +10,41 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.console import say
-from rollalloc.cli.options import Given, folder, parameters_of, with_fields
-from rollalloc.cli.progress import RunProgress, leave, paid_for, staged
+from rollalloc.cli.options import CheckpointMinutes, Given, Parameters, folder, output, parameters_of, with_fields
+from rollalloc.cli.progress import RunProgress, leave, paid_for, say, staged
 
 
 @with_fields(Given)
 def train(
     given: Given,
     recipe: Annotated[
-        str, typer.Option(help="One that `rollalloc recipes` lists, several joined by +, or module:object.")
+        str, typer.Option(help="Recipe: one that `rollalloc recipes` lists, several joined by +, or module:object.")
     ] = "reinforce",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts, sampling and mini-batches.")] = 0,
+    set_: Parameters = None,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, sampling and mini-batches.")] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the run: a new one, or one to resume or overwrite.", parser=folder, rich_help_panel="Output"
-        ),
+        Path | None, output("Folder of the run: a new one, or one to resume or overwrite.", parser=folder)
     ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Batches between two checkpoints.", rich_help_panel="Output")
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float,
-        typer.Option(
-            help="Minutes between two checkpoints; 0: no time. One at the end, and when asked to stop, in any case.",
-            rich_help_panel="Output",
-        ),
-    ] = 10.0,
-    keep_checkpoints: Annotated[int, typer.Option(help="Newest checkpoints to keep.", rich_help_panel="Output")] = 2,
+    checkpoint_every: Annotated[int | None, output("Batches between two checkpoints.")] = None,
+    checkpoint_minutes: CheckpointMinutes = 10.0,
+    keep_checkpoints: Annotated[int, output("Newest checkpoints to keep.")] = 2,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on from the newest checkpoint in the run's folder; without one the run starts afresh.",
-            rich_help_panel="Output",
-        ),
+        bool, output("Resume from the newest checkpoint in the run's folder; start afresh without one.", "--resume")
     ] = False,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Remove what another run wrote in the folder, and nothing else.",
-            rich_help_panel="Output",
-        ),
+        bool, output("Remove what another run wrote in the folder, and nothing else.", "--overwrite")
     ] = False,
     accept_recipe: Annotated[
         bool,
-        typer.Option(
-            "--accept-recipe",
-            help="Resume although the recipe, or its --max-rollouts, is another than the checkpoint's.",
-            rich_help_panel="Output",
+        output(
+            "Resume although the recipe, or its --max-rollouts, is another than the checkpoint's.", "--accept-recipe"
         ),
     ] = False,
     accept_data: Annotated[
-        bool,
-        typer.Option(
-            "--accept-data",
-            help="Resume although the prompts are others than the checkpoint's; they are found again by key.",
-            rich_help_panel="Output",
-        ),
+        bool, output("Resume although the prompts have changed; they are matched by key.", "--accept-data")
     ] = False,
     log_rollouts: Annotated[
-        bool,
-        typer.Option(
-            "--log-rollouts",
-            help="Write each rollout's text and score to rollouts.jsonl.",
-            rich_help_panel="Output",
-        ),
+        bool, output("Write each rollout's text and score to rollouts.jsonl.", "--log-rollouts")
     ] = False,
 ) -> None:
     """Train one model under one recipe."""

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.console import say
 from rollalloc.cli.options import place
+from rollalloc.cli.progress import say
 
 
 def verify_resume(

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.cli.options import parameters_of, with_fields
+from rollalloc.cli.options import listed, parameters_of, with_fields
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
@@ -214,15 +214,7 @@ def _interval(share: Share) -> str:
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
-    """The weights of TRL's rewards, as an option gives them.
-
-    Raises:
-        ValueError: they are no numbers.
-    """
-    try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--weights: expected numbers separated by commas, got {text!r}; e.g. 1,0.2") from None
+    return None if text is None else tuple(listed("--weights", text, float, "1,0.2"))
 
 
 def _plain(value: Any) -> Any:

@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from rollalloc.cli.options import place, seconds
+from rollalloc.cli.options import place
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
 
+_LOOK_S = 1.0
 _LINE_EVERY_S = 60.0  # between two lines, where there is no terminal
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison.", parser=place)],
-    every: Annotated[float, typer.Option(help="Seconds between two looks, 0.1 to 86400.", parser=seconds)] = 1.0,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a folder that is not there yet.")] = False,
 ) -> None:
     """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C.
@@ -56,7 +56,7 @@ def watch(
                     live.update(view(runs) if runs else waiting, refresh=True)
                 if runs and is_over(folder, runs):
                     return
-                time.sleep(every)
+                time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             return
 

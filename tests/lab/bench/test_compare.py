@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from rollalloc.files.claims import InUse, Lock
-from rollalloc.lab.bench.compare import Standing, compare, is_finished, result_of, standing
+from rollalloc.lab.bench import pool
+from rollalloc.lab.bench.compare import compare, is_finished, result_of, share_done, standing
 from rollalloc.lab.bench.pool import Job, _Worker
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
@@ -55,9 +56,9 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     assert [run for run, _ in seen[-1]] == runs
     for _, end in seen[-1]:
         assert end.ended
-        assert end.share == 1
-        assert end.accuracy is not None
-        assert sum(end.accounts.values()) == end.rollouts > 0
+        assert share_done(end) == 1
+        assert end.curve.accuracy
+        assert sum(end.accounts.values()) == end.paid > 0
 
     # Again: nothing is repeated, although it could not be, the model being gone.
     shutil.rmtree(tmp_path / "model")
@@ -162,10 +163,33 @@ def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
     worker.spawned.end()
     job = Job(run_of(max_rollouts=16), tmp_path)
     worker.give(job)
-    assert wait([worker.spawned.connection], timeout=120)
-    assert worker.hear() == (job, None)
-    worker.spawned.end()
+    worker.give(job)
+    while (ended := worker.hear()) is None:
+        assert wait([worker.spawned.connection], timeout=120)
+    assert ended == (job, None)
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
+
+
+def test_a_process_that_was_stopped_is_named_and_goes_on_when_it_is_woken(run_of, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(pool, "_SILENT_S", 0.2)
+    worker = _Worker()
+    os.kill(worker.spawned.process.pid, signal.SIGSTOP)
+    job = Job(run_of(max_rollouts=16), tmp_path)
+    worker.give(job)
+    while not caplog.messages:
+        assert worker.hear() is None
+        time.sleep(0.05)
+    pid = worker.spawned.process.pid
+    assert caplog.messages[0].startswith(
+        f"grpo with seed 0: its process ({pid}) has given no sign of life for 0 s; where"
+    )
+    assert f"kill -CONT {pid} lets it go on" in caplog.messages[0]
+    os.kill(pid, signal.SIGCONT)
+    while (ended := worker.hear()) is None:
+        time.sleep(0.05)
+    assert ended == (job, None)
+    assert len(caplog.messages) == 1  # it is said once
+    worker.spawned.end()
 
 
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
@@ -196,7 +220,7 @@ def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_pat
     other = replace(run, max_rollouts=32)
     execute(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended
-    assert standing(run, tmp_path / "grpo-3") == Standing()
+    assert not standing(run, tmp_path / "grpo-3").metrics
     with pytest.raises(FileExistsError, match=r"grpo-3 holds a run that has ended; .*--overwrite"):
         compare([run, run_of(seed=4)], tmp_path)
     assert standing(other, tmp_path / "grpo-3").ended
@@ -219,27 +243,25 @@ def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatc
         compare([run_of()], tmp_path)
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_comparison_that_is_asked_to_stop_saves_its_runs(run_of, tmp_path, by):
+def test_a_comparison_that_is_asked_to_stop_saves_its_runs(run_of, tmp_path):
     """Then the same call goes on with what was begun, and the metrics are those of runs that were never stopped."""
     run = run_of(max_rollouts=2000, target=None)
     asked = []
 
     def watch(standings):
-        if not asked and standings[0][1].rollouts:
-            asked.append(os.kill(os.getpid(), by))
+        if not asked and standings[0][1].paid:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
 
-    with pytest.raises(Stopped, match=f"stopped by {by.name} with 2 of 2 runs to go") as caught:
+    with pytest.raises(Stopped, match="stopped by SIGTERM with 2 of 2 runs to go") as caught:
         compare([run, replace(run, label="later")], tmp_path, processes=1, watcher=watch)
-    assert caught.value.by == by
+    assert caught.value.by == signal.SIGTERM
     assert newest(tmp_path / "grpo-0") is not None
     assert not (tmp_path / "later-0").exists()
 
 
-@pytest.mark.parametrize("processes", [0, -1])
-def test_a_comparison_without_a_process_is_refused(run_of, tmp_path, processes):
-    with pytest.raises(ValueError, match=f"processes must be at least 1, or None for one a core, got {processes}"):
-        compare([run_of()], tmp_path, processes=processes)
+def test_a_comparison_without_a_process_is_refused(run_of, tmp_path):
+    with pytest.raises(ValueError, match="processes must be at least 1, or None for one a core, got 0"):
+        compare([run_of()], tmp_path, processes=0)
 
 
 def untimed(folder):

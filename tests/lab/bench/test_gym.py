@@ -11,7 +11,7 @@ import pytest
 from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.bench.presets import PRESETS
 from rollalloc.lab.bench.tasks import gym
-from rollalloc.lab.bench.tasks.gym import Config, LastLeftOut, Misled, OthersKept, compute_score, prepare
+from rollalloc.lab.bench.tasks.gym import Config, Misled, compute_score, prepare
 from rollalloc.lab.bench.tasks.tiny import WarmUp, character_tokenizer
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
@@ -39,9 +39,7 @@ def score(name, completion):
     return compute_score(f"rg/{name}", completion(entry["answer"]), entry["answer"], extra)
 
 
-@pytest.mark.parametrize(
-    "name", ["chain_sum", "spell_backward", "number_sorting", "letter_counting", "base_conversion"]
-)
+@pytest.mark.parametrize("name", ["chain_sum", "base_conversion"])
 def test_right_answers_are_right_and_marks_for_trying_are_not(name):
     assert score(name, lambda answer: answer) == 1
     assert score(name, lambda answer: f" {answer}\n") == 1
@@ -78,12 +76,6 @@ def test_tasks_that_cannot_be_trusted_are_refused(tmp_path, task, message):
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "task", task)
     assert not (tmp_path / "task").exists()
-
-
-def test_too_few_questions_are_an_error(tmp_path):
-    few = Config("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
-    with pytest.raises(ValueError, match=r"expected 60 more different questions of gcd, found \d+ in 3000"):
-        prepare(tmp_path / "task", "rg/gcd", few)
 
 
 def test_a_task_is_files_like_any_other(sums):
@@ -140,54 +132,37 @@ def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
     assert abs(wrong - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 
-@pytest.mark.parametrize(
-    ("config", "prompts", "answers", "kinds", "mistakes"),
-    [
-        (
-            LastLeftOut("spell_backward", most=0.9),
-            [f"question {at}" for at in range(5)],
-            ["ab", "abc", "b1", "c22", "dd"],
-            ["a", "a", "b", "c", "d"],
-            ["a", "ab", "b", "c2", "d"],
-        ),
-        (
-            OthersKept("number_filtering", most=0.9),
-            [
-                "Keep all numbers larger than 7 in this list: ['7', '0', '9', '7']\nReturn the new list in the same format.",
-                "Keep all numbers larger than 7 in this list: ['8', '9']\nReturn the new list in the same format.",
-                "Remove all numbers smaller than 3 in this list: ['1', '3', '0']\nReturn the new list in the same format.",
-            ],
-            ["['9']", "['8', '9']", "['3']"],
-            ["Keep all numbers larger than 7"] * 2 + ["Remove all numbers smaller than 3"],
-            ["['7', '0', '7']", "[]", "['1', '0']"],
-        ),
-    ],
-)
-def test_a_misled_warm_up_shows_the_mistake_at_each_kinds_rate(config, prompts, answers, kinds, mistakes):
-    """Error rate: a share within 4.5 standard errors for each of at most four kinds, below 1 in 10,000."""
-    assert [config.kind(*one) for one in zip(prompts, answers, strict=True)] == kinds
-    assert [config.mistake(*one) for one in zip(prompts, answers, strict=True)] == mistakes
-    rates = config.rates(prompts, answers)
-    assert sorted(rates) == sorted(set(kinds))
+def test_a_misled_warm_up_shows_the_mistake_at_each_conditions_rate():
+    """Error rate: a share within 4.5 standard errors for each of two conditions, below 1 in 10,000."""
+    config = Misled("number_filtering", most=0.9)
+    prompts = [
+        "Keep all numbers larger than 7 in this list: ['7', '0', '9', '7']\nReturn the new list in the same format.",
+        "Keep all numbers larger than 7 in this list: ['8', '9']\nReturn the new list in the same format.",
+        "Remove all numbers smaller than 3 in this list: ['1', '3', '0']\nReturn the new list in the same format.",
+    ]
+    answers, mistakes = ["['9']", "['8', '9']", "['3']"], ["['7', '0', '7']", "[]", "['1', '0']"]
+    conditions = ["Keep all numbers larger than 7"] * 2 + ["Remove all numbers smaller than 3"]
+    assert list(map(config.condition, prompts)) == conditions
+    assert list(map(config.mistake, prompts, answers)) == mistakes
+    rates = config.rates(prompts)
+    assert sorted(rates) == sorted(set(conditions))
     assert all(0 <= rate <= 0.9 for rate in rates.values())
     asked, shown = config.draw(np.random.default_rng(0), prompts, answers, 20_000)
     examples = list(zip(map(prompts.index, asked), shown, strict=True))
-    for kind, rate in rates.items():
-        mistaken = [answer == mistakes[at] for at, answer in examples if kinds[at] == kind]
+    for condition, rate in rates.items():
+        mistaken = [answer == mistakes[at] for at, answer in examples if conditions[at] == condition]
         assert abs(np.mean(mistaken) - rate) < 4.5 * np.sqrt(rate * (1 - rate) / len(mistaken))
-    assert {answer for at, answer in examples if at == 0} == {answers[0], mistakes[0]}
     assert all(answer in (answers[at], mistakes[at]) for at, answer in examples)
 
 
-@pytest.mark.parametrize("task", [task for task, config in gym.LADDER.items() if isinstance(config, Misled)])
-def test_what_a_misled_model_was_shown_most_often_falls_short_of_its_target(task, monkeypatch):
+def test_what_a_misled_model_was_shown_most_often_falls_short_of_its_target(monkeypatch):
     """So that the greedy answers of a model that learned its warm-up by heart are below it."""
-    monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the kinds that there are
-    config = gym.LADDER[task]
+    monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the conditions that there are
+    config = gym.LADDER["rg/number_filtering_misled"]
     prompts, answers = gym._warm_up_examples(config, frozenset())
-    rates, examples = config.rates(prompts, answers), list(zip(prompts, answers, strict=True))
-    right = [rates[config.kind(*one)] < 0.5 or config.mistake(*one) == one[1] for one in examples]
-    assert np.mean(right) < PRESETS[task].target
+    rates, examples = config.rates(prompts), list(zip(prompts, answers, strict=True))
+    right = [rates[config.condition(one[0])] < 0.5 or config.mistake(*one) == one[1] for one in examples]
+    assert np.mean(right) < PRESETS["rg/number_filtering_misled"].target
 
 
 def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():

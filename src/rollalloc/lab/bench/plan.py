@@ -21,8 +21,8 @@ from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
 from rollalloc.lab.bench.contestants import BASELINE, TRACKS, Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, preset_of, tuned_of
-from rollalloc.lab.bench.sweep import Rung, search_rollouts
-from rollalloc.lab.bench.tiers import TIERS, Tier
+from rollalloc.lab.bench.search import Rung, search_rollouts
+from rollalloc.lab.bench.tiers import TIERS, Tier, seconds_of
 
 PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
 KIND = "bench"  # of claims
@@ -42,7 +42,6 @@ _DECIDING = (
     "runs/cost.py",
     "lab/bench/tasks",
     "lab/bench/presets.py",
-    "lab/bench/sweep.py",
     "lab/bench/methods.py",
     "lab/bench/search.py",
 )
@@ -50,16 +49,10 @@ _DECIDING = (
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """A task of the plan.
+    """A task of the plan: its target, budget in rollouts and grid, all fixed before the runs.
 
-    Attributes:
-        name: of the task.
-        target: held-out accuracy, fixed before the runs.
-        budget: rollouts that a final run pays.
-        eval_every: rollouts between two points of the grid.
-        eval_samples: a held-out prompt, where accuracy is sampled.
-        learning_rate: of every method in the matched track: the baseline's, as it was tuned for the task or for the one that
-            it borrows from.
+    `eval_samples` are per held-out prompt, where accuracy is sampled. `learning_rate` is that of every method in the matched
+    track: the baseline's, as it was tuned for the task or for the one that it borrows from.
     """
 
     name: str
@@ -75,9 +68,6 @@ class Plan:
     """What is run: every method on every task, in each track, with each seed.
 
     Attributes:
-        tier: its name.
-        tracks: of `TRACKS`.
-        tasks: in order.
         contestants: the methods.
         shape: of the matched track, `groups` and `n`.
         search: of the tuned track, the same for every method.
@@ -135,6 +125,12 @@ class Plan:
         """How many it has in all."""
         searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
         return len(self.tasks) * len(self.contestants) * (searches + self.finals)
+
+    @property
+    def seconds(self) -> float:
+        """Of one process for the whole plan, as far as rates are known; the making of tasks is not in it."""
+        each = self.runs // len(self.tasks)
+        return sum(seconds_of(task.name, self.rollouts_of(task), each) for task in self.tasks)
 
 
 def make_plan(

@@ -1,11 +1,9 @@
 """Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
 
-The settings stand in `tuned/TASK.json`, as `rollalloc.lab.bench.sweep` finds them: a grid of the same size over
-learning rate and shape of a batch for every recipe, GRPO included, and the same tuning seeds.
-`settings_tried` says how much of its grid a
-recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the others'. The seeds of a
-comparison are others. A task that was not swept borrows those of another, and what was not swept on a task those of
-skills/late.
+The settings stand in `tuned/TASK.json`, as `rollalloc.lab.bench.search` finds them: as many for every recipe, GRPO included,
+over learning rate and shape of a batch, and on the same tuning seeds, which are none of a comparison. `settings_tried` says
+how much of its grid a recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the
+others'. A task that was not swept borrows those of another, and what was not swept on a task those of skills/late.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ class Preset:
         target: held-out accuracy to reach, on skills/graded a mean score; None: the run goes on until its budget is spent.
         max_rollouts: what a run may pay before it is censored.
         eval_every: rollouts paid between two points of the grid.
-        eval_samples: rollouts a held-out prompt, where it has more than one right answer.
-        tuned_on: the task whose tuned settings are used: its own, or another's, which are borrowed then.
+        eval_samples: a held-out prompt, where it has more than one right answer.
+        tuned_on: the task whose tuned settings are used.
     """
 
     target: float | None
@@ -59,7 +57,7 @@ class Preset:
 
 
 DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe and task alike, where nobody says or searched for another
-POOLED = ("skills", "walks")  # tasks with several pools of prompts
+POOLED = ("skills", "walks")  # tasks with several pools of prompts, which stand for their pool "late"
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
@@ -70,9 +68,6 @@ PRESETS = {
     "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),
-    "rg/number_filtering": Preset(0.28, 20_000, 250),
-    "rg/spell_backward": Preset(0.52, 20_000, 250),
-    "rg/spell_backward_misled": Preset(0.62, 20_000, 250),
     "rg/number_filtering_misled": Preset(0.58, 20_000, 250, tuned_on="rg/number_filtering_misled"),
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
@@ -80,13 +75,13 @@ _ANY_GYM = Preset(None, 40_000, 1000)
 _UNMADE = Source(model="", prompts=(), heldout="", reward="")
 
 
-def preset_of(task: str, pool: str = "late") -> tuple[str, Preset]:
+def preset_of(task: str) -> tuple[str, Preset]:
     """The preset of a task, with its name.
 
     Raises:
         ValueError: no such task or pool.
     """
-    name = f"{task}/{pool}" if task in POOLED else task
+    name = f"{task}/late" if task in POOLED else task
     if name.startswith(gym.PREFIX):
         return name, PRESETS.get(name, _ANY_GYM)
     if name not in PRESETS:
@@ -135,16 +130,11 @@ def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
     return sort.prepare(folder / "sort", progress=shown)
 
 
-def task_run(
-    task: str, pool: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any
-) -> Run:
+def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any) -> Run:
     """A run of a recipe on a task, with its preset.
 
     Args:
         task: "skills", "walks", "sort", "skills/POOL", "walks/POOL" or "rg/NAME".
-        pool: of skills or walks.
-        recipe: name of the recipe.
-        seed: of the run.
         folder: where tasks are kept.
         tuned: instead of the preset's.
         changes: of the trainer's settings.
@@ -152,17 +142,17 @@ def task_run(
     Raises:
         ValueError: as `planned_run`.
     """
-    return made(planned_run(task, pool, recipe, seed, tuned=tuned, **changes), folder)
+    return made(planned_run(task, recipe, seed, tuned=tuned, **changes), folder)
 
 
-def planned_run(task: str, pool: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
+def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
     """As `task_run`, but nothing is made yet: the run has no model and no prompts, which `made` gives it.
 
     Raises:
         ValueError: an unknown task, or a recipe without tuned settings for it and none given.
         ImportError: what the task is of is not installed.
     """
-    name, preset = preset_of(task, pool)
+    name, preset = preset_of(task)
     if name.startswith(gym.PREFIX):
         gym.config_of(name)
     known = tuned_of(preset.tuned_on)
@@ -189,12 +179,7 @@ def planned_run(task: str, pool: str, recipe: str, seed: int, *, tuned: Tuned | 
 
 
 def made(run: Run, folder: Path, shown: Shown = unseen) -> Run:
-    """A planned run with its task's model, prompts and reward, made in the folder unless they are there.
-
-    Args:
-        run: one of a task; any other is returned as it is.
-        folder: where tasks are kept.
-        shown: told how far it is.
+    """A planned run with its task's model, prompts and reward, made in the folder unless they are there; others as they are.
 
     Raises:
         ValueError: a folder that is no task, or one made with other settings.

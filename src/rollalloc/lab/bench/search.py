@@ -1,13 +1,132 @@
-"""One method's search on one task: which settings are tried now, and which one was found."""
+"""Tuning with an equal budget for every recipe: successive halving over the settings of each.
+
+Every recipe has as many settings, learning rates × the first shapes of its `rollalloc.lab.bench.methods.GRID`, for the shape
+matters more than most allocators do, so that GRPO's is tuned as the others'. All are tried on one seed with a small budget,
+the better half on another seed with a larger one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each
+rung is ours). So each gets the same rollouts to search with:
+
+    Σ over rungs of settings × seeds × budget.
+
+A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it
+came to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from rollalloc.lab.bench.pool import Job
-from rollalloc.lab.bench.sweep import Rung, Score, Trial, better, score
-from rollalloc.runs.cost import cost_to_target
+from rollalloc.lab.bench.presets import Tuned
+from rollalloc.runs.cost import Curve, cost_to_target
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One round of a search.
+
+    Attributes:
+        settings: that enter it.
+        seeds: that each is tried on; no seed of a comparison.
+        share: of a task's budget, in (0, 1], that a run may pay.
+    """
+
+    settings: int
+    seeds: tuple[int, ...]
+    share: float
+
+    def budget(self, rollouts: int) -> int:
+        """Rollouts of a run, where those of the task's final runs are given."""
+        return round(self.share * rollouts)
+
+
+class Trial(NamedTuple):
+    """A run of a search that is over: its curve, and the accuracy of its last evaluation."""
+
+    curve: Curve
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """How good a setting is on a rung; less is better.
+
+    Attributes:
+        censored: seeds on which it did not reach the target.
+        rollouts: to the target, mean over seeds; a censored run's budget. Infinite where a run diverged.
+        error: 1 − the accuracy at the end, mean over seeds.
+    """
+
+    censored: int
+    rollouts: float
+    error: float
+
+
+def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung, ...]:
+    """A search that halves the settings at each rung, with a seed of its own for each.
+
+    Args:
+        settings: that it begins with.
+        first_seed: of the first rung; the next ones follow it.
+        shares: of a task's budget, one a rung.
+
+    Raises:
+        ValueError: fewer settings than rungs can halve.
+    """
+    if settings >> (len(shares) - 1) < 1:
+        raise ValueError(f"{settings} settings cannot be halved {len(shares) - 1} times")
+    return tuple(Rung(settings >> at, (first_seed + at,), share) for at, share in enumerate(shares))
+
+
+def search_rollouts(search: Iterable[Rung], budget: int) -> int:
+    """What a search may pay for each recipe, where the task's final runs may pay `budget` rollouts."""
+    return sum(rung.settings * len(rung.seeds) * rung.budget(budget) for rung in search)
+
+
+def settings_of(
+    recipe: str, shapes: Sequence[Mapping[str, Any]], rates: Sequence[float], settings: int
+) -> tuple[Tuned, ...]:
+    """The settings that a recipe is searched over: the first shapes of its grid, each with every learning rate.
+
+    Args:
+        recipe: whose grid it is.
+        shapes: its grid.
+        rates: learning rates.
+        settings: how many every recipe has, a multiple of the learning rates.
+
+    Raises:
+        ValueError: the grid is smaller, so that this recipe would be searched less than the others, or repeats itself.
+    """
+    wanted = settings // len(rates)
+    if len(shapes) < wanted:
+        raise ValueError(
+            f"{recipe}: every method is searched over {wanted} shapes × {len(rates)} learning rates, but its GRID has only "
+            f"{len(shapes)}; add {wanted - len(shapes)}"
+        )
+    if any(shape in shapes[:at] for at, shape in enumerate(shapes[:wanted])):
+        raise ValueError(
+            f"{recipe}: its GRID has the same parameters twice in the first {wanted}; each must be another"
+        )
+    return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
+
+
+def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:
+    """How good a setting is, by its runs on the seeds of a rung; None for a run that diverged."""
+    known = [(trial, cost_to_target(trial.curve, target)) for trial in trials if trial is not None]
+    if len(known) < len(trials) or any(cost is None for _, cost in known):
+        return Score(len(trials), inf, inf)
+    paid = [budget if cost is None or cost.censored else cost.paid["rollouts"] for _, cost in known]
+    censored = sum(cost is None or cost.censored for _, cost in known)
+    return Score(censored, fmean(paid), 1 - fmean(trial.accuracy for trial, _ in known))
+
+
+def better(scores: Mapping[int, Score], keep: int) -> tuple[int, ...]:
+    """The settings that go on, by number, the best first; of equals the one that stands earlier in the grid."""
+    return tuple(sorted(scores, key=lambda number: (scores[number], number))[:keep])
+
 
 Over = Callable[[Job], bool]
 TrialOf = Callable[[Job], Trial | None]  # of a run that is over; None: it diverged

@@ -47,7 +47,6 @@ Bound = Literal["", ">", "<"]
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An interquartile mean over seeds, with its 95% interval.
-
     Attributes:
         point: the interquartile mean.
         low: lower end; None for fewer than five values, or where a run is censored.
@@ -68,10 +67,7 @@ class RecipeSummary:
     """What a recipe paid on a task, over its seeds.
 
     Attributes:
-        label: what it is called.
-        recipe: its name.
         parameters: of the recipe.
-        learning_rate: of its runs.
         seeds: of the runs that have ended, in order.
         reached: runs that reached the target; the others are censored.
         costs: to the target, by `COSTS`; None where nothing was evaluated or there is no target.
@@ -81,8 +77,6 @@ class RecipeSummary:
         last: what the last evaluation of each run found, by `LAST`; None where one of them does not know it.
         k: attempts that `pass_at_k` is of; None where it is not known, or not the same in all.
         accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
-        rollouts_paid: of all runs.
-        tokens_paid: of all runs.
         folders: of the runs, in the order of the seeds.
         grouped: whether its rollouts are compared within groups.
         at_target: as `last`, where the target was reached, over the runs that did; None where one of them does not know it.
@@ -109,14 +103,9 @@ class RecipeSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A comparison on one task.
+    """A comparison on one task, "" where the runs have none; what has not ended is `unfinished`, and in no figure.
 
-    Attributes:
-        task: its name, "" where the runs have none.
-        target: held-out accuracy to reach; None: none.
-        baseline: label that the ratios are to: "grpo", or else the first.
-        recipes: the baseline first.
-        unfinished: folders of runs that have not ended; they are in no figure.
+    The ratios are to the `baseline`: "grpo", or else the first, which is the first of the recipes.
     """
 
     task: str
@@ -145,12 +134,9 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that is over.
+    """A run that is over: its evaluations on the grid, what each and the last one found, by `LAST`, and its last line.
 
-    Attributes:
-        run: what it was. folder: where it stands. curve: its evaluations on the grid. found: what each of them found, by
-            `LAST`. last: what the last one found. end: the last line of its metrics. target: that it is held against.
-            grouped: whether its rollouts are compared within groups.
+    `target` is what it is held against; `grouped`, whether its rollouts are compared within groups.
     """
 
     run: Run
@@ -175,20 +161,6 @@ def measure_of(recipes: Iterable[RecipeSummary]) -> str:
     return LAST["accuracy"] if alike else OF_GRADED["accuracy"]
 
 
-def summarise(folder: Path) -> Summary:
-    """What the comparison in a folder says, where it has one task.
-
-    Raises:
-        ValueError: runs of several tasks, of different targets, or of a label that differ in more than their seed.
-        FileNotFoundError: no run at all.
-    """
-    found = summaries(folder)
-    if len(found) > 1:
-        names = ", ".join(summary.task for summary in found)
-        raise ValueError(f"{folder} holds several tasks ({names}); summarise the folder of one of them")
-    return found[0]
-
-
 def summaries(folder: Path) -> list[Summary]:
     """What the comparison in a folder says, task by task.
 
@@ -203,11 +175,7 @@ def summaries(folder: Path) -> list[Summary]:
 
 
 def summaries_of(places: Sequence[Path]) -> list[Summary]:
-    """What the runs in these folders say, task by task.
-
-    Raises:
-        ValueError: as `summaries`.
-    """
+    """What the runs in these folders say, task by task; raises as `summaries`."""
     by_task: dict[str, list[tuple[Path, Run]]] = {}
     for place in places:
         run = Run.described_in(place)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rollalloc.lab.bench.sweep import Rung, rungs
+from rollalloc.lab.bench.search import Rung, rungs
 
 FIRST_TUNING_SEED = 1000
 _FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any full run
@@ -93,3 +93,22 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
         ),
     }
 )
+# Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included,
+# between those of plain estimators and of groups, of runs that shared the machine. What was not measured is slow.
+RATES: Mapping[str, float] = MappingProxyType(
+    {
+        "skills/balanced": 480.0,
+        "skills/graded": 300.0,
+        "skills/late": 450.0,
+        "skills/mixed": 400.0,
+        "walks/mixed": 240.0,
+        "rg/gcd": 400.0,
+        "rg/number_filtering_misled": 350.0,
+    }
+)
+_START_S = 2.0  # of a run: model, prompts, the last checkpoint
+
+
+def seconds_of(task: str, rollouts: int, runs: int = 1) -> float:
+    """Seconds of one process for so many runs on a task, and their rollouts together; an estimate."""
+    return runs * _START_S + rollouts / RATES.get(task, min(RATES.values()))

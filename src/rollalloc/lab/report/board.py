@@ -39,11 +39,7 @@ class Entry:
 
 
 class Board:
-    """The pages of the board.
-
-    Args:
-        folder: of runs, at any depth that `comparisons` knows; it may not be there yet.
-    """
+    """The pages of the board of a folder of runs, at any depth that `comparisons` knows; it may not be there yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -133,11 +129,7 @@ class _Report:
 
 
 def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the board, bound to this machine and not yet running; `serve_forever` runs it.
-
-    Args:
-        folder: of the runs.
-        port: 0 takes a free one.
+    """A server of the board, bound to this machine and not yet running; a port of 0 takes a free one.
 
     Raises:
         OSError: the port is taken.

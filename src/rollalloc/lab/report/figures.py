@@ -88,12 +88,7 @@ def save(figure: Figure, path: Path) -> None:
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
     """Held-out accuracy against a cost: each run thin, the interquartile mean over seeds thick, its interval shaded.
 
-    Args:
-        cost: "rollouts" or "tokens".
-        target: drawn as a line.
-
-    Returns:
-        None where no run was evaluated.
+    `cost` is "rollouts" or "tokens"; the target is drawn as a line. None where no run was evaluated.
     """
     with look():
         figure, axes = _figure(3.5)

@@ -13,8 +13,8 @@ from rollalloc.files.text import one_line
 from rollalloc.lab.bench.cells import Board, Cell, Part, board_of
 from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.plan import KIND, PAGE, TABLE, Plan
+from rollalloc.lab.bench.search import search_rollouts
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
-from rollalloc.lab.bench.sweep import search_rollouts
 from rollalloc.lab.report.page import render
 
 _LONGEST = 2000  # letters of a line of Markdown
@@ -32,13 +32,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the page.
-
-    Attributes:
-        title: above it.
-        headings: of the columns after the first, which has the methods.
-        rows: method → its figures.
-    """
+    """A table of the page: the headings are of the columns after the first, the rows are method → its figures."""
 
     title: str
     headings: Sequence[str]
@@ -49,7 +43,6 @@ def write_leaderboard(folder: Path) -> Board:
     """Write the page and the Markdown table of the leaderboard in a folder, finished or not.
 
     Raises:
-        FileNotFoundError: there is none.
         FileExistsError: files of these names that are not ours; nothing is written.
         ValueError: its plan is damaged, or a run in it is none of the plan.
     """

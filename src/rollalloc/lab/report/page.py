@@ -34,14 +34,7 @@ _MOST_DRAWN = 48  # methods in a figure: an image has an end
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of the page.
-
-    Attributes:
-        name: of its PNG, without the ending.
-        title: a heading.
-        caption: one sentence on how to read it.
-        figure: as drawn.
-    """
+    """A figure of the page, with a heading, a sentence on how to read it, and the name of its PNG without the ending."""
 
     name: str
     title: str
@@ -65,14 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Section:
-    """A comparison, or a run by itself.
-
-    Attributes:
-        name: a short one.
-        task: what was trained on.
-        summary: None for a run by itself.
-        problems: what could not be read; said among the caveats too.
-    """
+    """A comparison on a task, or a run by itself, which has no summary; `problems` are among the caveats too."""
 
     name: str
     task: str
@@ -96,14 +82,9 @@ class Section:
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Write the report on a comparison, on several in one folder, or on a single run.
+    """Write the report on a comparison, on several in one folder, or on a single run; returns where the page is.
 
-    Args:
-        folder: of the comparison, comparisons or run.
-        out: the page; `report.html` in the folder by default. The figures stand beside it as PNG.
-
-    Returns:
-        Where the page is.
+    It is `report.html` in the folder where nothing else is said; the figures stand beside it as PNG.
 
     Raises:
         FileNotFoundError: no run in the folder.
@@ -128,11 +109,9 @@ def write_sections(made: Sequence[Section], out: Path) -> Path:
 
 
 def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
-    """What the page shows: a section for each task of a comparison, or for a run by itself.
+    """What the page of a folder shows: a section for each task of a comparison, or for a run by itself.
 
-    Args:
-        found: the runs, by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
-        folder: the page is on.
+    The runs are by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
     """
     runs = {run.folder: run for of_one in found.values() for run in of_one}
     if folder in runs:
@@ -228,12 +207,7 @@ def _section(
     why: str | None = None,
     prefix: str = "",
 ) -> Section:
-    """A section on some runs.
-
-    Args:
-        why: there is no summary of a comparison.
-        prefix: of its figures' file names, which tells them from those of other sections.
-    """
+    """A section on some runs: why there is no summary of them, and what begins the names of its figures' files."""
     methods = by_label(runs)
     drawn = dict(list(methods.items())[:_MOST_DRAWN])
     kept = {run.folder: samples(run.folder) for run in runs}
@@ -261,9 +235,8 @@ def _section(
 
 
 def _left_out(methods: figures.Methods) -> list[str]:
-    return (
-        [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if len(methods) > _MOST_DRAWN else []
-    )
+    more = len(methods) > _MOST_DRAWN
+    return [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if more else []
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
@@ -337,14 +310,11 @@ def _how_curves_read(seeds: int) -> str:
 
 def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
     """What the runs of a recipe were started with; the first stands for all but the seed."""
-    described, settings = runs[0].description, runs[0].settings
+    described = runs[0].description
     yield "recipe", _plain(described.get("recipe"))
     yield "seeds", ", ".join(str(run.seed) for run in runs)
-    for name, value in {**(described.get("parameters") or {}), **(described.get("source") or {})}.items():
-        yield name, _plain(value)
-    for name, value in settings.items():
-        if name != "seed":
-            yield name, _plain(value)
+    for part in (described.get("parameters") or {}, described.get("source") or {}, runs[0].settings):
+        yield from ((name, _plain(value)) for name, value in part.items() if name != "seed")
     yield "max_rollouts", _plain(described.get("max_rollouts"))
 
 

@@ -21,15 +21,7 @@ STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A rollout fit to be shown.
-
-    Attributes:
-        fate: what became of it, in plain words.
-        key: of its prompt.
-        text: what the model wrote, visible and cut.
-        reward: None where it has no score.
-        tokens: its length.
-    """
+    """A rollout fit to be shown: what became of it, in plain words, and its text, visible and cut."""
 
     fate: str
     key: str
@@ -40,20 +32,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a run kept of its rollouts.
-
-    Attributes:
-        examples: the newest rollouts of each fate.
-        problem: what could not be read; None: nothing.
-    """
+    """The newest rollouts of each fate that a run kept, and what could not be read; None: nothing."""
 
     examples: list[Example]
     problem: str | None = None
-
-
-def examples(folder: Path) -> list[Example]:
-    """The newest rollouts of each fate; none where the run kept none."""
-    return samples(folder).examples
 
 
 def samples(folder: Path) -> Samples:

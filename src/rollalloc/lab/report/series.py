@@ -19,12 +19,7 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class OverTime:
-    """Values over rollouts paid, each the mean of the seeds.
-
-    Attributes:
-        x_X: rollouts paid, as far as every seed goes.
-        values: name → value at each x.
-    """
+    """Values by name over rollouts paid, as far as every seed goes, each the mean of the seeds."""
 
     x_X: Array
     values: Mapping[str, Array]
@@ -32,13 +27,7 @@ class OverTime:
 
 @dataclass(frozen=True)
 class Middle:
-    """Accuracy over seeds against a cost.
-
-    Attributes:
-        x_X: the cost.
-        middle_X: the interquartile mean over seeds.
-        low_X, high_X: bounds of its 95% interval; NaN with fewer than five seeds.
-    """
+    """The interquartile mean of accuracy over seeds against a cost, and its 95% interval, NaN with fewer than five seeds."""
 
     x_X: Array
     middle_X: Array
@@ -52,12 +41,7 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
     A run that reached its target keeps its last accuracy from there on. One that ended, or is, short of it says nothing of
     what would have followed: the line ends with the first such run.
 
-    Args:
-        runs: those of one recipe.
-        cost: a field of `Curve`: "rollouts", "tokens" or "seconds".
-
-    Returns:
-        None where no run was evaluated.
+    `cost` is a field of `Curve`: "rollouts", "tokens" or "seconds". None where no run was evaluated.
     """
     curves = [(getattr(run.curve, cost), run.curve.accuracy, run.reached) for run in runs if run.curve.accuracy]
     if not curves:
@@ -140,9 +124,7 @@ def _over_time(
 ) -> OverTime | None:
     """Mean of the seeds on a grid of rollouts paid, as far as every seed goes.
 
-    Args:
-        value: what a batch's line says; None: nothing.
-        from_nothing: the values are sums, so all are 0 at 0 rollouts.
+    `value` is what a batch's line says; where values are sums, they come `from_nothing`: all are 0 at 0 rollouts.
     """
     known = [
         [(line["rollouts_paid"], said) for line in run.metrics if line["kind"] != "eval" and (said := value(line))]

@@ -10,13 +10,7 @@ from rollalloc.files.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour by its role.
-
-    Attributes:
-        name: of the CSS variable.
-        light: on a light ground; figures are drawn in it, PNGs keep it.
-        dark: on a dark ground.
-    """
+    """A colour by the name of its CSS variable; figures are drawn in that for a light ground, and PNGs keep it."""
 
     name: str
     light: str
@@ -44,13 +38,7 @@ METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cause on which rollouts are spent, or a state of prompts.
-
-    Attributes:
-        words: what a legend says.
-        means: a sentence for who never heard of it.
-        colour: of its area.
-    """
+    """A cause on which rollouts are spent, or a state of prompts, in a legend's words and in a sentence."""
 
     words: str
     means: str
@@ -60,7 +48,7 @@ class Kind:
 CAUSES: Mapping[str, Kind] = {
     "trained": Kind(
         "trained on",
-        "in a group whose rewards differed; or one by itself, compared with a prediction or the batch's mean, not a group",
+        "in a group whose rewards differed; or by itself, against a baseline that the sentence on the method names",
         GREEN,
     ),
     "zero_variance": Kind(

@@ -22,9 +22,7 @@ _HEX = re.compile(r"#[0-9a-f]{6}\b")
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as an `<svg>` element.
 
-    Args:
-        name: tells its clip paths and markers from those of the page's other figures.
-        description: what a reader who cannot see it is told.
+    The name tells its clip paths and markers from those of other figures; a reader who cannot see it has the description.
     """
     drawn = io.BytesIO()
     with look(), mpl.rc_context({"svg.hashsalt": name}):

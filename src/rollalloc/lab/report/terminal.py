@@ -1,20 +1,23 @@
-"""Runs in the terminal: what `rollalloc watch` shows."""
+"""Runs in the terminal, what `rollalloc watch` shows, and tables that fit it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 
-from rich.console import Group, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rollalloc.files.text import one_line, visible
-from rollalloc.lab.report.fitting import Fitting, Row
 from rollalloc.lab.report.style import STATES, by_cause, cause, state_of
 from rollalloc.runs.recorded import RecordedRun, remaining, state
+
+Row = Mapping[str, str | Text]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns
@@ -142,3 +145,35 @@ def _line(run: RecordedRun) -> Row:
         "left": "" if left is None else str(left),
         "state": Text(state(run), style="red" if run.failed else "green" if run.reached else ""),
     }
+
+
+class Fitting:
+    """Rows as a table; columns are left out until it fits the terminal, and what is left then is cut.
+
+    Args:
+        rows: each with its values by heading, all with the same headings.
+        prose: headings whose columns stand to the left; figures stand to the right.
+        optional: headings of columns that may be left out, the first one first.
+        title: above the table.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], *, prose: Collection[str], optional: Sequence[str], title: str = ""
+    ) -> None:
+        self._rows, self._prose, self._optional, self._title = rows, prose, optional, title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tables = [self._table(self._optional[:count]) for count in range(len(self._optional) + 1)]
+        unbounded = options.update(width=1000)
+        fitting = (each for each in tables if Measurement.get(console, unbounded, each).maximum <= options.max_width)
+        yield next(fitting, tables[-1])
+
+    def _table(self, left_out: Collection[str]) -> Table:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(self._title) or None)
+        table.title_justify = "left"
+        headings = [name for name in (self._rows[0] if self._rows else ()) if name not in left_out]
+        for heading in headings:
+            table.add_column(heading, justify="left" if heading in self._prose else "right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*(Text(cell) if isinstance(cell := row[heading], str) else cell for heading in headings))
+        return table

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary
@@ -20,7 +21,7 @@ def findings(summary: Summary) -> dict[str, Sentence]:
 
 def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
     name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
-    taught = _taught(_share(method), method.grouped)
+    taught = _taught(_share(method), method.grouped, method.recipe, method.parameters)
     cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
     if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
@@ -69,10 +70,21 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
-def _taught(share: str, grouped: bool) -> str:
+_ALONE = {  # what recipes without groups compare a rollout with
+    "foresight": "the pass rate that was predicted for its prompt",
+    "spo": "the tracked pass rate of its prompt",
+    "raft": "0, so that right answers only are trained on",
+}
+
+
+def _taught(share: str, grouped: bool, recipe: object, parameters: Mapping[str, Any]) -> str:
     if grouped:
         return f"{share} of its rollouts taught something"
-    return "each rollout was compared with a prediction or the batch's mean, not with a group"
+    baseline = _ALONE.get(str(recipe), "a baseline of its recipe")
+    if recipe == "reinforce":
+        running = parameters.get("baseline") == "running"
+        baseline = "the mean of all rewards so far" if running else "the mean of the batch's other rewards"
+    return f"each rollout was compared with {baseline}, not with a group"
 
 
 def _share(method: RecipeSummary) -> str:
@@ -104,7 +116,9 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
         return f"{name} has not paid a rollout yet", "."
     each = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
     trained = fmean(run.accounts.get("trained", 0) for run in runs)
-    taught = _taught(f"{trained / paid:.0%}", any(run.grouped for run in runs))
+    described = runs[0].description
+    grouped = any(run.grouped for run in runs)
+    taught = _taught(f"{trained / paid:.0%}", grouped, described.get("recipe"), described.get("parameters") or {})
     curves = [run.curve.accuracy for run in runs if run.curve.accuracy]
     learned = ""
     if curves:

@@ -28,7 +28,7 @@ _STORIES = "stories"
 
 @dataclass(frozen=True)
 class ChatTask:
-    """A task in chat form.
+    """A task in chat form; no prompt is both in `train` and in `heldout`.
 
     Attributes:
         about: what is asked, in words.
@@ -37,9 +37,6 @@ class ChatTask:
         number: the answer is a number: the last one of a completion counts. Else all of the completion is the answer.
         system: the message before the question.
         max_new_tokens: tokens of a rollout that are enough.
-        train: training prompts.
-        heldout: held-out prompts; no prompt is in both.
-        seed: of the questions.
     """
 
     about: str
@@ -86,13 +83,7 @@ CHAT_TASKS = {
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """A task on disk.
-
-    Attributes:
-        train: parquet of training prompts.
-        heldout: parquet of held-out prompts.
-        max_new_tokens: tokens of a rollout that are enough.
-    """
+    """A task on disk: parquet files of prompts, and the tokens of a rollout that are enough."""
 
     train: Path
     heldout: Path
@@ -100,14 +91,7 @@ class ChatFiles:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, 0.0 for a wrong one.
-
-    Args:
-        data_source: "rg/NAME" or "stories".
-        solution_str: the completion.
-        ground_truth: the answer.
-        extra_info: the prompt's, with `number`, and for other answers what `gym.compute_score` needs.
-    """
+    """1.0 for a right answer, 0.0 for a wrong one; `extra_info` has `number`, else what `gym.compute_score` needs."""
     if extra_info["number"]:
         return numeric(
             data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
@@ -116,12 +100,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def prepare(folder: Path, task: ChatTask) -> ChatFiles:
-    """Make the task's files, or find them made.
-
-    Args:
-        folder: holds the prompts, and `settings.json`.
-        task: one of `CHAT_TASKS`, or one of your own.
-
+    """Make the task's files in a folder of its own, or find them made.
     Raises:
         ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task's or
             was made with another configuration.

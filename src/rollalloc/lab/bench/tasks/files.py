@@ -35,7 +35,7 @@ class TaskFiles:
         heldout: parquet of held-out prompts; no prompt is in both.
         reward: `package.module:function` with verl's `compute_score` signature.
         max_new_tokens: tokens of the longest right answer, EOS included.
-        single_answer: True where each prompt has exactly one right answer, so that `exact_answers` applies.
+        single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
         can_hang: the reward may never return, so that it needs a process of its own.
     """
 
@@ -80,10 +80,9 @@ def write_splits(
     seed: int,
     chat: Callable[[str], list[dict[str, str]]] | None = None,
 ) -> None:
-    """Write one parquet file a split, in verl's schema; no prompt occurs twice, in one split or in two.
+    """Write `<split>.parquet` for each split, in verl's schema; no prompt occurs twice, in one split or in two.
 
     Args:
-        folder: gets `<split>.parquet` for each split.
         sizes: split → number of prompts.
         draw: (random generator, number of problems, prompts that are taken) → that many problems of untaken prompts;
             it adds their prompts to the taken ones.
@@ -106,6 +105,16 @@ def write_splits(
         write_prompts(folder / f"{split}.parquet", rows)
 
 
+def prompt_files(
+    folder: Path, config: Any, draw: Callable[[np.random.Generator, int, set[str]], Sequence[Problem]], data_source: str
+) -> Path:
+    """The folder of a task's prompts, made unless it is there; `config` has how many there are, and the seed."""
+    sizes = {"train": config.train, "heldout": config.heldout}
+    return make_once(
+        folder, config, lambda to: write_splits(to, sizes, draw, data_source=data_source, seed=config.seed)
+    )
+
+
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
     """The folder `target`, made by `make` unless it is there already; whole or not at all.
 
@@ -113,7 +122,6 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
     folder. Of several processes one makes it and the others wait.
 
     Args:
-        target: the folder.
         settings: a dataclass of all that decides the contents; kept in the folder.
         make: writes the contents into the folder it is given.
 

@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -47,17 +46,11 @@ class Config:
     """A task of reasoning-gym, and the tiny model that is warmed up for it.
 
     Attributes:
-        name: in reasoning-gym.
         settings: of its generator, where not its own defaults.
         single_answer: a question has one right answer, to the letter: the verifier is not asked, and accuracy is exact.
-        train: training prompts.
         heldout: held-out prompts; none of them is seen in the warm-up.
-        warm_up: the supervised training of the initial model.
         wrong: share of its examples whose answer is another question's: the model then knows more than it samples,
             which is what reinforcement can win.
-        hidden: width of the model.
-        layers: of the model.
-        seed: of the questions.
     """
 
     name: str
@@ -79,12 +72,11 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Misled(Config, ABC):
-    """A task whose warm-up shows one and the same mistake, on some questions more often than the right answer.
+class Misled(Config):
+    """Lists to be filtered; the warm-up shows one mistake, to answer with what is to be left out.
 
-    How often it is made goes by the question's kind, which has a rate of its own, uniform in [0, most]. Where it is above
-    1/2 the greedy answer is wrong at first, so that a target above the greedy accuracy is reached only by what sampling
-    finds.
+    How often goes by the condition, which has a rate of its own, uniform in [0, most]. Where it is above 1/2 the greedy
+    answer is wrong at first, so that a target above the greedy accuracy is reached only by what sampling finds.
 
     Attributes:
         most: in [0, 1].
@@ -92,81 +84,43 @@ class Misled(Config, ABC):
 
     most: float = 0.95
 
-    @abstractmethod
-    def kind(self, question: str, answer: str) -> str:
+    def condition(self, question: str) -> str:
         """What the rate of the mistake goes by."""
+        return question.partition(" in this list")[0]
 
-    @abstractmethod
     def mistake(self, question: str, answer: str) -> str:
         """The answer with the mistake."""
+        right = set(_QUOTED.findall(answer))
+        return str([number for number in _QUOTED.findall(question) if number not in right])
 
     def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
-        rates = self.rates(prompts, answers)
+        rates = self.rates(prompts)
         asked, drawn = rng.integers(len(prompts), size=count).tolist(), rng.random(count).tolist()
         examples = [(prompts[at], answers[at]) for at in asked]
         shown = [
-            answer if u >= rates[self.kind(question, answer)] else self.mistake(question, answer)
+            answer if u >= rates[self.condition(question)] else self.mistake(question, answer)
             for (question, answer), u in zip(examples, drawn, strict=True)
         ]
         return [question for question, _ in examples], shown
 
-    def rates(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
-        """Kind of question → how often its mistake is shown."""
-        kinds = sorted(set(map(self.kind, prompts, answers)))
-        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(kinds))
-        return dict(zip(kinds, drawn.tolist(), strict=True))
+    def rates(self, prompts: Sequence[str]) -> dict[str, float]:
+        """Condition → how often the mistake is shown."""
+        conditions = sorted(set(map(self.condition, prompts)))
+        drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(conditions))
+        return dict(zip(conditions, drawn.tolist(), strict=True))
 
 
-class LastLeftOut(Misled):
-    """The mistake is to leave out the answer's last character, at a rate of its first one."""
-
-    def kind(self, question: str, answer: str) -> str:
-        return answer[0]
-
-    def mistake(self, question: str, answer: str) -> str:
-        return answer[:-1]
-
-
-class OthersKept(Misled):
-    """Lists to be filtered; the mistake is to answer with what is to be left out, at a rate of the condition."""
-
-    def kind(self, question: str, answer: str) -> str:
-        return question.partition(" in this list")[0]
-
-    def mistake(self, question: str, answer: str) -> str:
-        right = set(_QUOTED.findall(answer))
-        return str([number for number in _QUOTED.findall(question) if number not in right])
-
-
-_rung = partial(Config, single_answer=True, train=2048, heldout=256)
 LADDER = {
-    "rg/gcd": _rung(
+    "rg/gcd": Config(
         "gcd",
         {"min_value": 1, "max_value": 99},
-        warm_up=WarmUp(steps=200),
-        wrong=0.3,
-    ),
-    "rg/number_filtering": _rung(
-        "number_filtering",
-        {"min_numbers": 2, "max_numbers": 4, "max_decimals": 0, "min_value": 0, "max_value": 9},
-        warm_up=WarmUp(steps=300),
-        wrong=0.4,
-    ),
-    "rg/spell_backward": _rung(
-        "spell_backward",
-        {"min_word_len": 3, "max_word_len": 5},
-        warm_up=WarmUp(steps=400),
-        wrong=0.15,
-    ),
-    "rg/spell_backward_misled": LastLeftOut(
-        "spell_backward",
-        {"min_word_len": 3, "max_word_len": 5},
         single_answer=True,
         train=2048,
         heldout=256,
-        warm_up=WarmUp(steps=400),
+        warm_up=WarmUp(steps=200),
+        wrong=0.3,
     ),
-    "rg/number_filtering_misled": OthersKept(
+    "rg/number_filtering_misled": Misled(
         "number_filtering",
         {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
         single_answer=True,
@@ -217,13 +171,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def prepare(folder: Path, task: str, config: Config | None = None, *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made.
-
-    Args:
-        folder: holds the model and the prompts.
-        task: "rg/NAME", or a rung of the ladder.
-        config: instead of the task's own, for tests.
-        progress: told how far the warm-up of the model is.
+    """Make the task's files, or find them made; `config` is instead of the task's own, for tests.
 
     Raises:
         ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that

@@ -21,8 +21,8 @@ from rollalloc.lab.bench.tasks.files import (
     compute_score,
     graded_score,
     make_once,
+    prompt_files,
     unseen,
-    write_splits,
 )
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
@@ -64,13 +64,7 @@ POOLS = {
 class Config:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
-    Attributes:
-        skills: number of skills.
-        images: number of answer symbols, at least 2.
-        train: training prompts of a pool.
-        heldout: held-out prompts of a pool.
-        warm_up: the supervised training of the initial model.
-        seed: of the skills' images and rates, the warm-up data and the pools.
+    `images` is the number of answer symbols, at least 2; prompts are counted in each pool.
     """
 
     skills: int = 256
@@ -106,11 +100,7 @@ class Skills:
         return [_prompt(skills_L) for skills_L in drawn], [spell("a", images_L) for images_L in answers]
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Draw prompts until every band of the pool is full.
-
-        Args:
-            count: prompts wanted.
-            taken: prompts that may not be drawn; the drawn ones are added.
+        """Draw prompts until every band of the pool is full; the drawn ones are added to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p`, the product of the prompt's rates.
@@ -137,13 +127,9 @@ class Skills:
 
 
 def prepare(folder: Path, pool: str = "late", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made.
+    """Make the task's files, or find them made: the model that all pools share, and one folder a pool.
 
-    Args:
-        folder: holds the model that all pools share, and one folder a pool.
-        pool: a key of `POOLS`. The one that is graded has a quarter of the others' held-out prompts.
-        config: sizes and seeds.
-        progress: told how far the warm-up of the model is.
+    The pool that is graded has a quarter of the others' held-out prompts.
 
     Raises:
         ValueError: an unknown pool, or a folder that was made with another configuration.
@@ -158,14 +144,9 @@ def prepare(folder: Path, pool: str = "late", config: Config = Config(), *, prog
             to, word_tokenizer(skills.words), config.warm_up, partial(skills.noisy_examples, rng), shown=progress
         )
 
-    def make_pool(to: Path) -> None:
-        sizes = {"train": sized.train, "heldout": sized.heldout}
-        draw = partial(skills.problems, POOLS[pool])
-        write_splits(to, sizes, draw, data_source=f"skills/{pool}", seed=config.seed)
-
     sized = replace(config, heldout=-(-config.heldout // _GRADED_SHARE)) if graded else config
     model = make_once(folder / "model", config, make_model)
-    prompts = make_once(folder / pool, sized, make_pool)
+    prompts = prompt_files(folder / pool, sized, partial(skills.problems, POOLS[pool]), f"skills/{pool}")
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, compute_score, make_once, unseen, write_splits
+from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, compute_score, make_once, prompt_files, unseen
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
 __all__ = ["Config", "compute_score", "prepare"]
@@ -21,15 +21,7 @@ SHORTEST, LONGEST = 2, 14
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
-
-    Attributes:
-        symbols: number of symbols.
-        train: training prompts.
-        heldout: held-out prompts.
-        warm_up: the supervised training of the initial model.
-        seed: of the warm-up data and the prompts.
-    """
+    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests."""
 
     symbols: int = 32
     train: int = 8192
@@ -40,11 +32,6 @@ class Config:
 
 def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made.
-
-    Args:
-        folder: holds the model and the prompts.
-        config: sizes and seeds.
-        progress: told how far the warm-up of the model is.
 
     Raises:
         ValueError: a folder that was made with another configuration.
@@ -57,12 +44,8 @@ def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen
             to, word_tokenizer(words), config.warm_up, partial(_examples, config.symbols, rng), shown=progress
         )
 
-    def make_prompts(to: Path) -> None:
-        sizes = {"train": config.train, "heldout": config.heldout}
-        write_splits(to, sizes, partial(_problems, config.symbols), data_source="sort", seed=config.seed)
-
     model = make_once(folder / "model", config, make_model)
-    prompts = make_once(folder / "prompts", config, make_prompts)
+    prompts = prompt_files(folder / "prompts", config, partial(_problems, config.symbols), "sort")
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",

@@ -28,12 +28,7 @@ Examples = tuple[list[str], list[str]]  # prompts, and as many answers
 class WarmUp:
     """Supervised training that gives a task its initial policy.
 
-    Attributes:
-        steps: optimizer steps, at least 1.
-        batch: examples a step.
-        learning_rate: peak of AdamW; linear rise over `rise` steps, then a cosine down to a twentieth.
-        rise: steps of the rise, at least 1.
-        seed: of the initial weights.
+    AdamW's `learning_rate` is the peak: it rises linearly over `rise` steps, at least 1, then a cosine to a twentieth.
     """
 
     steps: int
@@ -64,11 +59,8 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
 def character_tokenizer(prompts: Sequence[str], answers: Sequence[str]) -> PreTrainedTokenizerFast:
     """Tokenizer with one token a character, white space included, and one for each word that most prompts have.
 
-    So a task's fixed phrases are short, what varies is spelled, and text comes back as it was.
-
-    Args:
-        prompts: that hold, together with the answers, every character there is.
-        answers: all of them.
+    So a task's fixed phrases are short, what varies is spelled, and text comes back as it was. Prompts and answers
+    hold every character there is.
     """
     counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
     common = sorted(word for word, count in counts.items() if 2 * count > len(prompts) and len(word) > 1)
@@ -94,10 +86,7 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 class Shape:
     """Of a tiny Llama; as it is, about 150,000 parameters with a vocabulary of some hundred tokens.
 
-    Attributes:
-        hidden: width, a multiple of 32.
-        layers: number of them.
-        context: tokens of a prompt and its completion at most.
+    `hidden` is a multiple of 32; `context` counts the tokens of a prompt and its completion at most.
     """
 
     hidden: int = 64
@@ -143,14 +132,9 @@ def save_warm_model(
     The same arguments give the same weights: the seed is the warm-up's own, and one thread keeps the order of sums.
 
     Args:
-        folder: where both are saved, for `from_pretrained`.
-        tokenizer: of prompts and answers.
-        warm_up: the training.
         draw: number of examples → prompts and answers as text, EOS left out.
-        shape: of the model.
         longest: tokens of an answer that are shown, its end included; None: all.
         parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
-        shown: told of each step.
     """
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(warm_up.seed)

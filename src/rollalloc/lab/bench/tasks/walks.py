@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
+from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, prompt_files, unseen
 from rollalloc.lab.bench.tasks.skills import Pool
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
 
@@ -37,13 +37,8 @@ POOLS = {
 class Config:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
-    Attributes:
-        side: cells of a row and of a column, at least 2.
-        walls: share of the passages between neighbours that are closed; every cell is still reached from every other.
-        train: training prompts of a pool.
-        heldout: held-out prompts of a pool.
-        warm_up: the supervised training of the initial model: half on walks that cross no wall, half on the lost walker's.
-        seed: of the maze, the walker and the pools.
+    Of the passages between neighbours a share of `walls` is closed; every cell is still reached from every other. Half of
+    the warm-up is on walks that cross no wall, half on the lost walker's.
     """
 
     side: int = 9
@@ -85,12 +80,7 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 
 
 class Walks:
-    """The maze, its lost walker, and prompts drawn from them.
-
-    Args:
-        config: sizes and seeds.
-        limit: tokens of a walk at most, its end included.
-    """
+    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, its end included."""
 
     def __init__(self, config: Config, limit: int = LIMIT) -> None:
         rng = np.random.default_rng(config.seed)
@@ -151,11 +141,7 @@ class Walks:
             yield partial(self.examples, rng, self.clean_GCC if step < steps // 2 else self.lost_GCC)
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Prompts of a pool, by their initial success rates.
-
-        Args:
-            count: prompts wanted.
-            taken: prompts that may not be chosen; the chosen ones are added.
+        """Prompts of a pool, by their initial success rates; the chosen ones are added to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p` and `shortest`, the steps of the shortest walk.
@@ -190,13 +176,7 @@ class Walks:
 
 
 def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made.
-
-    Args:
-        folder: holds one folder a pool, and the models: one that mixed and late share, another for long.
-        pool: a key of `POOLS`.
-        config: sizes and seeds.
-        progress: told how far the warm-up of the model is.
+    """Make the task's files, or find them made: a folder a pool, and the models, one that mixed and late share.
 
     Raises:
         ValueError: an unknown pool, or a folder that was made with another configuration.
@@ -222,13 +202,8 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, pro
             shown=progress,
         )
 
-    def make_pool(to: Path) -> None:
-        sizes = {"train": config.train, "heldout": config.heldout}
-        draw = partial(walks.problems, POOLS[pool])
-        write_splits(to, sizes, draw, data_source=f"walks/{pool}", seed=config.seed)
-
     model = make_once(folder / model_name, config, make_model)
-    prompts = make_once(folder / pool, config, make_pool)
+    prompts = prompt_files(folder / pool, config, partial(walks.problems, POOLS[pool]), f"walks/{pool}")
     return TaskFiles(
         model=model,
         train=prompts / "train.parquet",
