@@ -67,8 +67,8 @@ def ratio(point, low=None, high=None, bound=""):
         (
             ratio(1.25, 0.8, 2.0),
             (
-                "ours needed 20% fewer rollouts than grpo for held-out accuracy 0.8 (95% interval: 50% fewer to 25% more, so "
-                "no clear difference); 40%"
+                "ours needed 20% fewer rollouts than grpo for held-out accuracy 0.8 (95% interval: 50% fewer to 25% more, "
+                "so no clear difference); 40%"
             ),
         ),
         (
