@@ -11,9 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from rollalloc.cli.app import app
 from rollalloc.cli.watch import watch
 
 ROLLALLOC = [sys.executable, "-m", "rollalloc.cli.app"]
@@ -62,15 +60,6 @@ def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(st
     assert "metrics.jsonl:3 is not a line of JSON" in said
     assert "\x1b]0" not in said
     assert "cannot be read in full" in (run / "report.html").read_text()
-
-
-@pytest.mark.parametrize("command", [["report"], ["watch"], ["board"], ["verify-resume"]])
-def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})
-    assert given.exit_code == 2
-    assert "expected the name of a folder, got an empty one" in given.output
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_follows_runs_needs_no_pytorch(tmp_path):

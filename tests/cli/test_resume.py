@@ -128,13 +128,6 @@ def test_another_run_is_refused_by_name(call, stopped, changes, message):
     assert json.loads((stopped / "run.json").read_text())["settings"]["seed"] == 0
 
 
-def test_another_recipe_may_be_accepted(call, stopped):
-    code, output = call(*TRAIN, "--set", "groups=3", "--out", stopped, "--resume", "--accept-recipe")
-    assert code == 0, output
-    assert [line["groups"] for line in untimed(stopped) if line["kind"] == "batch"][:2] == [2, 3]
-    assert json.loads((stopped / "run.json").read_text())["parameters"]["groups"] == 3
-
-
 def with_prompts(file):
     return tuple(file if value == "prompts.parquet" else value for value in TRAIN)
 

@@ -18,7 +18,6 @@ from time import monotonic
 from types import ModuleType
 
 import pytest
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.generate.stream import settings
 from rollalloc.generate.stream.vllm_backend import Chunk
@@ -64,10 +63,6 @@ def started(call, own, tmp_path):
     return run
 
 
-def test_it_is_known_who_reads_features():
-    assert READERS == ["foresight"]
-
-
 def assert_none_too_old(batches, staleness):
     """A row that is replayed, as REINFORCE's and foresight's are by default, may be twelve versions old."""
     for line in batches:
@@ -96,19 +91,6 @@ def test_so_does_what_is_trained_in_another_way(started, forked_generators, engi
 def test_the_command_of_a_user_starts(started):
     """In a process that is spawned; transformers leaves hooks on the model where it made features."""
     assert started("foresight", "--engine", "async", "--staleness", 1)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "also"),
-    [
-        ("foresight", ("--lora", 2)),
-        ("foresight", ("--features", "none", "--on-weight-update", "restart")),
-        ("darts", ("--on-weight-update", "stop", "--keep-stopped")),
-        ("pilot_commit+pods", ()),
-    ],
-)
-def test_more_commands_of_a_user_start(started, recipe, also):
-    assert started(recipe, "--engine", "async", "--staleness", 1, *also)
 
 
 class Served:
@@ -167,46 +149,3 @@ def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
     monkeypatch.setattr(settings, "find_spec", lambda name: True)
     batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
     assert_none_too_old(batches, staleness)
-
-
-@pytest.fixture(scope="module")
-def sliding(own):
-    """A model that attends to the last tokens only, beside the user's own."""
-    config = Qwen2Config(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=0,
-        max_position_embeddings=32,
-        eos_token_id=1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(own / "sliding")
-    AutoTokenizer.from_pretrained(own / "model").save_pretrained(own / "sliding")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options", "words"),
-    [
-        ("grpo", ("--engine", "async", "--backend", "vllm"), "vLLM is not installed"),
-        ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
-        ("grpo", ("--features", "none"), "does not look at them"),
-        (
-            "foresight",
-            ("--engine", "async", "--model", "sliding", "--set", "groups=4"),
-            "has sliding windows",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("sliding")
-def test_what_cannot_be_is_refused_and_leaves_nothing(call, own, tmp_path, monkeypatch, recipe, options, words):
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    (own / "starts.py").write_text(REWARD)
-    code, output = call(*TRAIN, "--recipe", recipe, *options, "--out", tmp_path / "run")
-    assert code == 2
-    assert words in " ".join(output.split())
-    assert not (tmp_path / "run").exists()

@@ -47,6 +47,7 @@ Bound = Literal["", ">", "<"]
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An interquartile mean over seeds, with its 95% interval.
+
     Attributes:
         point: the interquartile mean.
         low: lower end; None for fewer than five values, or where a run is censored.

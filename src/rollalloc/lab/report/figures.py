@@ -20,7 +20,6 @@ from rollalloc.core.statistics import NEW
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series
-from rollalloc.lab.report.lengths import first_and_newest
 from rollalloc.lab.report.overwriting import MADE_BY
 from rollalloc.lab.report.style import (
     CAUSES,
@@ -40,7 +39,6 @@ from rollalloc.runs.recorded import RecordedRun
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
 _NARROW = 0.085  # a part of a bar below this has no room for its figure
-_POINTS = 2000  # of a panel, at most
 _TICKS = 20  # of ages, each with a tick of its own
 _LINES = ("-", "--", ":")  # for more methods than there are colours
 _LOOK = {
@@ -210,32 +208,6 @@ def lengths(methods: Methods) -> Figure | None:
         return [""]
 
     return _rows(methods, draw, {}, "tokens")
-
-
-def lengths_of_prompts(methods: Methods) -> Figure | None:
-    """For each method, a prompt a point: tokens of its answers at its first visit, and at its newest."""
-    found = {label: np.concatenate([first_and_newest(run.folder) for run in runs]) for label, runs in methods.items()}
-    found = {label: both_N2 for label, both_N2 in found.items() if len(both_N2)}
-    if not found:
-        return None
-    most = 1.05 * max(both_N2.max() for both_N2 in found.values()) or 1.0
-    rows = -(-len(found) // 2)
-    with look():
-        figure = Figure(figsize=(_WIDTH, 0.5 + 2.5 * rows), layout="constrained")
-        panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flatten()
-        for axes, (label, both_N2) in zip(panels, found.items(), strict=False):
-            some_N2 = both_N2[:: -(-len(both_N2) // _POINTS)]
-            axes.scatter(*some_N2.T, s=6, color=METHODS[1].light, alpha=0.35, linewidth=0)
-            axes.plot([0, most], [0, most], color=MUTED.light, linewidth=0.8)
-            before, after = (f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in both_N2.mean(axis=0))
-            axes.set_title(f"{one_line(label, 18)}\n{before} → {after}")
-            axes.set(xlim=(0, most), ylim=(0, most), aspect="equal")
-            axes.tick_params(labelbottom=True)
-        for axes in panels[len(found) :]:
-            axes.set_visible(False)
-        figure.supxlabel("tokens of a prompt's answers, first visit", fontsize=10, color=MUTED.light)
-        figure.supylabel("newest visit", fontsize=10, color=MUTED.light)
-    return figure
 
 
 def staleness(methods: Methods) -> Figure | None:

@@ -281,12 +281,6 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             figures.lengths,
         ),
         (
-            "prompt-lengths",
-            "Length by prompt, before and after",
-            "A point a prompt: tokens of its group's answers, without stopped ones, first and newest visit. Above: means.",
-            figures.lengths_of_prompts,
-        ),
-        (
             "staleness",
             "Staleness",
             "Updates of the weights between a rollout's first token and its use in training; 0 is fresh.",

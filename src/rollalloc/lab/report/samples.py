@@ -13,7 +13,7 @@ from rollalloc.files.text import shortened, visible
 from rollalloc.runs.fields import rollout
 from rollalloc.runs.files import open_regular, why
 
-_PART_BYTES = 4 << 20  # that are read of one end; the file may be larger than memory
+_PART_BYTES = 4 << 20  # that are read of its end; the file may be larger than memory
 _EACH = 2  # examples of a fate
 _FATES = 12  # that are shown; reasons without a score are whatever a reward says
 STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
@@ -42,7 +42,7 @@ def samples(folder: Path) -> Samples:
     """The newest rollouts of each fate, and what could not be read; a line corrupt by a killed run is passed over."""
     wrong: list[str] = []
     try:
-        lines = list(_part(folder / "rollouts.jsonl", wrong, oldest=False))
+        lines = list(_newest(folder / "rollouts.jsonl", wrong))
     except FileNotFoundError:
         return Samples([])
     except OSError as error:
@@ -86,20 +86,11 @@ def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> s
     return "in a group whose rewards are all alike"
 
 
-def rollouts_of(folder: Path, *, oldest: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The newest rollouts that a run kept, or its oldest ones, in their order; lines that are none are passed over.
-
-    Raises:
-        OSError: it kept none, or they cannot be read.
-    """
-    return _part(folder / "rollouts.jsonl", [], oldest=oldest)
-
-
-def _part(path: Path, wrong: list[str], *, oldest: bool) -> Iterator[Mapping[str, Any]]:
-    """Rollouts from the end of the file, or its begin, oldest first; a whole line that is none is named in `wrong`."""
+def _newest(path: Path, wrong: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Rollouts from the end of the file, oldest first; a whole line that is none is named in `wrong`."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        begin = file.seek(0 if oldest else max(0, size - _PART_BYTES))
+        begin = file.seek(max(0, size - _PART_BYTES))
         content = file.read(_PART_BYTES)
     part = BytesIO(content)
     if begin:

@@ -101,6 +101,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     """Make the task's files in a folder of its own, or find them made.
+
     Raises:
         ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task's or
             was made with another configuration.
