@@ -164,9 +164,7 @@ def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
 
 def plain_rates(tasks: Path) -> Floats:
     """The initial model's success rate of every prompt that pools are made of."""
-    return rated_prompts(tasks, Policy.load(task_run("skills/late", "grpo", 0, tasks).source.model, device="cpu"))[
-        2
-    ]
+    return rated_prompts(tasks, Policy.load(task_run("skills/late", "grpo", 0, tasks).source.model, device="cpu"))[2]
 
 
 def sampled_pool(rate_N: Floats, hopeless: float, solved: float, prompts: int = 16_384) -> Floats:
