@@ -254,3 +254,9 @@ def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):
         tiny_trl.trainer(tmp_path, "foresight", max_steps=6, driver={"features": None}).train(
             resume_from_checkpoint=True
         )
+
+
+def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
+    (tmp_path / "checkpoint-best").mkdir()  # a user's own, which has no number
+    with pytest.raises(ValueError, match="No valid checkpoint"):
+        tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)

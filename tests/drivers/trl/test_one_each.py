@@ -13,6 +13,7 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 from rollalloc import recipes
@@ -332,3 +333,31 @@ def test_features_of_a_sharded_model_are_refused_with_the_way_out(monkeypatch, t
     with pytest.raises(ValueError, match="the whole model in each process, but it is sharded; make a file"):
         tiny_trl.trainer(tmp_path, "foresight")
     assert tiny_trl.trainer(tmp_path, "foresight", driver={"features": None})
+
+
+@pytest.mark.parametrize("recipe", ["reinforce", "foresight", "spo"])
+def test_a_rollout_without_a_score_costs_itself_and_another_prompt_takes_its_place(recipe, watched, tmp_path):
+    def reward(completions: list[str], **columns: Any) -> list[float | None]:
+        scores = tiny_trl.starts_right(completions, columns["answer"])
+        return [None if text.endswith("k1") else score for text, score in zip(completions, scores, strict=True)]
+
+    trainer = tiny_trl.trainer(tmp_path, recipe, reward=reward, max_steps=6)
+    trainer.train()
+    accounts = trainer.allocation.allocator.accounts()
+    assert accounts["failed"] > 0
+    assert sum(accounts.values()) == trainer.allocation.allocator.paid == 6 * 16 + accounts["failed"]
+    assert all(len(batch.rows) == 16 for batch, _, _ in trainer.seen)
+
+
+def test_in_half_precision_with_checkpointed_activations_under_an_adapter(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path,
+        "foresight_replay",
+        more={"peft_config": LoraConfig(target_modules=["q_proj", "v_proj"], r=2)},
+        bf16=True,
+        gradient_checkpointing=True,
+        max_steps=6,
+    )
+    trainer.train()
+    assert trainer.allocation.made is not None
+    assert trainer.allocation.allocator.replayed > 0

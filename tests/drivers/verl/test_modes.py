@@ -9,7 +9,7 @@ from made_up_crew import RECIPES, FakeCrew, FakeLoader, by_quarter, figures, mix
 
 from rollalloc import Allocator
 from rollalloc.drivers.verl.modes import Overlap
-from rollalloc.drivers.verl.rounds import Outcome, Rounds
+from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
 
@@ -285,3 +285,11 @@ def test_a_rollout_that_was_to_be_stopped_at_a_checkpoint_has_ended_with_its_pro
     for _ in range(4):
         step(again)
     assert again.metrics(again.next_batch().batch)["rollalloc/accounts/cancelled"] > 0
+
+
+def test_a_budget_ends_the_run_when_nothing_runs():
+    rounds = rounds_of({"recipe": "grpo", "max_rollouts": 50}, at_once=3)
+    assert sum(len(step(rounds)[0].rows) for _ in range(3)) == 48
+    with pytest.raises(Finished, match="budget"):
+        rounds.next_batch()
+    assert not rounds.crew.waiting

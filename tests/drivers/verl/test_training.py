@@ -420,3 +420,59 @@ def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tm
     assert run.start(*overrides, section=section) != 0
     assert says in run.log
     assert "ray init kwargs" not in run.log
+
+
+def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(two_nodes):
+    """verl's placement and our manager over the real Ray; its workers are made up."""
+    import asyncio
+
+    import ray
+    from omegaconf import OmegaConf
+    from verl.utils import tensordict_utils as tu
+
+    from rollalloc.drivers.verl.rounds import Outcome
+    from rollalloc.drivers.verl.workers import Manager
+
+    head = two_nodes.head_node.node_id
+
+    class Light:
+        """Ends its sessions at once on the head, and on the other node never."""
+
+        def __init__(self, *_):
+            self.ended = asyncio.Queue()
+
+        def where(self):
+            return ray.get_runtime_context().get_node_id()
+
+        async def generate_sequences(self, chunk):
+            if self.where() == head:
+                for uid in chunk["uid"]:
+                    self.ended.put_nowait(
+                        [Outcome(uid, 0, tokens=1, reward=1.0), Outcome(uid, 1, tokens=1, reward=0.0)]
+                    )
+
+        async def outcomes(self):
+            return await self.ended.get()
+
+        async def answers(self):
+            return True
+
+    def told(manager, *uids):
+        columns = {"uid": np.array(uids, dtype=object), "__rollout_n__": np.array([2] * len(uids), dtype=object)}
+        manager.generate_sequences(tu.get_tensordict(columns))
+        outcomes = []
+        while len(outcomes) < 2 * len(uids):
+            outcomes += manager.outcomes()
+        return Counter(outcome.reason for outcome in outcomes)
+
+    rollout = {"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}}, "model": {}}}
+    manager = Manager(OmegaConf.create(rollout), None)
+    manager.agent_loop_workers_class = ray.remote(max_restarts=3, num_cpus=1)(Light)
+    asyncio.run(manager._init_agent_loop_workers())
+    places = [ray.get(worker.where.remote()) for worker in manager.agent_loop_workers]
+    assert set(places) == _ids(two_nodes)
+    [other] = [node for node in two_nodes.list_all_nodes() if node.node_id != head]
+    two_nodes.remove_node(other)
+    assert told(manager, "g0s0r0", "g1s0r2") == {"": 2, "its agent loop worker died": 2}
+    assert {ray.get(worker.where.remote()) for worker in manager.agent_loop_workers} == {head}
+    assert told(manager, "g2s0r4", "g3s0r6") == {"": 4}
