@@ -591,5 +591,6 @@ def killed_at_random_moments(tmp_path, moments, batches, seed):
     return done
 
 
+@pytest.mark.e2e
 def test_killed_at_a_few_moments(tmp_path):
     assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5

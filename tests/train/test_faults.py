@@ -210,6 +210,7 @@ def numbers(folder):
     return sorted(int(path.name) for path in (folder / "checkpoints").glob("*"))
 
 
+@pytest.mark.e2e
 def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it_is_repaired(run_of, tmp_path):
     """Else hours of training would have to be repeated, or an end that nobody wanted would be gone on from."""
     calls, given = (

@@ -199,6 +199,7 @@ def process(policy):
     assert "rollalloc generator's pipe" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.e2e
 def test_a_process_that_dies_is_replaced_once(policy, process, expected):
     tokens, waves = expected
     rollouts = range(40)
