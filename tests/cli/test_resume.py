@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+from hashlib import sha256
 
 import pytest
 
@@ -12,9 +13,13 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train import verify
 
-# Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there.
+# Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any
+# model's answers are right: how many batches there are must not hang on what a hardly trained one happens to say.
 REWARD = """
-import multiprocessing, os, signal
+import hashlib, multiprocessing, os, signal
+
+def half(answer):
+    return float(hashlib.sha256(answer.encode()).digest()[0] % 2)
 
 def score(data_source, solution_str, ground_truth, extra_info):
     if os.path.exists("stop"):
@@ -23,14 +28,14 @@ def score(data_source, solution_str, ground_truth, extra_info):
         os.remove("stop")
         for name in names:
             os.kill(os.getpid(), getattr(signal, name))
-    return float(solution_str.startswith('s'))
+    return half(solution_str)
 
 def stops_the_generator(data_source, solution_str, ground_truth, extra_info):
     for process in multiprocessing.active_children():
         if process.name == "rollalloc generator" and os.path.exists("stop"):
             os.remove("stop")
             os.kill(process.pid, signal.SIGSTOP)
-    return float(solution_str.startswith('s'))
+    return half(solution_str)
 
 calls = 0
 
@@ -169,7 +174,7 @@ def test_rollouts_are_logged_and_the_log_is_cut_on_resume(call, own, tmp_path):
     lines = [json.loads(line) for line in logs[0].splitlines()]
     assert sorted(line["rollout"] for line in lines) == list(range(96))
     assert {line["key"].partition("/")[0] for line in lines} == {"mine"}
-    assert all(line["reward"] == float(line["text"].startswith("s")) for line in lines)
+    assert all(line["reward"] == sha256(line["text"].encode()).digest()[0] % 2 for line in lines)
     assert all(line["unscored"] is None and 1 <= line["tokens"] <= 4 for line in lines)
     assert {line["stage"] for line in lines} == {0, 1}
 
