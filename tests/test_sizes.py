@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "rollalloc"
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "leaderboard.md"]
-GUIDES_WORDS = 36_000
-LONGEST = 72  # lines of a function's body, its docstring not counted
-WRAPPED = ("README.md", "CONTRIBUTING.md")
+GUIDES_WORDS = 25_000
+LONGEST = 60  # lines of a function's body, its docstring not counted
+LONGER = {"cli/train.py: train": 72}  # a table of options
+WRAPPED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES]
 
 
 def words(page: Path) -> int:
@@ -51,19 +52,19 @@ def test_the_guides_together():
     assert sum(map(words, GUIDES)) <= GUIDES_WORDS
 
 
-@pytest.mark.parametrize("page", WRAPPED)
+@pytest.mark.parametrize("page", WRAPPED, ids=lambda page: page.name)
 def test_no_line_of_prose_is_wide(page):
-    assert [line for line in prose((ROOT / page).read_text("utf-8")) if len(line) > 120] == []
+    assert [line for line in prose(page.read_text("utf-8")) if len(line) > 120] == []
 
 
 def test_no_function_is_longer_than_a_screen():
-    long = [
-        f"{path.relative_to(SOURCES)}: {name}, {lines} lines"
+    long = {
+        f"{path.relative_to(SOURCES)}: {name}": lines
         for path in sorted(SOURCES.rglob("*.py"))
         for name, lines in bodies(path.read_text("utf-8"))
         if lines > LONGEST
-    ]
-    assert long == []
+    }
+    assert long == LONGER
 
 
 def test_what_is_counted():
