@@ -2,7 +2,7 @@
 
 Recipe × engine × staleness × where features come from, sampled: each recipe meets each engine, with a staleness that changes
 from one pair to the next, so that each engine meets each staleness many times; what a recipe decides knows nothing of the
-engine. The one that predicts, whose way into a run is another, meets them all. Of both all but a third are `slow`.
+engine. The one that predicts, whose way into a run is another, meets them all.
 Processes are forked here, which is quick; what they are sent is pickled all the same. Few are spawned, as for a user.
 """
 
@@ -18,6 +18,7 @@ from time import monotonic
 from types import ModuleType
 
 import pytest
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.generate.stream import settings
 from rollalloc.generate.stream.vllm_backend import Chunk
@@ -93,14 +94,27 @@ def test_the_command_of_a_user_starts(started):
     assert started("foresight", "--engine", "async", "--staleness", 1)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "also"),
+    [
+        ("foresight", ("--lora", 2)),
+        ("foresight", ("--features", "none", "--on-weight-update", "restart")),
+        ("darts", ("--on-weight-update", "stop", "--keep-stopped")),
+        ("pilot_commit+pods", ()),
+    ],
+)
+def test_more_commands_of_a_user_start(started, recipe, also):
+    assert started(recipe, "--engine", "async", "--staleness", 1, *also)
+
+
 class Served:
     """In vLLM's place: draws tokens of equal probability."""
 
     dead = False
 
-    def __init__(self, model, folder, *, sampling, ends, longest_prompt, slots):
+    def __init__(self, model, folder, *, decoding):
         model.save_pretrained(folder)
-        self.tokens, self.ends, self.made, self.aborted = model.config.vocab_size, ends, {}, set()
+        self.tokens, self.ends, self.made, self.aborted = model.config.vocab_size, decoding.eos_ids, {}, set()
 
     async def generate(self, name, tokens, most, seed, salt):
         draw = random.Random(seed)
@@ -149,3 +163,51 @@ def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
     monkeypatch.setattr(settings, "find_spec", lambda name: True)
     batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
     assert_none_too_old(batches, staleness)
+
+
+@pytest.fixture(scope="module")
+def sliding(own):
+    """A model that attends to the last tokens only, beside the user's own."""
+    config = Qwen2Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=0,
+        max_position_embeddings=32,
+        eos_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(own / "sliding")
+    AutoTokenizer.from_pretrained(own / "model").save_pretrained(own / "sliding")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "words"),
+    [
+        ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
+        ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
+        ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
+        ("grpo", ("--engine", "async", "--backend", "vllm", "--no-overlap"), "leave out --no-overlap"),
+        ("grpo", ("--engine", "async", "--backend", "vllm"), "vLLM is not installed"),
+        ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
+        ("grpo", ("--engine", "async", "--kv-tokens", 4), "kv_tokens must hold at least one rollout"),
+        ("grpo", ("--features", "none"), "does not look at them"),
+        (
+            "foresight",
+            ("--engine", "async", "--model", "sliding", "--set", "groups=4"),
+            "has sliding windows",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("sliding")
+def test_what_cannot_be_is_refused_and_leaves_nothing(call, own, tmp_path, monkeypatch, recipe, options, words):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    (own / "starts.py").write_text(REWARD)
+    code, output = call(*TRAIN, "--recipe", recipe, *options, "--out", tmp_path / "run")
+    assert code == 2
+    assert words in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
