@@ -526,3 +526,117 @@ def test_logits_that_are_not_numbers_are_an_error(model):
             run(model)
     finally:
         hook.remove()
+
+
+def test_an_eos_at_the_limit_is_not_a_truncation(model):
+    lengths = {generation.rollout: len(generation.tokens) for generation in run(model)}
+    limit = min(lengths.values())
+    for generation in run(model, max_new_tokens=limit):
+        assert generation.truncated == (lengths[generation.rollout] > limit)
+
+
+def test_without_an_eos_every_rollout_runs_to_the_limit(model):
+    assert all(each.truncated and len(each.tokens) == 6 for each in run(model, max_new_tokens=6, eos_ids=()))
+
+
+def test_nothing_requested_gives_nothing(model):
+    assert run(model, []) == []
+    assert run(model, [Request(prompt=0, tokens=(3,), rollouts=())]) == []
+
+
+def test_the_models_mode_is_restored(model):
+    model.train()
+    run(model, max_new_tokens=2)
+    assert all(module.training for module in model.modules())
+    model.eval()
+    run(model, max_new_tokens=2)
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_equal_a_forward_pass(model, temperature):
+    assert_logprobs_equal_a_forward_pass(model, temperature)
+
+
+def test_asking_a_model_changes_nothing(model):
+    asked = deepcopy(model).train()
+    assert why_not(asked) is None
+    assert all(module.training for module in asked.modules())
+
+
+def test_the_same_rollouts_in_another_batch_are_the_same(model):
+    together = tokens_of(run(model))
+    alone = [Request(each.prompt, each.tokens, (rollout,)) for each in REQUESTS for rollout in each.rollouts]
+    assert tokens_of(run(model, list(reversed(alone)))) == together
+    for request in alone:
+        assert tokens_of(run(model, [request]))[request.rollouts[0]] == together[request.rollouts[0]]
+
+
+def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(model, monkeypatch):
+    requests = [Request(0, HEADER[:18], (0, 1)), Request(1, HEADER, (2,)), Request(2, HEADER[:18], (3,))]
+    made, tokens = forwarded(model, requests)
+    assert tokens == 17 + 3 * 3
+    monkeypatch.setattr(likelihood, "LEAST_SHARED", 1000)
+    assert [each.tokens for each in made] == [each.tokens for each in run(model, requests)]
+
+
+def test_a_model_that_counts_positions_by_itself_shares_nothing():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2)).eval()
+    assert forwarded(model, headed(20))[1] == 3 * 26
+
+
+@pytest.mark.parametrize("room", [0, 1, 5])
+def test_how_the_cache_grows_changes_nothing(model, monkeypatch, room):
+    roomy = run(model)
+    monkeypatch.setattr(sampler, "_ROOM", room)
+    for one, other in zip(roomy, run(model), strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_stopped_rollouts_leave_the_batch_and_those_not_begun_cost_nothing(model):
+    others = [rollout for rollout in ROLLOUTS if rollout != 32]
+    with watched(model) as widths:
+        # The prompt of 20 comes first, alone in its wave: when it ends, all but one are stopped before they begin.
+        ended = [each for call in streamed(model, lambda _: others, max_rows=1) for each in call]
+    assert [each.rollout for each in ended if not each.cancelled] == [20, 32]
+    assert all(each.tokens == () for each in ended if each.cancelled)
+    assert len(widths) == sum(len(each.tokens) for each in ended)
+
+    with watched(model) as widths:
+        ended = [each for call in streamed(model, lambda _: others) for each in call]
+    first = min(len(each.tokens) for each in ended)
+    assert widths[first - 1] > widths[first] == 1  # all in one batch: 32 goes on by itself
+    with watched(model) as widths:
+        streamed(model, lambda _: ROLLOUTS)
+    assert len(widths) == first
+
+
+def test_out_of_memory_half_way_keeps_what_was_handed_over(model):
+    complete, handed_over = tokens_of(run(model)), []
+
+    def before(rows):
+        if handed_over and rows > 4:
+            raise torch.cuda.OutOfMemoryError("the cache grew")
+
+    with watched(model, before) as widths:
+        calls = streamed(model, lambda ended: handed_over.extend(ended) or ())
+    assert tokens_of(each for call in calls for each in call) == complete
+    assert len(handed_over) == len(ROLLOUTS)
+    assert max(widths[: widths.index(len(REQUESTS), 1)]) > 4 >= max(widths[widths.index(len(REQUESTS), 1) :])
+
+
+def test_frequencies_match_the_softmax():
+    """Error rate: chi-square with 7 degrees of freedom at its 99.99% quantile, 29.9: 1 in 10,000."""
+    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0, -torch.inf, 1.5, 0.3, -0.5])
+    rows = 20_000
+    uniforms_B = torch.from_numpy(uniforms(draw_keys(3, np.zeros(rows), np.arange(rows)), 0))
+    tokens_B, logprobs_B = draw(logits_V.expand(rows, -1), uniforms_B)
+    probability_V = logits_V.double().softmax(dim=-1).numpy()
+    counts_V = np.bincount(tokens_B.numpy(), minlength=len(probability_V))
+    assert counts_V[5] == 0
+    possible_V = probability_V > 0
+    expected_V = rows * probability_V[possible_V]
+    assert ((counts_V[possible_V] - expected_V) ** 2 / expected_V).sum() < 29.9
+    np.testing.assert_allclose(logprobs_B.numpy(), np.log(probability_V[tokens_B.numpy()]), atol=1e-6)

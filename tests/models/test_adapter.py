@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,10 +15,12 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.generate import waves as rollouts
-from rollalloc.generate.sampler import Request
-from rollalloc.lab.bench.tasks.tiny import PAD_ID
+from rollalloc.generate.sampler import Request, generate
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.adapter import Adapter, digest_of, plain_weights
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import completion_logprobs
@@ -27,6 +30,7 @@ from rollalloc.models.recomputing import recomputing
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
+from rollalloc.train.settings import Settings
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
 HALF = ["bfloat16", "float16"]
@@ -407,3 +411,61 @@ def test_a_model_whose_layers_cannot_be_computed_again_is_refused(policy_of, mon
     monkeypatch.setattr("rollalloc.models.recomputing.GradientCheckpointingLayer", torch.nn.Conv3d)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no layers that can be computed again; train it without"):
         trainer_of(recipes.grpo(4, 4), policy=policy, gradient_checkpointing=True)
+
+
+def test_the_scale_is_alpha_over_rank_and_twice_the_rank_by_default(policy_of):
+    for lora, scale in ((Lora(2), 2.0), (Lora(4, 2.0), 0.5)):
+        model = policy_of().with_lora(lora, seed=0).model
+        assert model.model.layers[0].mlp.up_proj.scaling == {"default": scale}
+        assert model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape == (lora.rank, 16)
+
+
+def test_targets_may_be_named_by_their_last_parts(policy_of):
+    model = policy_of().with_lora(Lora(2, targets=("self_attn.q_proj", "up_proj")), seed=0).model
+    adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"}
+
+
+def test_a_second_set_of_adapters_is_refused(policy):
+    with pytest.raises(ValueError, match="has adapters already"):
+        policy.with_lora(Lora(2), seed=0).with_lora(Lora(2), seed=0)
+
+
+def test_in_single_precision_the_policy_itself_samples(policy):
+    assert Behaviour(policy, "float32").policy() is policy
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_log_probabilities_are_those_of_the_policy_that_sampled(policy, dtype):
+    copy = Behaviour(policy, dtype).policy()
+    made = generate(copy.model, requests(), Sampling(3), eos_ids=(EOS_ID,), pad_id=PAD_ID, seed=0)
+    prompts = [request.tokens for request in requests() for _ in request.rollouts]
+
+    def off(model):
+        with torch.no_grad():
+            found_BT, mask_BT = completion_logprobs(model, prompts, [one.tokens for one in made], pad_id=PAD_ID)
+        given = torch.cat([torch.from_numpy(one.logprobs) for one in made])
+        return (found_BT[mask_BT] - given).abs().mean()
+
+    assert off(copy.model) < 0.3 * off(policy.model)
+    assert off(policy.model) < 0.05
+
+
+def test_another_dtype_is_refused():
+    with pytest.raises(ValueError, match="sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"):
+        Settings(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
+
+
+def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, policy_of, prompts_of):
+    """A header shared by all prompts is read through a cache, which a layer that is computed again must not see."""
+    header = (2, 3, 4, 5) * 5
+    prompts = prompts_of(8)
+    prompts = replace(prompts, tokens=tuple(header[: 24 - len(each)] + each for each in prompts.tokens))
+
+    def trained(**changes):
+        trainer = trainer_of(recipes.grpo(4, 4), 64, prompts=prompts, sampling=Sampling(3), **changes)
+        with tokens_by_key(), gradients_of(trainer.policy.model) as gradients:
+            trainer.run()
+        return gradients
+
+    assert_same_gradients(trained(gradient_checkpointing=True), trained())

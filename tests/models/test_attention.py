@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rollalloc.models.attention import attend, decoding_attention
@@ -78,3 +78,12 @@ def test_one_thread_is_left_the_fused_kernel():
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     with decoding_attention(model):
         assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_attends_otherwise_is_left_as_it_is():
+    eager = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager"))
+    capped = Gemma2ForCausalLM(Gemma2Config(**SIZES))
+    assert capped.config._attn_implementation == "eager"
+    for model in (eager, capped):
+        with decoding_attention(model):
+            assert model.config._attn_implementation == "eager"

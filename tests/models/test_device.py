@@ -20,6 +20,8 @@ from rollalloc.generate.sampler import Generation, Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream import backend
 from rollalloc.generate.stream.local import LocalBackend
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.train.evaluation import HeldOut
@@ -244,3 +246,26 @@ def test_a_run_decides_and_learns_as_on_the_cpu(name, device, on, trainer_of, pr
     assert there == cpu
     for key, tensor in cpu_weights.items():
         torch.testing.assert_close(there_weights[key], tensor, rtol=0, atol=1e-5)
+
+
+def test_a_gradient_is_that_of_the_cpu(device):
+    x, w = torch.randn(4, 3), torch.randn(5, 3, requires_grad=True)
+    there = w.detach().cuda().requires_grad_()
+    for weight, given in ((w, x), (there, x.cuda())):
+        torch.nn.functional.linear(given, weight).square().sum().backward()
+    assert there.grad.device == torch.device("cuda:0")
+    torch.testing.assert_close(there.grad.cpu(), w.grad)
+
+
+def test_what_is_read_of_prompts_and_answers_is_what_the_cpu_reads(device, on, requests):
+    tokens = [each.tokens for each in requests]
+    found = []
+    for place in ("cpu", "cuda"):
+        policy = on(place)
+        device.reset()
+        read = exact_answers(policy.model, tokens, [each[:2] for each in tokens], pad_id=policy.pad_id)
+        assert device.synchronisations == (place == "cuda")
+        blocks = features_of(policy.model, tokens, pad_id=policy.pad_id, precision="fp32").blocks
+        found.append((*read, *blocks.values()))
+    for cpu, there in zip(*found, strict=True):
+        np.testing.assert_allclose(there, cpu, atol=1e-3)

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models import likelihood
-from rollalloc.models.likelihood import completion_logprobs, evaluating, exact_answers
+from rollalloc.models.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
 
 PAD, EOS, VOCABULARY = 0, 1, 12
 PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]
@@ -165,3 +165,26 @@ def test_where_the_length_of_what_is_read_turns_the_positions_nothing_is_shared(
         logits_SV = model(input_ids=torch.tensor([HEADER + rest + completion])).logits[0]
         expected_T = logits_SV[-len(completion) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
         torch.testing.assert_close(made_BT[row, : len(completion)], expected_T[:, 0].detach(), atol=1e-4, rtol=0)
+
+
+def test_exact_answers_keep_the_order_of_their_rows_whatever_the_batch(model):
+    one_by_one = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD, batch_rows=1)
+    at_once = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD)
+    for ones, together in zip(one_by_one, at_once, strict=True):
+        assert len(set(ones)) == len(PROMPTS)
+        np.testing.assert_allclose(together, ones, rtol=1e-3)
+    assert [found.shape for found in exact_answers(model, [], [], pad_id=PAD)] == [(0,), (0,)]
+
+
+def test_tokens_that_are_ruled_out_add_nothing_to_the_entropy():
+    logits = torch.tensor([[[0.0, 0.0, -torch.inf, torch.finfo(torch.float32).min]]])
+    assert _entropy(logits).item() == pytest.approx(np.log(2))
+
+
+def test_padding_on_either_side():
+    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="left")
+    assert ids_BT.tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert positions(mask_BT).tolist() == [[0, 1, 2], [0, 0, 0]]
+    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="right")
+    assert ids_BT.tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert mask_BT.tolist() == [[True, True, True], [True, False, False]]

@@ -128,3 +128,39 @@ def test_a_model_that_hides_its_context_is_refused(policy, folder):
     bloom.save_pretrained(folder)
     with pytest.raises(ValueError, match="max_position_embeddings"):
         Policy.load(folder, device="cpu")
+
+
+def test_half_precision_weights_are_trained_in_full(policy, folder):
+    policy.model.to(torch.bfloat16).save_pretrained(folder)
+    assert {parameter.dtype for parameter in Policy.load(folder, device="cpu").model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "owner/model"])
+def test_another_name_is_the_hubs(name, tmp_path, monkeypatch):
+    asked = []
+
+    def from_hub(name, **_):
+        asked.append(name)
+        raise OSError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_hub)
+    with pytest.raises(OSError):
+        Policy.load(name)
+    assert asked == [name]
+
+
+def test_a_folder_may_be_named_from_home(policy, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert Policy.load("~/saved", device="cpu").vocabulary == policy.vocabulary
+
+
+def test_text_and_answers_are_each_others_inverse(policy):
+    answer = policy.answer("a1 a2")
+    assert answer == (*policy.tokenizer("a1 a2")["input_ids"], 1)
+    assert policy.text(answer) == "a1 a2"
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises((OSError, ValueError), match=r"config\.json"):
+        Policy.load(tmp_path, device="cpu")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from rollalloc import recipes
+from rollalloc.lab.bench.tasks.tiny import EOS_ID
 from rollalloc.processes.stopping import ASKING, Stopped
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
@@ -594,3 +598,104 @@ def killed_at_random_moments(tmp_path, moments, batches, seed):
 @pytest.mark.e2e
 def test_killed_at_a_few_moments(tmp_path):
     assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
+
+
+def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
+    changes = {"schedule": Schedule(shape="linear")}
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, listener=killed_after(3), **changes).run()
+    with pytest.raises(ValueError, match=r"run\.settings\.max_batches: saved 6, given 8"):
+        run_of(tmp_path, max_batches=8, **changes).resume()
+    with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
+        run_of(tmp_path, max_batches=None, **changes)
+
+
+def test_exact_evaluation_and_the_target_go_on(run_of, prompts_of, tmp_path):
+    heldout = HeldOut(prompts_of(8), ((9, EOS_ID),) * 8)
+    given = {"heldout": heldout, "target": 1e-6, "max_batches": None, "eval_every": 200, "checkpoint_every": 1}
+    why = run_of(tmp_path / "a", **given).run()
+    assert why.startswith("target")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(3), **given).run()
+    resumed = run_of(tmp_path / "b", **given)
+    resumed.resume()
+    assert resumed.run() == why
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+@pytest.mark.e2e
+def test_a_resumed_run_gives_up_when_the_unbroken_one_does(run_of, tmp_path):
+    given = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
+    why = run_of(tmp_path / "a", **given).run()
+    assert why.startswith("barren")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path / "b", listener=killed_after(41), **given).run()
+    resumed = run_of(tmp_path / "b", **given)
+    assert resumed.resume() == 40
+    assert resumed.run() == why
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
+
+
+def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
+    before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    with pytest.raises(
+        FileExistsError, match="a run that has not ended, with a checkpoint after batch 4; go on with it"
+    ):
+        run_of(broken, max_batches=3, checkpoint_every=None).run()
+    assert {path: path.read_bytes() for path in before} == before
+    run_of(broken, max_batches=3, checkpoint_every=None).run(overwrite=True)
+    assert numbers(broken) == [3]
+    assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
+
+
+@contextmanager
+def files_of_at_most(size):
+    """As good as a full disk, for the tensors too, which Python does not write itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [200, 3000, 9000])
+def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
+    tensors = {"weights": {"w": torch.zeros(2000)}, "payloads": {"tokens": torch.zeros(0, dtype=torch.int64)}}
+    state = {"text": "x" * 10_000}
+    checkpoint.save(tmp_path, 1, state, tensors, keep=2)
+    with files_of_at_most(size), pytest.raises(OSError, match=r"after batch 2 could not be written .* after batch 1"):
+        checkpoint.save(tmp_path, 2, state, tensors, keep=2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert checkpoint.load_newest(tmp_path).state == state
+
+
+def test_a_second_sigterm_does_not_kill_the_save(run_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="stopped by SIGINT after batch 1"):
+        run_of(tmp_path, listener=listen).run()
+
+
+def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
+    handlers, whys = [], []
+    trainer = run_of(tmp_path, listener=lambda _: handlers.append(signal.getsignal(signal.SIGTERM)))
+    thread = threading.Thread(target=lambda: whys.append(trainer.run()))
+    before = signal.getsignal(signal.SIGTERM)
+    thread.start()
+    thread.join()
+    assert whys[0].startswith("max_batches")
+    assert set(handlers) == {before}
+
+
+def test_a_run_that_was_over_when_it_was_killed_leaves_no_half_removed_checkpoint(run_of, tmp_path):
+    run_of(tmp_path, max_batches=3).run()
+    place = tmp_path / "checkpoints" / "1"
+    shutil.copytree(tmp_path / "checkpoints" / "3", place.with_name(".unfinished-1-removed"))
+    again = run_of(tmp_path, max_batches=3)
+    again.resume()
+    again.run()
+    assert numbers(tmp_path)[-1] == 3

@@ -90,3 +90,12 @@ def test_pass_at_k_is_exact_where_success_rates_are(monkeypatch):
         is found.breadth.tokens
         is None
     )
+
+
+def test_of_right_and_wrong_alone_full_marks_are_the_accuracy(sampled):
+    found = sampled([(tokens, logprob, metric and float(metric == 1)) for tokens, logprob, metric in SAMPLES])
+    assert found.breadth.full_marks == found.accuracy
+
+
+def test_where_no_two_are_right_it_is_not_known_whether_they_differ(sampled):
+    assert sampled([((5, 1), -1.0, 0.0)] * 4).breadth.right_pairs_differ is None

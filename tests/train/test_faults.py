@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ import torch
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
 from rollalloc.processes.stopping import Stopped
-from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
 
@@ -232,3 +233,64 @@ def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it
     unbroken.run()
     assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
     assert torch.equal(weights(resumed), weights(unbroken))
+
+
+def test_what_the_scorer_raises_ends_the_run(run_of, tmp_path):
+    class Broken(InlineScorer):
+        def submit(self, samples):
+            future = Future()
+            future.set_exception(RuntimeError("reward 'x' could not be loaded in a worker"))
+            return future
+
+    with pytest.raises(RuntimeError, match="could not be loaded"):
+        run_of(tmp_path, scorer=Broken(starts_with_an_image), heldout=None).run()
+
+
+@pytest.mark.e2e
+def test_sigterm_does_not_wait_for_workers_that_hang(run_of, reward, tmp_path):
+    class Stopping(WorkerScorer):
+        def submit(self, samples):
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            return super().submit(samples)
+
+    with (
+        Stopping(reward("hangs_on_held_out"), limit_s=600) as scorer,
+        pytest.raises(Stopped, match="in an evaluation after batch 0"),
+    ):
+        run_of(tmp_path / "run", scorer=scorer).run()
+    assert checkpoint.newest(tmp_path / "run") == 0
+
+
+@pytest.mark.e2e
+def test_a_reward_that_kills_its_worker_costs_its_prompt_only(run_of, reward, tmp_path):
+    with WorkerScorer(reward("dies")) as scorer:
+        trainer = run_of(tmp_path / "run", recipes.grpo(2, 2), scorer=scorer, prompts=4, max_batches=12, heldout=None)
+        trainer.run()
+    last = untimed(tmp_path / "run")[-1]
+    assert last["unscored"] == {"worker died (exit code 9)": 6}  # three visits of two rollouts, then no more
+    assert last["accounts"]["failed"] == 6
+    assert (last["quarantined"], last["quarantined_keys"]) == (1, ["test/0"])
+    report = json.loads((tmp_path / "run/rewards.json").read_text())
+    assert report["quarantined"] == ["test/0"]
+    assert {lost["name"].partition("#")[0] for lost in report["lost"]} == {"test/0"}
+
+
+@pytest.mark.e2e
+def test_a_reward_that_prints_without_end_costs_the_run_no_memory(run_of, reward, tmp_path, capfd):
+    with WorkerScorer(reward("floods")) as scorer:
+        trainer = run_of(tmp_path / "run", recipes.grpo(2, 4), scorer=scorer, prompts=4, max_batches=2, heldout=None)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        trainer.run()
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    written_mib = 40 * untimed(tmp_path / "run")[-1]["rollouts_paid"]
+    assert written_mib >= 640
+    assert grown_mib < written_mib / 4
+    assert "xxxx" not in "".join(capfd.readouterr())
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size < 100_000
+
+
+def test_a_reward_that_never_scores_a_small_data_set_quarantines_it(run_of, tmp_path):
+    trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=lambda **_: None, prompts=12, max_batches=None, heldout=None)
+    with pytest.raises(NoScores, match=r"^prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined"):
+        trainer.run()
+    assert sorted(untimed(tmp_path)[-1]["quarantined_keys"]) == sorted(f"test/{prompt}" for prompt in range(12))

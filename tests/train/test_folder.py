@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -173,3 +175,72 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_p
     with pytest.raises(PermissionError, match="cannot be made, give another folder"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_that_leads_nowhere_yet_is_not_written_through(trainer_of, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(FileExistsError, match=r"metrics\.jsonl"):
+        trainer_of(GRPO, 32, folder=tmp_path / "run").run()
+    assert not (tmp_path / "elsewhere.jsonl").exists()
+
+
+def test_other_files_beside_a_run_stay(trainer_of, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for _ in range(2):
+        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 2:
+            (tmp_path / "checkpoints/1/notes.txt").write_text("mine")
+
+    trainer_of(GRPO, max_batches=5, checkpoint_every=1, keep_checkpoints=1, folder=tmp_path, listener=listen).run()
+    assert (tmp_path / "checkpoints/1/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "5"]
+
+
+def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finished, monkeypatch):
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rollalloc.train.checkpoint.remove_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert not (finished / "metrics.jsonl").exists()
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        trainer_of(GRPO, 32, folder=finished).run()
+    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+
+
+def test_a_model_without_its_metrics_is_still_a_run(trainer_of, finished):
+    """To save room its checkpoints and metrics were removed."""
+    shutil.rmtree(finished / "checkpoints")
+    (finished / "metrics.jsonl").unlink()
+    with pytest.raises(FileExistsError, match=r"holds model, allocator\.json of a run"):
+        trainer_of(GRPO, 32, folder=finished).run()
+
+
+def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
+    refused = []
+
+    def second():
+        try:
+            trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
+        except InUse as error:
+            refused.append(str(error))
+
+    def listen(line):
+        if line["kind"] == "batch" and not refused:
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+
+    assert trainer_of(GRPO, 64, folder=tmp_path, listener=listen).run().startswith("the budget of ")
+    assert len(refused) == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["batch"] for line in lines if line["kind"] == "batch"] == [1, 2, 3, 4]

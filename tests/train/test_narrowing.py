@@ -77,3 +77,23 @@ def test_a_warning_comes_once_and_not_again_after_a_load(caplog):
         loaded = Counters(watched=json.loads(json.dumps(counters.watched)))
         assert narrower(loaded, 3) is not None
     assert [record.message.startswith("the policy is becoming narrower") for record in caplog.records] == [True]
+
+
+def test_fewer_differing_right_answers_of_a_policy_that_became_worse_are_no_narrowing():
+    assert judged(found(0.5, 0.9, 0.8), found(0.49, 0.9, 0.1), found(0.5, 0.9, 0.1)) == [
+        None,
+        None,
+        "two right answers to a prompt differ in 0.10 of cases, at first in 0.80",
+    ]
+
+
+def test_an_equal_accuracy_is_no_lower_one():
+    assert judged(found(0.6, 0.95), found(0.6, 0.9))[1] is not None
+    # Held against the accuracy at the newest evaluation that had the highest pass@k.
+    assert judged(found(0.6, 0.95), found(0.7, 0.95), found(0.65, 0.9)) == [None, None, None]
+
+
+def test_what_was_given_is_left_as_it_is():
+    watched = {"pass_at_k": 0.5, "accuracy": 0.4}
+    narrowed(watched, found(0.6, 0.9, 0.8), 100)
+    assert watched == {"pass_at_k": 0.5, "accuracy": 0.4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from dataclasses import replace
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import MetricError, recipes
 from rollalloc.core.errors import NoScores
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.rewards.scorers import WorkerScorer
+from rollalloc.rules.intake import KeepInFlight
 from rollalloc.train.evaluation import Evaluation, HeldOut
 from rollalloc.train.schedule import Schedule
 from rollalloc.train.settings import Settings
@@ -523,3 +527,352 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValueError, match="top_p and top_k" if setting == "sampling" else setting):
         Settings(**{"sampling": Sampling(3), setting: value})
+
+
+def stale_batch(trainer_of, learning_rate=0.03):
+    """A trainer, and a batch of it that holds stale rows with and fresh rows without a correction."""
+    trainer = trainer_of(RECIPES["pilot_commit"], learning_rate=learning_rate)
+    for _ in range(20):
+        batch = next_batch(trainer)
+        if any(row.version < batch.version for row in batch.rows):
+            return trainer, batch
+        trainer._train_on(batch)
+    raise AssertionError("no batch had stale rows")
+
+
+def summed_loss(trainer, example):
+    """Of a row's tokens, and how many of them are outside the clip range."""
+    example.share = 1.0
+    loss, sums = trainer.updater._loss([example])
+    return loss.item(), sums["clip_fraction"]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("grpo", 1), ("pilot_commit", 3), ("darts_stopped", 3)])
+def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
+    lines = []
+    trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
+    taken, take = [], trainer.updater.optimizer.step
+    trainer.updater.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
+    assert trainer.run().startswith("max_batches")
+    assert Counter(taken) == dict.fromkeys(range(4), steps)
+    assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
+    assert lines[-1]["optimizer_steps"] == 4 * steps
+
+
+def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):
+    trainer = trainer_of(recipes.grpo(1, 2), max_batches=1, optimizer_steps_per_batch=4)
+    batches = spied(trainer)
+    with caplog.at_level(logging.WARNING):
+        trainer.run()
+    assert [len(rows) for _, parts in batches for rows in parts] == [1, 1]
+    assert "2 rows cannot be split into 4 optimizer steps" in caplog.text
+
+
+def test_the_loss_is_the_mean_over_all_tokens_those_without_advantage_included(trainer_of):
+    """At the first step every ratio is 1, so that a token's loss is minus its advantage."""
+    trainer = trainer_of(recipes.grpo(6, 4), max_grad_norm=1e9, adaptive_clip=None)
+    batch = next_batch(trainer)
+    rows = list(batch.rows)
+    length = {row.rollout: len(trainer.roller.generations[row.rollout].tokens) for row in rows}
+    silent = sum(length[row.rollout] for row in rows if row.advantage == 0)
+    assert 0 < silent < sum(length.values())
+
+    trainer.policy.model.zero_grad()
+    logprobs_BT, _ = completion_logprobs(
+        trainer.policy.model,
+        [trainer.train.tokens[row.prompt] for row in rows],
+        [trainer.roller.generations[row.rollout].tokens for row in rows],
+        pad_id=PAD_ID,
+    )
+    advantage_B = torch.tensor([row.advantage for row in rows])
+    (-(advantage_B @ logprobs_BT.sum(dim=1)) / sum(length.values())).backward()
+    expected = [parameter.grad.clone() for parameter in trainer.policy.model.parameters()]
+
+    figures = trainer.updater._step(examples_of(trainer, batch), None)
+    by_hand = -sum(row.advantage * length[row.rollout] for row in rows) / sum(length.values())
+    assert figures["loss"] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+    for parameter, gradient in zip(trainer.policy.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_tokens_per_forward_change_nothing_but_memory(trainer_of):
+    taken = []
+    for tokens_per_forward in (1, 40, 8192):
+        trainer = trainer_of(
+            RECIPES["pilot_commit"],
+            max_batches=3,
+            tokens_per_forward=tokens_per_forward,
+            optimizer_steps_per_batch=2,
+            max_grad_norm=1e9,
+        )
+        with tokens_by_key(), gradients_of(trainer.policy.model) as gradients:
+            trainer.run()
+        taken.append(gradients)
+    assert len(taken[2]) == 6
+    assert_same_gradients(taken[0], taken[2])
+    assert_same_gradients(taken[1], taken[2])
+
+
+def test_stale_rows_get_truncated_importance_weights(trainer_of):
+    trainer, batch = stale_batch(trainer_of)
+    factors = []
+    for example in examples_of(trainer, batch):
+        row, kept_T = example.row, example.behaviour_T.double()
+        is_corrected = row.version < batch.version and row.advantage != 0
+        assert is_corrected == (example.proximal_T is not example.behaviour_T)
+        if not row.advantage:
+            continue
+        now_T = trainer.updater._logprobs(trainer.policy.model, [example])[0][0].detach().double()
+        if is_corrected:
+            factor_T = (now_T - kept_T).exp().clamp(max=2.0)
+            factors += factor_T.tolist()
+        else:
+            factor_T = torch.ones(len(kept_T))
+            np.testing.assert_allclose(kept_T, now_T, atol=1e-4)
+        # No token is outside: the ratio starts at 1 from the proximal policy, however old the row.
+        assert summed_loss(trainer, example) == (
+            pytest.approx(-row.advantage * row.weight * factor_T.sum().item(), rel=1e-3),
+            0,
+        )
+    assert max(abs(np.array(factors) - 1)) > 0.05  # the weights moved, so that the correction is one
+
+
+@pytest.mark.parametrize("shift", [0.7, -0.3])
+def test_a_wrong_behaviour_log_prob_changes_a_stale_rows_loss_as_it_should(trainer_of, shift):
+    """Sampled from a policy that liked the tokens better than we know: they count less, and the other way round."""
+    trainer, batch = stale_batch(trainer_of, learning_rate=1e-3)
+    changed = 0
+    for example in examples_of(trainer, batch):
+        if example.row.version == batch.version or not example.row.advantage:
+            continue
+        before, _ = summed_loss(trainer, example)
+        example.behaviour_T = example.behaviour_T + shift
+        assert summed_loss(trainer, example)[0] == pytest.approx(before * math.exp(-shift), rel=1e-3)
+        changed += 1
+    assert changed
+
+
+def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
+    recipe = recipes.darts(2, 2, 0, tail="none")
+    recipe = replace(recipe, intake=KeepInFlight(6), max_staleness=3)
+    trainer = trainer_of(recipe, 240, sampling=Sampling(20))
+    batches, meanwhile, ask = spied(trainer), [], trainer.allocator.ask
+
+    def asking(capacity=None):
+        actions = ask(capacity)
+        if capacity == 0:
+            assert not actions.generate
+            meanwhile.append(actions.batch)
+        return actions
+
+    trainer.allocator.ask = asking
+    assert trainer.run().startswith("the budget of ")
+    early = [batch for batch in meanwhile if batch is not None]
+    assert early
+    trained = [batch for batch, _ in batches]
+    assert all(trained.count(batch) == 1 for batch in early)
+    assert len(trained) == trainer.allocator.version
+    assert trainer.roller.generations == {}
+    assert trainer.allocator.accounts()["open"] == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo_carry", "pilot_commit", "darts_stopped"])
+def test_payloads_are_released(trainer_of, name):
+    held = []
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
+    assert trainer.run().startswith("the budget of ")
+    assert trainer.roller.generations == {}
+    assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
+
+
+def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
+    trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
+    trainer.run()
+    trainer.roller.release(trainer.allocator.ask())
+    held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
+    assert set(trainer.roller.generations) == held != set()
+
+
+def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
+    """A clock that goes only while the model is evaluated."""
+    now = [0.0]
+    monkeypatch.setattr("rollalloc.train.loop.time.perf_counter", lambda: now[0])
+    lines = []
+    heldout = HeldOut(prompts_of(4))
+    trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)
+
+    def slow():
+        now[0] += 5
+        return Evaluation(0.5, 0.0)
+
+    trainer.grid.measure = slow
+    trainer.run()
+    assert {line["seconds"] for line in lines} == {0}
+    assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
+
+
+def test_the_same_seed_twice_is_the_same_run(trainer_of, prompts_of, tmp_path):
+    ended, metrics = [], []
+    for run, seed in enumerate((3, 3, 4)):
+        folder = tmp_path / str(run)
+        trainer = trainer_of(
+            RECIPES["pilot_commit"], 300, seed=seed, folder=folder, heldout=HeldOut(prompts_of(8)), eval_samples=2
+        )
+        trainer.run()
+        ended.append(weights(trainer))
+        metrics.append(without_seconds(lines_of(folder)))
+    assert metrics[0] == metrics[1] != metrics[2]
+    assert torch.equal(ended[0], ended[1])
+    assert not torch.equal(ended[0], ended[2])
+
+
+def test_a_second_run_in_a_folder_replaces_the_first_where_that_is_wished(trainer_of, tmp_path):
+    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
+    once = without_seconds(lines_of(tmp_path))
+    with pytest.raises(FileExistsError, match="holds a run that has ended; go on with it"):
+        trainer_of(RECIPES["dapo"], 64, folder=tmp_path).run()
+    assert without_seconds(lines_of(tmp_path)) == once
+    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run(overwrite=True)
+    assert without_seconds(lines_of(tmp_path)) == once
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".rollalloc",
+        "metrics.jsonl",
+        "rewards.json",
+        "model",
+        "allocator.json",
+        "checkpoints",
+    }
+
+
+@pytest.mark.parametrize(("name", "result"), [("grpo", None), ("dapo", math.inf), ("pilot_commit", "1.0")])
+def test_a_reward_that_never_scores_ends_the_run_without_an_update(trainer_of, name, result):
+    lines = []
+    trainer = trainer_of(RECIPES[name], reward=constant(result), listener=lines.append)
+    before = weights(trainer)
+    with pytest.raises(NoScores, match=r"^failed: the last .* mostly because: reward function returned"):
+        trainer.run()
+    assert lines[-1]["kind"] == "failed"
+    assert lines[-1]["accounts"]["failed"] == lines[-1]["rollouts_paid"] <= 8 * (64 + 12)
+    assert torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("pilot_commit", "negative"), ("racing", "plus or minus one")])
+def test_every_recipe_takes_shaped_rewards_beside_a_success_rate(trainer_of, name, shape):
+    lines = []
+
+    def reward(*, solution_str, **_):
+        return {"score": SHAPED[shape](solution_str), "acc": solution_str.startswith("a")}
+
+    trainer = trainer_of(RECIPES[name], 150, reward=reward, listener=lines.append)
+    before = weights(trainer)
+    assert trainer.run().startswith("the budget of ")
+    assert lines[-1]["accounts"]["trained"] > 0
+    assert lines[-1]["unscored"] == {}
+    assert not torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("grpo", "negative"), ("dapo", "format and accuracy"), ("pods", "plus or minus one")]
+)
+def test_recipes_that_read_no_success_rate_take_any_metric(trainer_of, name, shape):
+    trainer = trainer_of(RECIPES[name], 150, reward=lambda solution_str, **_: SHAPED[shape](solution_str))
+    assert trainer.run().startswith("the budget of ")
+
+
+@pytest.mark.e2e
+def test_a_hanging_reward_does_not_hang_the_run(trainer_of, tmp_path):
+    """Two rollouts of one prompt hang; the limit ends them and the rest is scored and trained."""
+    file = tmp_path / "hanging.py"
+    file.write_text(
+        "import time\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if extra_info['index'] == 0:\n"
+        "        time.sleep(3600)\n"
+        "    return float(solution_str.startswith('a'))\n"
+    )
+    lines = []
+    with WorkerScorer(f"{file}:score", limit_s=0.5) as scorer:
+        trainer = trainer_of(recipes.grpo(2, 2), 8, prompts=4, scorer=scorer, listener=lines.append)
+        batches = spied(trainer)
+        assert trainer.run().startswith("the budget of ")
+    assert lines[-1]["unscored"] == {"timed out after 0.5 s": 2}
+    assert lines[-1]["accounts"]["failed"] == 2
+    assert {row.prompt for batch, _ in batches for row in batch.rows} == {1, 2, 3}
+
+
+@every_recipe
+@pytest.mark.parametrize("budget", [15, 95])
+def test_the_budget_is_never_exceeded(trainer_of, name, budget):
+    lines = []
+    trainer = trainer_of(RECIPES[name], budget, listener=lines.append)
+    assert trainer.run().startswith("the budget of ")
+    assert lines[-1]["rollouts_paid"] <= budget
+    assert lines[-1]["rollouts_paid"] > budget - 12  # and used, up to the room for one more group
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_exact_evaluation_equals_sampled_evaluation(trainer_of, prompts_of, policy_of, temperature):
+    """Error rate: 4.5 standard errors of a mean of independent samples, below 1 in 100,000 for each temperature."""
+    policy, prompts, samples = policy_of(), prompts_of(12), 400
+
+    def of_text(head, inputs, output):
+        output[..., PAD_ID] = -torch.inf  # a reward does not see it, exact success does
+        output[..., [EOS_ID, *range(FIRST_IMAGE, FIRST_IMAGE + 4)]] += 3.0  # so that p is not tiny
+        return output
+
+    policy.model.lm_head.register_forward_hook(of_text)
+    answers = []
+    with torch.no_grad():
+        for ids in prompts.tokens:  # each prompt's likeliest image
+            answers.append(
+                (FIRST_IMAGE + int(policy.model(torch.tensor([ids])).logits[0, -1, FIRST_IMAGE:].argmax()), 1)
+            )
+    truths = tuple(policy.text(answer) for answer in answers)
+    prompts = replace(prompts, prompt_set=replace(prompts.prompt_set, ground_truths=truths))
+
+    def right(*, solution_str, ground_truth, **_):
+        return float(solution_str == ground_truth)
+
+    found = {}
+    for name, heldout in {"exact": HeldOut(prompts, tuple(answers)), "sampled": HeldOut(prompts)}.items():
+        lines = []
+        trainer = trainer_of(
+            RECIPES["grpo"],
+            policy=policy,
+            reward=right,
+            heldout=heldout,
+            listener=lines.append,
+            eval_samples=samples,
+            sampling=Sampling(3, temperature=temperature),
+        )
+        trainer._write_evaluations(trainer.grid.last(0))
+        [found[name]] = lines
+    p = found["exact"]["accuracy"]
+    assert 0.005 < p < 0.9
+    assert abs(found["sampled"]["accuracy"] - p) < 4.5 * math.sqrt(p * (1 - p) / (12 * samples))
+    assert found["exact"]["standard_error"] == 0
+    assert 0 < found["sampled"]["standard_error"] < 0.5
+
+
+def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts_of):
+    lines, calls = [], []
+
+    def reward(**_):
+        calls.append(None)
+        return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
+
+    trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
+    trainer._write_evaluations(trainer.grid.last(0))
+    assert lines[0]["accuracy"] == 0.5
+    assert lines[0]["eval_unscored"] == 8
+
+
+def test_without_held_out_prompts_there_is_no_evaluation(trainer_of):
+    lines = []
+    trainer_of(RECIPES["grpo"], 200, target=0.1, listener=lines.append).run()
+    assert {line["kind"] for line in lines} == {"batch", "end"}
+
+
+def test_more_groups_than_prompts_are_refused(trainer_of):
+    with pytest.raises(ValueError, match="40 groups per batch but there are only 39 prompts"):
+        trainer_of(recipes.grpo(40, 2), prompts=39)

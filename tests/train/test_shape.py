@@ -122,3 +122,36 @@ def test_moments_of_no_parameter_are_named():
     model = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match="'odd:step' belongs to no parameter"):
         checkpoint.load_moments(model, torch.optim.AdamW(model.parameters()), {"odd:step": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "said"),
+    [
+        (("counters",), [], r"state.json: counters: expected names with values, got \[\] of type list"),
+        (("counters", "batches"), "3", "state.json: counters.batches: expected int, got '3' of type str"),
+        (("counters", "batches"), True, "counters.batches: expected int, got True of type bool"),
+        (("counters", "accuracies"), [[1]], r"counters.accuracies\[0\]: expected a list of 2, got \[1\]"),
+        (("allocator",), {}, "allocator: missing keys .'batch', 'prompts', 'recipe'."),
+        (("allocator", "prompts"), None, "allocator.prompts: expected names with values, got null"),
+        (("rollouts", "generations"), [[0, 3, 0]], "payloads.safetensors: expected tokens and logprobs of 3 entries"),
+        (("more",), 1, "unknown keys .'more'."),
+    ],
+)
+def test_an_odd_state_is_named_with_file_and_place(tmp_path, path, new, said):
+    state = {**STATE, "more": 1} if path == ("more",) else with_at(STATE, path, new)
+    save(tmp_path, state)
+    with pytest.raises(ValueError, match=said) as caught:
+        checkpoint.check_trainer(checkpoint.load_newest(tmp_path), tmp_path)
+    assert str(tmp_path / "checkpoints/1") in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
+def test_a_file_that_is_as_its_manifest_says_but_no_such_file_is_torn(tmp_path, caplog, name):
+    place = save(tmp_path)
+    (place / name).write_text("[" * 5000)
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["files"][name] = checkpoint._stamp(place / name)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(checkpoint.CorruptCheckpoint):
+        checkpoint.load_newest(tmp_path)
+    assert f"is corrupt: {name} is " in caplog.text

@@ -236,3 +236,25 @@ def test_a_step_in_which_nothing_has_an_advantage_says_nothing_of_the_norms_to_c
     assert mean is not None
     assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] > 0
     assert updater.limit.mean == mean
+
+
+def test_rows_of_like_length_share_a_pass():
+    parts = list(passes([example(2, length) for length in (9, 1, 8, 2)], 25))
+    assert [[len(each.tokens) for each in part] for part in parts] == [[1, 2], [8, 9]]
+
+
+def test_without_a_kl_term_there_is_no_reference(updater_of):
+    updater = updater_of()
+    assert updater.reference is None
+    assert updater.reference_digest() is None
+    assert "kl" not in updater.update(*batch_of([3, 4], [1.0, -1.0]))
+
+
+def test_a_kl_term_holds_the_policy_back(updater_of):
+    """Ten updates on the same rows: the heavier it is, the nearer the policy stays to where it began."""
+    divergences = []
+    for kl in (1e-6, 0.3, 3.0):
+        updater = updater_of(loss=Loss(kl=kl), learning_rate=0.01, max_grad_norm=1.0)
+        batch = batch_of([3, 4, 5, 6], [1.0, -1.0, 1.0, -1.0])
+        divergences.append([updater.update(*batch)["kl"] for _ in range(10)][-1])
+    assert divergences[0] > 1.5 * divergences[1] > 2 * divergences[2] > 0

@@ -16,7 +16,7 @@ from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels
+from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels, _Heard
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.weights import weights_of
 
@@ -264,3 +264,29 @@ def test_an_error_that_does_not_travel_is_said_in_words():
     said = _as_it_travels(Odd(1, 2))
     assert isinstance(said, RuntimeError)
     assert str(said) == "the process that generates failed: Odd: 1 and 2"
+
+
+@pytest.mark.parametrize("last", [b"", b"what nobody can read"])
+def test_a_pipe_that_says_nothing_more_keeps_nobody_waiting(last):
+    """Whatever was asked for before it ended, or after."""
+    ours, theirs = multiprocessing.Pipe()
+    heard = _Heard(ours)
+    waiting = threading.Thread(target=heard.wait_until_copied, args=(60,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    theirs.send(("copied", 0))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    heard.copied = False
+    theirs.send(("ended", 1))
+    if last:
+        theirs.send_bytes(last)
+    else:
+        theirs.close()
+    assert [heard.inbox.get(timeout=60) for _ in range(2)] == [("ended", 1), None]
+    assert soon(lambda: heard.wait_until_copied(60))
+    heard.copied = False
+    assert soon(lambda: heard.wait_until_copied(60))
+    heard.end(ours)
+    assert ours.closed

@@ -72,3 +72,10 @@ def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of,
     assert begun + trained(resumed) == expected
     assert {row.version for batch in expected for row, _ in batch} == {0, 1, 2, 3}
     assert resumed.policy.adapter is not None
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_same_batches_in_few_slots(trainer_of, rows):
+    waves = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8))
+    streams = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8, max_rows=rows), **IN_PROCESS)
+    assert trained(waves) == trained(streams)

@@ -311,3 +311,23 @@ def test_a_process_at_work_says_so(process_of, monkeypatch):
     backend.start(rows(2))
     drained(backend, 2)
     assert backend._heard.signs > LENGTH  # at each step, though nothing ended before the last
+
+
+def test_a_process_that_stood_still_goes_on_where_it_was(policy, process_of):
+    """Stopped with rollouts and new weights on their way to it."""
+    ended = []
+    for stands in (False, True):
+        backend = process_of(seed=7)
+        backend.start(rows(1, first=90))
+        drained(backend, 1)
+        if stands:
+            stop(backend)
+        backend.load(other(policy.model, 0.25), 1)
+        backend.start(rows(30))
+        if stands:
+            assert backend.step(0.1) == []
+            go_on(backend)
+        ended.append({rollout: (each.tokens, each.spans) for rollout, each in drained(backend, 30).items()})
+        assert backend.figures() == {"restarts": 0}
+    assert ended[0] == ended[1]
+    assert {span for _, spans in ended[1].values() for span, _ in spans} == {1}

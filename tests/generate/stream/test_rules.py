@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.events import Actions, Cancelled, Done, Order
+from rollalloc.core.events import Actions, Cancelled, Done, Failed, Order
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import Ended
@@ -268,3 +268,32 @@ def test_after_a_pause_what_is_outstanding_is_begun_again_and_nothing_else_is_kn
     assert core.told == [Cancelled(1, 0), Cancelled(2, 1)], "2 was stopped, not to be restarted"
     assert [row.rollout for row in backend.started] == [2]
     assert roller._order_of == {}
+
+
+def test_where_nothing_is_to_be_kept_nothing_is():
+    kept = partials(on=False)
+    kept.keep(3, made_of((5, 6)), 2)
+    assert len(kept) == 0
+
+
+def test_the_age_of_a_prefix_is_that_of_the_weights_now(scripted):
+    roller, backend, core, turn = scripted(on_weight_update="continue")
+    core.next = ordered(1)
+    turn()
+    core.next = Actions(cancel=(1,))
+    turn()
+    turn(ended(1, (7,), "aborted"))
+    for version in (1, 2, 3):
+        roller.updated(version)
+    core.next = ordered(2)
+    turn()
+    assert backend.started[-1].begun == ()
+
+
+def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted):
+    roller, _, core, turn = scripted()
+    core.next = ordered(1)
+    turn()
+    turn(replace(ended(1, (7,), "failed"), reason="lost"))
+    assert core.told == [Failed(1, "lost", 1)]
+    assert {*roller.generations, *roller._order_of} == set()

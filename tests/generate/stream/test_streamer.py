@@ -155,3 +155,59 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_ge
     assert trainer.counters.batches == 6
     assert lines[-1]["streaming"]["restarts"] == 1
     settled(trainer)
+
+
+def test_straddlers_begin_again(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(on_weight_update="restart"))
+    lines = run(trainer)
+    assert total(lines, "restarted") > 0
+    assert total(lines, "discarded_tokens") > 0
+    assert total(lines, "straddled") == 0
+    assert trainer.allocator.accounts()["cancelled"] == 0
+    settled(trainer)
+
+
+def test_straddlers_are_stopped(trainer_of):
+    trainer = trainer_of(AHEAD, max_batches=6, sampling=FEW, **streaming(on_weight_update="stop"))
+    lines = run(trainer)
+    assert total(lines, "stopped") > 0
+    assert total(lines, "straddled") == 0
+    assert 0 < trainer.allocator.accounts()["cancelled"] <= total(lines, "stopped")
+    settled(trainer)
+
+
+def test_a_stopped_rollout_is_gone_on_with_when_its_prompt_comes_again(trainer_of):
+    often = replace(recipes.mopps(4, 4), max_staleness=6)  # prompts come back at once
+    trainer = trainer_of(
+        often, max_batches=12, prompts=8, sampling=FEW, **streaming(on_weight_update="stop", keep_stopped=True)
+    )
+    told, tell = [], trainer.roller.tell
+
+    def telling(ended, outcomes, order_of, allocator):
+        told.extend(ended)
+        tell(ended, outcomes, order_of, allocator)
+
+    trainer.roller.tell = telling
+    lines = run(trainer)
+    assert total(lines, "resumed") > 0
+    gone_on = [made for made in told if not made.cancelled and len(made.spans) > 1]
+    assert gone_on
+    for made in told:
+        assert len(made.tokens) == len(made.logprobs) == sum(count for _, count in made.spans) <= 8
+        assert [version for version, _ in made.spans] == sorted({version for version, _ in made.spans})
+    settled(trainer)
+
+
+def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
+    """Never, that is: it would be an error of ours."""
+    trainer = trainer_of(AHEAD, max_batches=1, sampling=FEW, **STREAMS)
+    start, lost = trainer.roller._start, []
+
+    def losing(orders, backend):
+        lost.extend(orders)
+        start(orders[1:], backend)
+
+    trainer.roller._start = losing
+    with pytest.raises(RuntimeError, match="nothing is in flight and nothing is ordered, although there is room for 6"):
+        trainer.run()
+    assert lost

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -338,3 +339,82 @@ def test_where_it_is_not_installed_that_is_said(policy, monkeypatch):
     vllm = Streaming(backend="vllm")
     with pytest.raises(ImportError, match=r"vLLM is not installed.*--backend own"):
         begin.begin(Behaviour(policy, "float32"), [(1, 2)], Sampling(LENGTH), vllm, seed=0, limit_s=600.0)
+
+
+def test_rows_are_refused_before_any_is_taken(made):
+    backend, _, _ = made
+    started(made, Row(1, 0, (4,)))
+    for row, words in [
+        (Row(1, 0, (4,)), "runs already"),
+        (Row(3, 0, ()), "1 to 4 tokens, got 0"),
+        (Row(3, 0, (4,), (4,) * LENGTH), "all it may have"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            backend.start([Row(2, 0, (4,)), row])
+    assert backend.capacity() == 2
+
+
+def test_one_that_is_aborted_before_it_begins_is_never_asked_for(made):
+    backend, fake, do = made
+    backend.start([Row(1, 0, (4,))])
+    backend.abort([1])
+    do()
+    [ended] = backend.step(0)
+    assert (ended.end, ended.tokens) == ("aborted", ())
+    assert fake.asked == {} or fake.aborted
+
+
+def test_one_that_begins_again_has_another_name(made):
+    backend, _, do = made
+    [first] = started(made, Row(1, 0, (4,)))
+    backend.abort([1])
+    do()
+    assert len(backend.step(0)) == 1
+    [second] = started(made, Row(1, 0, (4,)))
+    assert first != second
+
+
+def test_weights_may_be_changed_once_they_are_handed_over(made):
+    backend, fake, do = made
+    given = weights(1)
+    backend.load(given, 3)
+    given["weight"].zero_()
+    backend.load(weights(2), 4)
+    do()
+    assert [each["weight"].tolist() for each in fake.loaded] == [[1.0] * 3, [2.0] * 3]
+    assert fake.loaded[0]["turned"].tolist() == weights(0)["turned"].tolist()
+    assert not backend._file.exists()
+
+
+def test_weights_that_nobody_took_are_removed(made):
+    backend, _, _ = made
+    backend._loop.call_soon_threadsafe(time.sleep, 0.3)  # what follows reaches the loop in one go
+    backend.load(weights(1), 3)
+    assert backend._file.exists()
+    backend.close()
+    assert not backend._file.exists()
+
+
+def test_its_death_is_said_where_nothing_runs(made):
+    backend, fake, _ = made
+    assert backend.step(0) == []
+    fake.dead = True
+    with pytest.raises(BackendDied, match="standard error"):
+        backend.step(0)
+
+
+def test_waiting_ends_with_the_first_to_end(made):
+    backend, fake, do = made
+    [name] = started(made, Row(1, 0, (4,)))
+    threading.Timer(0.1, lambda: do(lambda: fake.say(name, [7], "stop"))).start()
+    began = time.monotonic()
+    assert [each.rollout for each in backend.step(60.0)] == [1]
+    assert time.monotonic() - began < 30
+
+
+def test_settings_that_cannot_be_are_refused():
+    assert Streaming(backend="vllm").overlap
+    with pytest.raises(ValueError, match="backend must be one of own, vllm, got 'sglang'"):
+        Streaming(backend="sglang")
+    with pytest.raises(ValueError, match="leave out --no-overlap"):
+        Streaming(backend="vllm", overlap=False)
