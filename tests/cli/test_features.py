@@ -65,7 +65,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
     ("arguments", "message"),
     [
         ((*OWN[2:],), "Missing option '--model'"),
-        (("--model", "./none", *OWN[2:]), "there is no such folder; give that of a model"),
+        (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's"),
         ((*OWN[:3], "none.parquet"), "none.parquet: no such file"),
         ((*OWN, "--width", "1000000000"), "width must be at most 4096, got 1000000000"),
         ((*OWN, "--batch-tokens", "0"), "batch_tokens must be a whole number of at least 1, got 0"),

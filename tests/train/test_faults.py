@@ -200,7 +200,10 @@ def test_a_reward_that_never_scores_ends_the_run_early_and_says_why(run_of, tmp_
     trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=broken, prompts=1000, max_batches=None, heldout=None)
     with pytest.raises(NoScores, match=r"^failed: the last 64 prompts tried gave no score") as caught:
         trainer.run()
-    assert "mostly because: ModuleNotFoundError: No module named 'sympy'. No model is saved" in str(caught.value)
+    assert (
+        "mostly because: ModuleNotFoundError: No module named 'sympy'. Nothing after the newest checkpoint is saved"
+        in str(caught.value)
+    )
     last = untimed(tmp_path)[-1]
     assert (last["kind"], last["rollouts_paid"]) == ("failed", 128)
     assert not (tmp_path / "model").exists()
