@@ -79,8 +79,8 @@ def worker_that_reads(monkeypatch, score, extra):
 @pytest.mark.parametrize(
     ("score", "extra", "reason"),
     [
-        (1.0, {"acc": float("nan")}, "finite"),
-        (None, {}, "finite"),
+        (1.0, {"acc": float("nan")}, "expected a number"),
+        (None, {}, "expected a number"),
         (0.0, {"acc": 0.0, "unscored": 1.0, "reason": "the judge is away"}, "the judge is away"),
     ],
 )
