@@ -8,6 +8,7 @@ import pytest
 from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
 from rollalloc.core.rule import (
+    CAUSES,
     Act,
     AdvantageRule,
     IntakeRule,
@@ -19,7 +20,7 @@ from rollalloc.core.rule import (
     StopRule,
     Verdict,
 )
-from rollalloc.rules import judges, promote, prompts, rows, sizes
+from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
 from rollalloc.rules.advantages import OverGroup
 
 NAN, INF = float("nan"), float("inf")
@@ -101,6 +102,15 @@ def test_dapo_carries_what_it_does_not_need_into_the_next_batch(drive):
     assert nonzero(driver.allocator.accounts()) == {"trained": 8}
 
 
+def test_dapo_drops_groups_without_variance_and_goes_on(drive):
+    driver = drive(recipes.dapo(2, 2, 2), prompts=12, rewards={p: [1.0] for p in range(6)})
+    batch = driver.until_batch().batch
+    assert {row.prompt for row in batch.rows} <= set(range(6, 12))
+    accounts = driver.allocator.accounts()
+    assert accounts["zero_variance"] > 0
+    assert accounts["zero_variance"] + accounts["trained"] + accounts["surplus"] == driver.allocator.paid
+
+
 def test_dapo_with_max_candidates_gives_a_short_batch_that_says_why(drive):
     driver = drive(recipes.dapo(4, 2, 4, max_candidates=8), prompts=40, rewards={p: [0.0] for p in range(1, 40)})
     seen = []
@@ -152,6 +162,29 @@ def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
     assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
 
 
+@pytest.mark.parametrize(
+    ("rule", "kept", "advantages"),
+    [  # of rewards 3, 0, 2, 1, 2; std unbiased, over those kept
+        ("max_variance", [0, 1], [0.707, -0.707]),
+        ("max_reward", [0, 2], [0.707, -0.707]),
+        ("percentile", [3, 4], [-0.707, 0.707]),
+    ],
+)
+def test_pods_by_its_other_rules(drive, rule, kept, advantages):
+    driver = drive(recipes.pods(1, 5, 2, rule), prompts=1, default=(3.0, 0.0, 2.0, 1.0, 2.0))
+    orders = driver.ask().generate
+    driver.answer(orders)
+    batch = driver.ask().batch
+    assert [ids(orders).index(row.rollout) for row in batch.rows] == kept
+    assert [round(row.advantage, 3) for row in batch.rows] == advantages
+
+
+def test_pods_max_reward_learns_nothing_of_a_prompt_with_m_right_answers(drive):
+    driver = drive(recipes.pods(1, 4, 2, "max_reward"), prompts=2, default=(0.0, 1.0, 1.0, 0.0))
+    assert [row.advantage for row in driver.until_batch().batch.rows] == [0.0, 0.0]
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 2, "unselected": 2}
+
+
 def test_racing_goes_on_with_mixed_prompts_as_soon_as_they_are_mixed(drive):
     driver = drive(recipes.racing(1, (2, 4), 1), prompts=3)
     first = driver.ask().generate
@@ -193,6 +226,16 @@ def test_law_1_a_done_that_comes_after_its_cancellation_is_legal_and_counted(dri
     assert driver.allocator.tokens_paid == 12
 
 
+def test_law_1_cancel_does_not_name_a_rollout_that_ended_meanwhile(drive):
+    driver = drive(with_judge(recipes.grpo(1, 3), judges.NonzeroVariance(early=True)), prompts=4)
+    first, second, third = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 1, 1, 5, 0), Done(second, 0, 0, 5, 0), Done(third, 0, 0, 5, 0)])
+    actions = driver.ask()
+    assert actions.cancel == ()
+    assert actions.release == (third,)
+    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "cancelled": 1}
+
+
 def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=4)
     allocator = driver.allocator
@@ -201,6 +244,41 @@ def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     allocator.tell([Done(second, 0, 0, 5, 2)])
     assert driver.ask().batch is None
     assert nonzero(allocator.accounts()) == {"stale": 1, "cancelled": 1, "open": 2}
+
+
+def test_law_2_orders_beside_a_batch_carry_the_version_before_the_update(drive):
+    driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=8)
+    driver.until_batch()
+    beside = driver.ask().generate
+    driver.update()
+    driver.answer(beside, version=0)
+    assert {row.version for row in driver.ask().batch.rows} == {0}
+
+
+def test_law_3_what_is_held_and_running_is_bounded_though_every_group_survives(drive):
+    driver = drive(recipes.pilot_commit(4, 2, 2, 12, p_lower=0.0), prompts=500)
+    for _ in range(60):
+        actions = driver.ask(capacity=10)
+        driver.answer(actions.generate)
+        if actions.batch:
+            driver.update()
+        open_groups = driver.allocator.accounts()["open"] // 2
+        assert open_groups <= 2 * 4 + 12 + 4
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 7])
+def test_law_4_too_little_capacity_splits_orders_and_loses_none(drive, capacity):
+    driver = drive(recipes.grpo(2, 4), prompts=4)
+    handed = []
+    while len(handed) < 8:
+        orders = driver.ask(capacity).generate
+        assert 0 < len(ids(orders)) <= capacity
+        assert all(order.rollouts for order in orders)
+        handed += ids(orders)
+    assert handed == list(range(8))
+    assert driver.ask(capacity) == driver.ask(0) == Actions()
+    with pytest.raises(ValueError, match="capacity must be 0 or more"):
+        driver.ask(-1)
 
 
 def test_law_4_the_furthest_stage_is_served_first(drive):
@@ -222,6 +300,18 @@ def test_law_5_rows_are_released_after_the_update_and_not_before(drive):
     assert set(driver.ask().release) == kept
 
 
+def test_law_6_another_order_of_completion_trains_the_same_rows(drive):
+    """Where stages are judged when complete and nothing is kept over, a batch does not depend on what ended first."""
+    batches = []
+    for reverse in (False, True):
+        driver = drive(recipes.pilot_commit(2, 4, 4, 6, p_lower=0.0, max_staleness=0), prompts=40)
+        while (actions := driver.ask()).batch is None:
+            events = driver.results(actions.generate)
+            driver.allocator.tell(reversed(events) if reverse else events)
+        batches.append(actions.batch)
+    assert batches[0] == batches[1]
+
+
 def test_law_6_nor_on_what_ended_first_where_each_is_told_by_itself(drive):
     """More groups than a batch needs: it waits for the round's last rollout before it chooses among them."""
     batches = []
@@ -232,6 +322,17 @@ def test_law_6_nor_on_what_ended_first_where_each_is_told_by_itself(drive):
             driver.allocator.tell([running.pop(last)])
         batches.append(actions.batch)
     assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 8, 9, 30])
+def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, limit):
+    driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=limit)), prompts=20)
+    reason = driver.until_end()
+    assert driver.allocator.paid == limit // 4 * 4
+    left = f" but for {limit % 4}, too few for another group" if limit % 4 else ""
+    assert reason == f"the budget of {limit} rollouts is spent{left}"
+    assert driver.allocator.accounts()["open"] == 0
+    assert driver.ask() == Actions(finished=reason)
 
 
 def test_law_7_what_was_decided_and_not_handed_out_is_spent_too(drive):
@@ -252,6 +353,18 @@ def test_law_7_the_last_batch_under_a_budget_is_short_and_says_so(drive):
     assert batch.short_because.startswith("the budget of ")
 
 
+def test_law_7_a_batch_budget_makes_short_batches(drive):
+    recipe = replace(recipes.dapo(4, 2, 4), budget=Budget(batch_rollouts=9))
+    driver = drive(recipe, prompts=60, rewards={p: [0.0] for p in range(0, 60, 2)})
+    for _ in range(4):
+        before = driver.allocator.paid
+        batch = driver.until_batch().batch
+        assert batch.rows
+        assert driver.allocator.paid - before <= 9
+        driver.update()
+    assert drive(replace(recipe, budget=Budget(batch_rollouts=1))).until_end().startswith("the budget of ")
+
+
 def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
     driver = drive(replace(recipes.grpo(1, 4), budget=Budget(run_tokens=15)), prompts=20)
     first = driver.ask(1)
@@ -263,6 +376,16 @@ def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
     driver.update()
     assert driver.ask().finished.startswith("the budget of ")
     assert (driver.allocator.paid, driver.allocator.tokens_paid) == (3, 30)
+
+
+def test_law_8_every_cause_is_known_and_they_sum_to_what_was_ordered(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0), prompts=30, rewards={0: [1.0], 1: [1.0]})
+    for _ in range(5):
+        driver.until_batch()
+        driver.update()
+        accounts = driver.allocator.accounts()
+        assert tuple(accounts) == CAUSES
+        assert sum(accounts.values()) == driver.allocator.paid == sum(len(ids(a.generate)) for a in driver.log)
 
 
 # ------------------------------------------------------------------------------------- failures, cancellations, outages
@@ -322,6 +445,19 @@ def test_a_driver_may_cancel_on_its_own_and_the_tail_is_still_sampled(drive):
     assert [row.weight for row in driver.ask().batch.rows] == [1.0, 1.0, 1.0]
 
 
+def test_the_sampled_tail_carries_its_weight_into_the_batch(drive):
+    driver = drive(recipes.darts(1, 2, 1, 3.0, tail="sampled"), prompts=2)
+    running = ids(driver.ask().generate)
+    assert len(running) == 6
+    driver.allocator.tell([Done(running[0], 1, 1, 5, 0), Done(running[1], 0, 0, 6, 0)])
+    cancel = driver.ask().cancel
+    assert len(cancel) == 3
+    (kept,) = set(running[2:]) - set(cancel)
+    driver.allocator.tell([Done(kept, 1, 1, 9, 0)])
+    batch = driver.ask().batch
+    assert {row.rollout: row.weight for row in batch.rows} == {running[0]: 1.0, running[1]: 1.0, kept: 4.0}
+
+
 def test_progress_is_what_a_stop_rule_sees(drive):
     driver = drive(replace(recipes.grpo(1, 2), stages=(
         replace(recipes.grpo(1, 2).stages[0], stop=StopLongerThan(100)),
@@ -370,6 +506,40 @@ def test_defect_4_age_max_staleness_trains_and_one_more_does_not(drive, age, tra
         assert nonzero(allocator.accounts()) | {"open": 0} == {"stale": 2, "cancelled": 2, "open": 0}
 
 
+def test_defect_5_held_pilots_eviction_and_counters_survive_a_load(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 6), prompts=30, rewards={p: [1.0] for p in range(0, 30, 3)})
+    driver.answer(driver.ask().generate)
+    copy = Allocator(driver.allocator.recipe, 30, 0)
+    copy.load_state_dict(driver.allocator.state_dict())
+    assert sum(copy.ask() != driver.allocator.ask() for _ in range(2)) == 0
+    assert copy.accounts() == driver.allocator.accounts()
+    assert copy.state_dict() == driver.allocator.state_dict()
+
+
+def test_defect_6_an_epochs_end_loses_nothing(drive):
+    """5 prompts, 2 groups a batch, pilots ahead: epochs end in the middle of batches, again and again."""
+    driver = drive(recipes.pilot_commit(2, 2, 2, 3, p_lower=0.0), prompts=5)
+    for _ in range(30):
+        assert driver.until_batch().batch.short_because is None
+        driver.update()
+    accounts = driver.allocator.accounts()
+    assert driver.allocator.epoch >= 10
+    assert nonzero(accounts).keys() <= {"trained", "open"}
+
+
+@pytest.mark.parametrize("order", ["top_variance", "random", "oldest"])
+def test_defect_10_the_buffer_is_bounded_and_survivors_do_not_starve(drive, order):
+    """Every prompt survives and variances differ: what was paid for pilots must not expire in bulk."""
+    rewards = {p: [1.0] + [0.0] * (1 + p % 4) for p in range(400)}
+    driver = drive(recipes.pilot_commit(4, 4, 4, 12, p_lower=0.0, promote=order), prompts=400, rewards=rewards)
+    for _ in range(40):
+        driver.until_batch()
+        driver.update()
+        assert driver.allocator.accounts()["open"] <= 4 * (2 * 4 + 12)
+    accounts = driver.allocator.accounts()
+    assert accounts["stale"] <= 0.05 * driver.allocator.paid
+
+
 def test_defect_10_no_commits_are_paid_for_groups_that_the_awaited_update_makes_stale(drive):
     driver = drive(recipes.pilot_commit(1, 2, 2, 3, p_lower=0.0, max_staleness=1), prompts=40)
     for _ in range(30):
@@ -382,6 +552,25 @@ def test_defect_10_no_commits_are_paid_for_groups_that_the_awaited_update_makes_
         driver.allocator.tell(held_back)
         driver.answer(after.generate)
     assert driver.allocator.accounts()["cancelled"] == 0
+
+
+def test_defect_12_selection_looks_at_the_metric_and_training_at_the_reward(drive):
+    driver = drive(recipes.dapo(1, 2, 1), prompts=4)
+    first, second = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 0.4, 1, 5, 0), Done(second, 1.0, 1, 5, 0)])  # shaped apart, equally right
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 2}
+    first, second = ids(driver.ask().generate)
+    driver.allocator.tell([Done(first, 0.5, 1, 5, 0), Done(second, 0.5, 0, 5, 0)])
+    batch = driver.ask().batch
+    assert [row.advantage for row in batch.rows] == [0.0, 0.0]
+    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 4}
+
+
+def test_defect_13_commits_update_the_estimate_and_oldest_is_not_newest(drive):
+    driver = drive(recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0), prompts=1, default=(1, 0, 1, 1, 1, 1))
+    driver.until_batch()
+    record = driver.allocator.statistics.record(0)
+    assert (record.attempts, record.successes, record.tokens, record.fate) == (6, 5.0, 60, "trained")
 
 
 # ------------------------------------------------------------------------------------------- the end of data, re-probing
@@ -435,6 +624,28 @@ def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
     for actions in driver.log:
         visits += [order.rollouts for order in actions.generate if order.prompt == 0 and order.stage == 0]
     assert len(visits) in (-(-7 // every), -(-7 // every) + 1)  # the epoch that has begun may have probed it already
+
+
+def test_a_re_probed_prompt_that_is_no_longer_solved_is_trained_on(drive):
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=1)
+    driver = drive(recipe, prompts=4, rewards={0: [1.0]})
+    for _ in range(4):
+        driver.until_batch()
+        driver.update()
+    driver.rewards[0] = [1.0, 0.0]
+    trained = set()
+    for _ in range(4):
+        trained |= {row.prompt for row in driver.until_batch().batch.rows}
+        driver.update()
+    assert 0 in trained
+
+
+def test_without_reprobe_an_evicted_prompt_stays_away(drive):
+    driver = drive(recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0), prompts=6, rewards={0: [1.0]})
+    for _ in range(30):
+        driver.until_batch()
+        driver.update()
+    assert sum(order.prompt == 0 for actions in driver.log for order in actions.generate) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- quarantine
@@ -797,6 +1008,13 @@ def test_an_intake_that_stops_early_gives_a_short_batch(drive):
         driver.ask()
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_promote_that_promotes_none_makes_no_progress_and_is_named(drive, stage):
+    driver = drive(with_promote(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0), Returns(()), stage), prompts=9)
+    with pytest.raises(NoProgress, match=r"Returns\(value=\(\)\)"):
+        driver.until_batch()
+
+
 def test_starved_is_not_raised_while_a_rollout_or_a_batch_is_awaited(drive):
     driver = drive(recipes.grpo(1, 2), prompts=2)
     driver.ask()
@@ -918,6 +1136,30 @@ def test_outstanding_names_the_stage_that_ordered_each_rollout(drive):
     assert [(order.stage, order.rollouts) for order in repeated] == [(0, first.rollouts[2:]), (1, second.rollouts)]
 
 
+def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
+    assert recipes.darts(4, 3, 1) == recipes.darts(4, 3, 1)
+    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail()
+    assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == rows.ShortestAndLongest(3, 1)
+    assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=True)
+
+
+@pytest.mark.parametrize("capacity", [None, 6, 3, 2])
+def test_a_tail_weighs_by_the_probability_with_which_it_was_kept_whatever_the_capacity(capacity):
+    """One of the two shortest is there, one of the four others is kept: weight 4, also where some were never handed out."""
+    recipe = recipes.darts(1, 2, 1, max_redundancy=3, tail="sampled")
+    recipe = replace(recipe, stages=(replace(recipe.stages[0], size=sizes.Fixed(6)),))
+    allocator = Allocator(recipe, 1, 0)
+    running: list[int] = []
+    while not (actions := allocator.ask(None if capacity is None else capacity - len(running))).batch:
+        allocator.tell([Cancelled(rollout, 1) for rollout in actions.cancel])
+        running = [rollout for rollout in running if rollout not in actions.cancel]
+        running += [rollout for order in actions.generate for rollout in order.rollouts]
+        if running:
+            rollout = running.pop(0)
+            allocator.tell([Done(rollout, float(rollout % 2), float(rollout % 2), 10 + rollout, 0)])
+    assert [row.weight for row in actions.batch.rows] == [1.0, 1.0, 4.0]
+
+
 @pytest.mark.parametrize("event", [Updated(1.5), Updated(None), Done(0, 1.0, 1.0, None, 0), Done(0, 1.0, 1.0, 1, None)])
 def test_a_number_that_is_none_is_an_error_of_that_event(event):
     allocator = Allocator(recipes.grpo(1, 2), 4, 0)
@@ -941,6 +1183,30 @@ def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success
 def test_rounding_is_no_reason_to_refuse_a_metric(drive):
     driver = drive(recipes.pilot_commit(2, 2, 2, gen_groups=4), default=(1.0 + 1e-7, -1e-7))
     assert driver.until_batch().batch
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.grpo(2, 4),
+        recipes.dapo(2, 4, 4),
+        recipes.pods(2, 4, 2),
+        recipes.darts(2, 2, 1),
+        recipes.racing(2, (2, 4), 4),
+    ],
+    ids=lambda recipe: type(recipe.rows).__name__,
+)
+def test_recipes_that_read_no_rate_take_any_finite_metric(drive, recipe):
+    driver = drive(recipe, default=(-3.0, 7.5))
+    assert len(driver.until_batch().batch.rows) >= 4
+
+
+def test_shaped_rewards_are_no_concern_of_a_rule_that_reads_the_metric():
+    allocator = Allocator(recipes.pilot_commit(2, 2, 2, gen_groups=4), 20, 0)
+    while (actions := allocator.ask()).batch is None:
+        for order in actions.generate:
+            allocator.tell([Done(r, -5.0 + 7 * (r % 2), float(r % 2), 1, 0) for r in order.rollouts])
+    assert {row.advantage > 0 for row in actions.batch.rows} == {True, False}
 
 
 @dataclass
@@ -989,6 +1255,17 @@ def test_a_loader_whose_prompts_are_all_solved_ends_the_run():
     assert (trained, finished.partition(",")[0]) == ([], "prompts: none of 20 may be drawn")
 
 
+def test_an_epoch_of_the_loader_that_begins_loses_nothing_of_what_is_held():
+    recipe = replace(recipes.pilot_commit(4, 2, 2, gen_groups=2), prompts=prompts.AsOffered())
+    allocator = Allocator(recipe, 8, 0)
+    allocator.tell([Offered((0, 1), 0)])
+    orders = allocator.ask().generate
+    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for order in orders for r in order.rollouts])
+    allocator.tell([Offered((2, 3), 1)])
+    assert {order.prompt for order in allocator.ask().generate if order.stage == 1} == {0, 1}
+    assert sum(allocator.accounts().values()) == allocator.accounts()["open"] == allocator.paid
+
+
 def test_an_ask_that_only_fills_a_slot_hands_out_what_may_be_released_too():
     allocator = Allocator(recipes.grpo(1, 4), 4, 0)
     allocator.ask(2)
@@ -1006,3 +1283,26 @@ def test_an_ask_that_only_fills_a_slot_orders_nothing_once_the_tokens_are_spent(
     allocator.tell([Done(0, 1.0, 1.0, 9, 0)])
     assert allocator.ask(1).generate == ()
     assert allocator.paid == 2
+
+
+@pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 2), recipes.pilot_commit(2, 2, 2, 4)])
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, recipe, after):
+    driver = drive(replace(recipe, quarantine_after=after), prompts=6, rewards={0: [None], 5: [None]})
+    for _ in range(40):
+        driver.until_batch()
+        driver.update()
+    assert (visits(driver, 0), visits(driver, 5)) == (after, after)
+    assert driver.allocator.quarantined() == [0, 5]
+    assert driver.allocator.statistics.record(0).fate == "quarantined"
+    assert driver.allocator.away() == {"evicted": 0, "revived": 0, "quarantined": 2}
+    assert driver.allocator.accounts()["failed"] == 2 * 2 * after
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_a_loader_with_fewer_unsolved_prompts_than_groups_trains_on_as_a_draw_of_our_own(max_staleness):
+    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, max_staleness=max_staleness)
+    rewards = {prompt: (1.0, 0.0) if prompt < 3 else (1.0, 1.0) for prompt in range(20)}
+    own, offered = (batches_of(recipe, 20, rewards, offered=offered) for offered in (False, True))
+    assert (len(own[0]), own[1]) == (len(offered[0]), offered[1]) == (40, None)
+    assert all({row.prompt for row in batch.rows} == {0, 1, 2} for batch in offered[0][5:])

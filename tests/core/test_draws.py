@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
-from rollalloc.core.events import Done, Updated
+from rollalloc.core.events import FARTHEST, Done, Updated
+from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.rule import AdvantageRule, BatchRule, Drawn, View
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
+from rollalloc.rules.advantages import BatchMean, Rewards
 
 KEYS = tuple(f"prompt {index}" for index in range(8))
 RATES = st.floats(0, 1)
@@ -101,6 +103,32 @@ def test_thoughts_in_drawn_are_saved_and_follow_their_prompts_to_other_data():
         [group[name] for name in ("prompt", "predicted", "baseline", "sampling_ratio")] for group in state["groups"]
     ]
     assert in_flight == [[2, *thoughts[1]]]
+
+
+@pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
+@pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
+def test_a_torn_thought_is_refused(name, value):
+    recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(batch_rollouts=1))
+    allocator = Allocator(recipe, 8, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["groups"][0][name] = value
+    with pytest.raises(ValueError, match=rf"groups\[0\]: {name}: expected .* or null"):
+        Allocator(recipe, 8, 0).load_state_dict(state)
+    state = allocator.state_dict()
+    state["drawn"][0][1 + ["predicted", "baseline", "sampling_ratio"].index(name)] = value
+    with pytest.raises(ValueError, match=r"drawn: expected .* or null"):
+        Allocator(recipe, 8, 0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0])
+def test_saved_sampling_ratios_are_above_0(value):
+    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    state["groups"][0]["sampling_ratio"] = value
+    with pytest.raises(ValueError, match=r"groups\[0\]: sampling_ratio: expected a number above 0 or null"):
+        Allocator(allocator.recipe, 8, 0).load_state_dict(state)
 
 
 def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
@@ -255,6 +283,13 @@ def test_the_way_of_the_weights_adds_up_and_is_saved():
     Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": 0})  # as other writers of JSON have 0.0
 
 
+@pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
+def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far):
+    allocator = Allocator(recipes.spo(1, 1), 4, 0)
+    allocator.tell([Updated(1, far), Updated(2, far), Updated(3, 0.25)])
+    assert allocator._run.view().kl_sum == 2 * FARTHEST + 0.25
+
+
 # ----------------------------------------------------------------------------------------------------------- features
 
 
@@ -380,6 +415,16 @@ def test_foresight_by_hand(drive):
     assert predictions[0] > max(predictions[prompt] for prompt in (1, 2, 3)) + 0.05
 
 
+def test_what_the_plain_recipes_are():
+    assert recipes.reinforce(4).advantage == Rewards()
+    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean(0.1)
+    assert recipes.foresight(4).replay is None
+    assert recipes.foresight(4, replay=8).replay.rows == 8
+    assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH
+    assert recipes.foresight(4).stages[0].judge.until == NEXT_EPOCH
+    assert recipes.foresight(4, once=False).stages[0].judge.until == recipes.spo(4).stages[0].judge.until == NOW
+
+
 @pytest.mark.parametrize(
     ("recipe", "how", "message"),
     [
@@ -408,6 +453,20 @@ def test_a_prompt_whose_rollouts_failed_comes_back_when_the_judge_says(drive):
         driver = drive(replace(recipe, prompts=prompts.InOrder()), 3, {0: [None]})
         driver.answer(driver.ask().generate)
         assert bool(driver.allocator._run.pool.free_N[0]) is again
+
+
+@pytest.mark.parametrize("name", ["reinforce", "spo", "foresight"])
+def test_a_data_set_of_one_prompt_and_a_metric_that_is_no_rate(name):
+    recipe = getattr(recipes, name)(1)
+    allocator = Allocator(recipe, 1, 0)
+    (order,) = allocator.ask().generate
+    refused = bool(recipe.rate_readers)
+    assert refused is (name != "reinforce")
+    if refused:
+        with pytest.raises(EventError, match="takes the metric for a success rate"):
+            allocator.tell([Done(order.rollouts[0], -1.0, 3.0, 1, 0)])
+    allocator.tell([Done(order.rollouts[0], -1.0, 0.0, 1, 0)])
+    assert len(allocator.ask().batch.rows) == 1
 
 
 def test_draws_are_a_function_of_seed_purpose_and_ids():

@@ -4,6 +4,7 @@ import heapq
 import json
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def test_the_law_solves_the_equations_of_maximum_likelihood():
     for along in ((step, 0), (0, step)):
         up, down = (log_likelihood(law.mean + sign * along[0], std + sign * along[1]) for sign in (1, -1))
         assert abs(up - down) / (2 * step) < 0.05 * std * curve
+
+
+@pytest.mark.parametrize("before", [None, lengths.LogLengths(0.0, 1e-4), lengths.LogLengths(30.0, 1.0)])
+@pytest.mark.parametrize("seen", [[7, 7], [0, 0], [1, 10**9], [5, 6, 7]])
+@pytest.mark.parametrize("bounds", [[1], [7] * 30, [10**12], [1, 10, 100]])
+def test_it_is_a_number_whatever_comes(seen, bounds, before):
+    std, law = lengths.see(seen, bounds, before)
+    assert np.isfinite(std)
+    assert std >= 0
+    assert np.isfinite(law.mean)
+    assert 1e-4 <= law.var <= 1
 
 
 def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
@@ -147,6 +159,27 @@ def test_a_sample_that_cannot_be_is_refused(kept):
         allocator.ask()
 
 
+@dataclass(frozen=True)
+class SaysOfShares(StopRule):
+    """Stops nothing, and says this of what it kept."""
+
+    said: ClassVar[object] = None
+
+    def __call__(self, group, view, rng):
+        return Sample([], self.said)
+
+
+@pytest.mark.parametrize("said", [[1], None, {1: None}, {1: "half"}, {1.5: 0.5}, {"1": 0.5}])
+def test_a_sample_that_says_no_shares_is_refused(said, monkeypatch):
+    monkeypatch.setattr(SaysOfShares, "said", said)
+    plain = recipes.grpo(1, 3)
+    allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=SaysOfShares()),)), 1, 0)
+    allocator.ask()
+    allocator.tell([Done(0, 1, 1, 40, 0)])
+    with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
+        allocator.ask()
+
+
 def test_what_was_kept_is_seen_and_saved():
     plain = recipes.grpo(1, 3)
     recipe = replace(plain, stages=(replace(plain.stages[0], stop=Keeps(((1, 0.5),))),), rows=ShortestAndLongest(1, 1))
@@ -159,3 +192,21 @@ def test_what_was_kept_is_seen_and_saved():
     for each in (allocator, copy):
         each.tell([Cancelled(2, 40), Done(1, 0, 0, 7, 0)])
         assert [(row.rollout, row.weight) for row in each.ask().batch.rows] == [(0, 1.0), (1, 2.0)]
+
+
+def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
+    """Two of four are stopped: the visit is learned from once, when both have ended, loaded or not."""
+    allocator = Allocator(recipes.darts(1, 2, 0, 3.0, tail="none"), 1, 0)
+    first, second, *stopped = allocator.ask().generate[0].rollouts
+    allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
+    assert allocator.ask().cancel == tuple(stopped)
+    assert len(stopped) == 2
+    copy = Allocator(allocator.recipe, 1, 0)
+    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
+    for each in (allocator, copy):
+        each.tell([Cancelled(stopped[0], 61)])
+        assert np.isnan(each.statistics.length_std_N).all()
+        each.tell([Cancelled(stopped[1], 62)])
+    expected = PromptStatistics(1, laws=True)
+    expected.see_lengths(0, [40, 60], [61, 62])
+    assert copy.statistics.length_std_N == allocator.statistics.length_std_N == expected.length_std_N

@@ -59,6 +59,19 @@ def test_reinforce_ada_by_hand(drive):
     assert driver.allocator.accounts()["unselected"] == 4 + 8
 
 
+def test_reinforce_ada_positive_by_hand(drive):
+    """One right answer is enough; of four rows it is then the only right one."""
+    driver = drive(
+        recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [0.0] * 5 + [1.0] + [0.0] * 2}
+    )
+    rows = driver.until_batch().batch.rows
+    assert sorted(row.advantage for row in rows) == pytest.approx([-0.125, -0.125, -0.125, 0.875])
+    assert driver.allocator.paid == 8
+    driver = drive(recipes.reinforce_ada(1, 4, round_n=4, rounds=3, stop="positive"), 1, {0: [1.0]})
+    assert [row.advantage for row in driver.until_batch().batch.rows] == [0, 0, 0, 0]
+    assert driver.allocator.paid == 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -85,6 +98,15 @@ def test_knapsack_by_hand(drive):
         assert orders[1] == expected[1]
         assert len(rows) == 16
         driver.update()
+
+
+def test_knapsack_allocates_by_what_another_method_expects():
+    for other in (recipes.foresight(4), recipes.spo(4)):
+        for mixed in (recipes.mix(recipes.knapsack(4, 8), other), recipes.mix(other, recipes.knapsack(4, 8))):
+            assert mixed.prompts == other.prompts
+            assert mixed.stages[0].size == recipes.knapsack(4, 8).stages[0].size
+    with pytest.raises(ValueError, match=r"both recipes change prompts: LastVisit.* and Posterior"):  # it says no rate
+        recipes.mix(recipes.knapsack(4, 8), recipes.mopps(4, 8))
 
 
 def test_vcrl_by_hand(drive):

@@ -10,7 +10,7 @@ import pytest
 from rollalloc import Allocator, Budget, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.packing import pack, pack_tree, unpack, unpack_tree
-from rollalloc.rules import prompts
+from rollalloc.rules import prompts, rows, stops
 
 PC = recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0)
 ALL = {
@@ -83,6 +83,27 @@ def test_a_saved_state_does_not_change_with_what_is_told_later():
     assert json.dumps(state) == before
 
 
+def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on():
+    allocator = Allocator(PC, 12, 0)
+    run(allocator, 5)
+    state = json.loads(json.dumps(allocator.state_dict()))
+    before = deepcopy(state)
+    copy = Allocator(PC, 12, 0)
+    copy.load_state_dict(state)
+    run(copy, 10)
+    assert state == before
+
+
+def test_a_subclass_keeps_what_it_added():
+    class Mine(Allocator):
+        label = ""
+
+    mine = Mine(PC, 12, 0)
+    mine.label = "mine"
+    mine.load_state_dict(Allocator(PC, 12, 0).state_dict())
+    assert mine.label == "mine"
+
+
 @dataclass(frozen=True)
 class Remembers(prompts.Shuffled):
     """A prompt rule whose memory holds a list of arrays."""
@@ -116,6 +137,15 @@ def test_a_prompt_costs_at_most_64_bytes_saved(name):
     allocator = Allocator(ALL[name], PromptTable([str(index) for index in range(count)]), 0)
     allocator.ask()
     assert len(json.dumps(allocator.state_dict())) <= 64 * count
+
+
+def test_a_prompt_costs_at_most_64_bytes_in_memory():
+    count = 100_000
+    for rule in (prompts.Shuffled(), prompts.Posterior()):
+        allocator = Allocator(replace(PC, prompts=rule), count, 0)
+        owners = (vars(allocator.statistics), vars(allocator._run.pool), allocator._run.memory)
+        size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
+        assert size <= 64 * count
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -485,6 +515,22 @@ def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
         third.load_state_dict(corrupt)
 
 
+def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_fewer():
+    base = recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0, max_staleness=0)
+    last = replace(base.stages[1], stop=stops.SampledTail())
+    staged = Allocator(replace(base, stages=(base.stages[0], last), rows=rows.ShortestAndLongest(2, 0)), 6, 0)
+    while (actions := staged.ask()).batch is None:
+        running = [rollout for order in staged.outstanding().generate for rollout in order.rollouts]
+        staged.tell([Done(rollout, rollout % 2, rollout % 2, 5, 0) for rollout in running[:2]])
+    staged.tell([Updated(1)])
+    saved = staged.state_dict()
+    assert (len(saved["groups"]), len(saved["trailing"])) == (0, 1)
+    other = Allocator(recipes.grpo(1, 2), 6, 0)
+    other.load_state_dict(json.loads(json.dumps(saved)), accept_recipe=True)
+    other.tell([Cancelled(rollout, 7) for rollout in actions.cancel])
+    assert other.state_dict()["trailing"] == []
+
+
 @pytest.mark.parametrize(
     ("recipe", "name", "corrupt"),
     [
@@ -508,6 +554,15 @@ def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, n
     state["memory"][name] = corrupt
     with pytest.raises(ValueError, match="memory"):
         Allocator(recipe, 12, 0).load_state_dict(state)
+
+
+def test_a_bank_of_more_draws_is_taken_over_by_a_recipe_of_fewer():
+    allocator = Allocator(recipes.vcrl(2, 2, replays=4), 12, 0)
+    state = allocator.state_dict()
+    state["memory"]["bank"] = [[3, 0.5, 4]]
+    taken = Allocator(recipes.vcrl(2, 2, replays=2), 12, 0)
+    taken.load_state_dict(state, accept_recipe=True)
+    assert taken.state_dict()["memory"]["bank"] == [[3, 0.5, 4]]
 
 
 @pytest.mark.parametrize(("name", "all_in"), [("batch_paid", "paid"), ("batch_tokens", "tokens")])

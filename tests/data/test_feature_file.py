@@ -71,10 +71,21 @@ def test_rows_come_in_the_readers_order(path, order):
     assert read.blocks["hidden"][:, 1].tolist() == [-row for row in order]
 
 
+def test_the_order_of_the_blocks_is_kept(tmp_path):
+    blocks = {name: np.ones((1, 1), np.float32) for name in ("zeta", "alpha", "mid dle/é")}
+    write_features(tmp_path / "f.safetensors", ["k"], Features(blocks, Cost(1, 0, 0.0)))
+    assert list(read_features(tmp_path / "f.safetensors", ["k"]).blocks) == list(blocks)
+
+
 def test_missing_prompts_are_counted_and_the_first_is_named(path):
     with pytest.raises(ValueError, match=r"has no features of 2 of 3 prompts, the first 'other/1'; make it again") as e:
         read_features(path, ["mine/3", "other/1", "other/2"])
     assert str(path) in str(e.value)
+
+
+def test_no_prompts_are_an_error(path):
+    with pytest.raises(ValueError, match="at least one prompt, got none"):
+        read_features(path, [])
 
 
 def test_another_models_features_are_taken_with_a_warning(path, caplog):
@@ -83,6 +94,13 @@ def test_another_models_features_are_taken_with_a_warning(path, caplog):
         assert not caplog.records
         read_features(path, KEYS, weights="abd")
     assert "was made with other weights ('some/model') than the run's" in caplog.text
+
+
+def test_features_of_unknown_origin_are_taken(tmp_path, caplog):
+    write_features(tmp_path / "f.safetensors", KEYS, make_features())
+    with caplog.at_level(logging.WARNING):
+        assert len(read_features(tmp_path / "f.safetensors", KEYS, weights="abc")) == 6
+    assert not caplog.records
 
 
 # never over what is not ours, and whole or not at all
@@ -158,6 +176,11 @@ def test_a_name_says_what_the_file_is(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_no_folder_to_write_into(path):
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        write_features(path / "inner.safetensors", KEYS, make_features())
+
+
 def test_keys_and_rows_belong_together(tmp_path):
     path = tmp_path / "f.safetensors"
     with pytest.raises(ValueError, match="got 5 keys for 6 rows"):
@@ -176,6 +199,17 @@ def test_there_must_be_a_file(tmp_path):
             read_features(path, KEYS)
 
 
+def test_a_torn_file_is_one_clear_error(path):
+    whole = path.read_bytes()
+    for length in {0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1}:
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="not a whole file of features"):
+            read_features(path, KEYS)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(ValueError, match="not a whole file of features"):
+        read_features(path, KEYS)
+
+
 def test_one_byte_that_changed_anywhere_is_found(path):
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -192,6 +226,15 @@ def test_a_file_of_the_version_without_a_digest_is_taken_with_a_warning(path, ca
     assert "is of an older version, without a digest" in caplog.text
     changed(path, sealed=False, schema=2)
     with pytest.raises(ValueError, match="schema 2 without a digest"):
+        read_features(path, KEYS)
+
+
+def test_a_foreign_safetensors_file_is_refused(path):
+    save_file({"weight": np.zeros(3, np.float32)}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not a whole file of features of schema 2"):
+        read_features(path, KEYS)
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+    with pytest.raises(ValueError, match="not a whole file of features of schema 2"):
         read_features(path, KEYS)
 
 
@@ -248,3 +291,11 @@ def test_a_repeated_key_in_a_file_is_refused(path):
     changed(path, {"keys": twice}, keys=_digest(twice))
     with pytest.raises(ValueError, match="a key occurs twice"):
         read_features(path, KEYS[:2])
+
+
+def test_files_are_found_by_the_tables_own_digests():
+    """What a saved allocator state and a file of features know a prompt by is one thing."""
+    from rollalloc.core.packing import unpack
+    from rollalloc.core.table import PromptTable
+
+    assert np.array_equal(unpack(PromptTable(KEYS).state_dict()["keys"]), key_digests(KEYS))

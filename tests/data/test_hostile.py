@@ -204,6 +204,12 @@ def test_a_row_that_is_none_of_its_set_is_named(tmp_path, name, bad):
         prepare.prepare([name], tmp_path / "out", local=tmp_path)
 
 
+def test_words_that_make_no_n_gram_are_refused_before_anything_is_made(sets, tmp_path):
+    with pytest.raises(ValueError, match="at least 1 word, got 0"):
+        prepare.prepare(["gsm8k"], tmp_path / "out", local=sets, ngram=0)
+    assert not (tmp_path / "out").exists()
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3),
     lambda inner: (

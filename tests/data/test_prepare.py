@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
+from rollalloc.data import prepare as module
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
-from rollalloc.data.public import SETS
+from rollalloc.data.public import INSTRUCTION, SETS
 
 LONG = "A train leaves the station at noon and travels north at sixty miles an hour for exactly three hours"
 
@@ -73,6 +74,15 @@ def test_a_set_in_its_own_columns_is_read_back_as_prompts(name: str, local: Path
         assert set(loaded.sources) == {file.part.hub}
 
 
+def test_the_prompt_asks_for_a_boxed_answer_after_an_empty_system_message(local: Path, tmp_path: Path) -> None:
+    (file,) = prepare(["polaris"], tmp_path / "out", local=local)
+    (prompt,) = load_prompts(file.path).prompts
+    assert prompt == (
+        {"role": "system", "content": ""},
+        {"role": "user", "content": f"Count. {INSTRUCTION}"},
+    )
+
+
 def test_a_set_that_brings_its_own_prompt_keeps_it(local: Path, tmp_path: Path) -> None:
     (file,) = prepare(["dapo17k"], tmp_path / "out", local=local)
     assert load_prompts(file.path).prompts == (({"role": "user", "content": "Solve it. Answer: $Answer"},),)
@@ -85,6 +95,12 @@ def test_a_pass_rate_is_a_prior_and_a_rating_is_not(local: Path, tmp_path: Path)
     info = load_prompts(deepmath.path).extra_infos[0]
     assert info["rating"] == "4.5/9.0"
     assert "prior" not in info
+
+
+def test_keys_are_unique_across_all_sets_together(local: Path, tmp_path: Path) -> None:
+    files = prepare(list(SETS), tmp_path / "out", local=local)
+    together = load_prompts(*(file.path for file in files))
+    assert len(set(together.keys)) == len(together) == sum(file.rows for file in files)
 
 
 def test_indices_that_repeat_within_a_set_name_nobody(tmp_path: Path) -> None:
@@ -137,6 +153,36 @@ def test_files_that_are_there_are_not_made_again(local: Path, tmp_path: Path) ->
     assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, True]
     assert [file.reused for file in prepare(["gsm8k"], out, local=local, force=True)] == [False, False]
     assert first.path.read_bytes() == written
+
+
+def test_a_call_cut_short_keeps_what_was_finished_and_a_torn_file_is_made_again(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write, calls = tmp_path / "out", module.write_prompts, iter(range(2))
+
+    def killed_at_the_second(path: Path, rows: list[dict[str, Any]]) -> None:
+        if next(calls):
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+        write(path, rows)
+
+    monkeypatch.setattr(module, "write_prompts", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(["gsm8k"], out, local=local)
+    monkeypatch.undo()
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
+    (out / "gsm8k_test.parquet").unlink()
+    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
+    assert len(load_prompts(out / "gsm8k_test.parquet")) == 1
+
+
+def test_files_of_a_folder_are_one_set(local: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sets" / "deepmath"
+    (local / "deepmath.jsonl").unlink()
+    write_rows(folder / "data" / "train-0.parquet", ROWS["deepmath"][:1])
+    write_rows(folder / "data" / "train-1.parquet", ROWS["deepmath"][1:])
+    (file,) = prepare(["deepmath"], tmp_path / "out", local=local)
+    assert file.rows == 2
 
 
 def test_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,13 @@ def test_the_key_is_source_and_index_where_unique(save):
     assert load_prompts(path).keys == ("sums/0", "sums/1", "products/0", "sums/uuid-7")
 
 
+def test_a_missing_index_is_not_zero(save):
+    keys = load_prompts(save(row("a", index=0), row("b"), row("c", index=None))).keys
+    assert keys[0] == "sums/0"
+    assert all(key.startswith("sums/#") for key in keys[1:])
+    assert len(set(keys)) == 3
+
+
 def test_an_index_that_restarts_in_a_second_file_names_nobody(save):
     first = save(row("a", index=0), row("b", index=1), name="first.jsonl")
     second = save(row("c", index=0), row("d", index=2), name="second.jsonl")
@@ -50,10 +58,20 @@ def test_an_index_that_restarts_in_a_second_file_names_nobody(save):
     assert load_prompts(second, first).keys == (keys[2], keys[3], keys[0], keys[1])
 
 
+def test_an_index_that_reads_the_same_as_number_and_text_names_nobody(save):
+    assert all("#" in key for key in load_prompts(save(row("a", index=3), row("b", index="3"))).keys)
+
+
 def test_duplicates_are_dropped_before_the_index_is_judged(save):
     prompts = load_prompts(save(row("a", index=0), row("b", index=1), row("a", index=0), row("a", index=5)))
     assert prompts.keys == ("sums/0", "sums/1")
     assert prompts.dropped == {"duplicate": 2}
+
+
+def test_the_same_prompt_in_two_sources_is_no_duplicate(save):
+    prompts = load_prompts(save(row("a", index=0), row("a", "5", source="other", index=0)))
+    assert len(prompts) == 2
+    assert prompts.dropped == {}
 
 
 def test_duplicates_that_may_not_be_dropped_are_named(save):
@@ -129,6 +147,17 @@ def test_keys_outlive_a_re_ordering(tmp_path_factory, rows, random):
     assert set(identify) == set(zip(after.sources, map(str, after.prompts), after.keys, strict=True))
 
 
+def test_numpy_values_come_out_as_plain_python(tmp_path):
+    frame = pd.DataFrame([row("a", index=0), row("b", index=1)])
+    frame["reward_model"] = [{"ground_truth": np.array([1, 2])}, {"ground_truth": np.array([3])}]
+    frame["extra_info"] = [{"index": np.int64(0)}, {"index": np.int64(1)}]
+    frame.to_parquet(tmp_path / "data.parquet")
+    prompts = load_prompts(tmp_path / "data.parquet")
+    assert prompts.ground_truths == ([1, 2], [3])
+    assert [type(info["index"]) for info in prompts.extra_infos] == [int, int]
+    assert prompts.keys == ("sums/0", "sums/1")
+
+
 @pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
 def test_numpy_values_can_be_written(tmp_path, name):
     write_prompts(tmp_path / name, [row("a", np.array([1, 2]), index=np.int64(3).item(), seed=np.int64(7))])
@@ -149,12 +178,32 @@ def test_a_folder_named_like_a_partition_adds_no_column(tmp_path):
     assert load_prompts(path).sources == ("sums",)
 
 
+def test_no_paths_are_refused():
+    with pytest.raises(ValueError, match="needs at least one file, got none"):
+        load_prompts()
+
+
 # Bad input
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.parquet: no such file"):
         load_prompts(tmp_path / "absent.parquet")
+
+
+def test_an_unknown_suffix_is_refused(save, tmp_path):
+    message = r"ends in \.parquet, \.jsonl, \.json, got '\.csv'"
+    with pytest.raises(ValueError, match=message):
+        load_prompts(save(row(), name="data.csv"))
+    with pytest.raises(ValueError, match=message):
+        write_prompts(tmp_path / "data.csv", [row()])
+
+
+def test_an_empty_file_is_refused(save, tmp_path):
+    pd.DataFrame({"data_source": []}).to_parquet(tmp_path / "empty.parquet")
+    for path in (save(), tmp_path / "empty.parquet"):
+        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, the file is empty"):
+            load_prompts(path)
 
 
 def test_a_file_that_is_no_parquet_is_named(save):
@@ -201,6 +250,15 @@ def test_a_row_that_is_not_in_the_schema_is_named(save, tmp_path, bad, message):
     with pytest.raises(ValueError, match=f"row 2 for {target}: {message}"):
         write_prompts(target, [row("fine"), bad])
     assert not target.exists()
+
+
+def test_a_parquet_without_the_columns_is_named(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd.DataFrame({"question": ["2+2="], "answer": ["4"]}).to_parquet(path)
+    with pytest.raises(
+        ValueError, match=f"{path}:1: data_source, prompt, reward_model missing or null, found question"
+    ):
+        load_prompts(path)
 
 
 def test_rows_that_cannot_be_written_are_refused(tmp_path):
@@ -320,6 +378,21 @@ def test_overlong_prompts_may_be_dropped(make_tokenizer):
         extra_infos=({"index": 0}, {"index": 2}),
         dropped={"overlong": 2},
     )
+
+
+def test_dropping_every_prompt_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="none is left"):
+        encode_prompts(prompt_set("12345"), make_tokenizer(), context=12, max_new_tokens=8, overlong="drop")
+
+
+def test_a_prompt_without_tokens_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="prompt 'sums/1' has no tokens, its content is ''"):
+        encode_prompts(prompt_set("1", ""), make_tokenizer(), context=12, max_new_tokens=8)
+
+
+def test_an_unknown_way_with_overlong_prompts_is_refused(make_tokenizer):
+    with pytest.raises(ValueError, match="overlong must be 'error' or 'drop', got 'truncate'"):
+        encode_prompts(prompt_set("1"), make_tokenizer(), context=12, max_new_tokens=8, overlong="truncate")
 
 
 @pytest.mark.parametrize("most", [12, 10**30])

@@ -93,6 +93,28 @@ def test_the_same_history_gives_the_same_bytes_across_any_save(history, at):
 
 
 @settings(deadline=None, max_examples=60)
+@given(histories())
+def test_asking_leaves_the_memory_as_it_is(history):
+    features, visits = history
+    predictor, memory = run(features, visits)
+    frozen = json.dumps(pack_tree(memory))
+    predictor(memory, features, range(PROMPTS))
+    predictor.figures(memory)
+    predictor.due(memory)
+    assert json.dumps(pack_tree(memory)) == frozen
+
+
+@settings(deadline=None, max_examples=40)
+@given(histories(), st.integers(40, 80), st.booleans())
+def test_all_successes_or_all_failures_are_believed(history, count, success):
+    features, _ = history
+    visits = [(at % PROMPTS, float(success), 1) for at in range(count)]
+    predictor, memory = run(features, visits)
+    wrong_N = np.abs(predictor(memory, features, range(PROMPTS)) - success)
+    assert (wrong_N < 0.2).all()
+
+
+@settings(deadline=None, max_examples=60)
 @given(histories(), st.lists(st.integers(-1, PROMPTS - 1), min_size=1, max_size=8))
 def test_a_change_of_the_data_keeps_what_was_known_of_a_prompt(history, wanted):
     source_N = [each if each not in wanted[:at] else -1 for at, each in enumerate(wanted)]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rollalloc.core.packing import pack_tree
+from rollalloc.core.packing import pack_tree, unpack_tree
 from rollalloc.predict import ridge
 from rollalloc.predict.predictor import Predictor, mixture
 
@@ -42,6 +42,29 @@ def test_before_anything_is_known_it_says_a_half_or_leans_to_the_prior():
     memory = predictor.init(3, {}, prior_N=[1.0, float("nan"), 0.0])
     # the record says (8 · prior + 2 · .5) / 10, the mean .5, and nothing tells them apart yet
     np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), [0.7, 0.5, 0.3])
+
+
+def test_before_a_fit_features_say_nothing():
+    predictor, said = Predictor(first_fits=(64,), track_every=8), []
+    for features in ({}, LINE):
+        memory = predictor.init(8, {name: block.shape[1] for name, block in features.items()})
+        feed(predictor, memory, features, [(at % 5, 0.0, 1) for at in range(40)])
+        assert memory["fits"] == 0
+        said.append(predictor(memory, features, range(8)).tolist())
+    assert said[0] == said[1]
+    assert max(said[0]) < 0.05
+
+
+def test_centre_and_scale_are_those_of_the_first_fit():
+    """Or parameters would mean something else after each."""
+    predictor = Predictor(first_fits=(8, 16), track_every=8)
+    memory = predictor.init(8, {"length": 1})
+    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at % 3, at % 2, 1) for at in range(8)])
+    first = memory["centre/length"].copy(), memory["scale/length"].copy()
+    np.testing.assert_allclose(first, ridge.measure(10 * LINE["length"][[0, 1, 2, 0, 1, 2, 0, 1]]))
+    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at, at % 2, 1) for at in range(8)])
+    assert memory["fits"] == 2
+    np.testing.assert_array_equal((memory["centre/length"], memory["scale/length"]), first)
 
 
 def test_the_mean_and_a_record_by_hand():
@@ -126,6 +149,17 @@ def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
     assert (predictor(memory, LINE, range(8)) > risen - 0.1).all()
 
 
+def test_the_offset_is_the_drift_since_the_fit_by_hand():
+    predictor, memory = after()
+    memory["loss_E"][:] = [0, 5000, 5000, 5000, 5000]  # one expert alone
+    phi_KF = ridge.design(LINE["length"], memory["centre/length"], memory["scale/length"])
+    mu_KR, v_KR = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
+    for fitted, now in ((0.0, 0.0), (3.0, 3.0), (3.0, 2.5)):
+        memory["drift_fits"], memory["drift"] = [1.0, fitted], now
+        expected_N = ridge.sigmoid(ridge.flatness(v_KR[:, 0]) * (mu_KR[:, 0] + now - fitted))
+        np.testing.assert_allclose(predictor(memory, LINE, range(8)), expected_N, rtol=1e-5)
+
+
 def test_a_fit_is_to_the_events_less_the_drift_that_came_after_them():
     """Parameters in a memory of known drift are those of a fit with the offsets D(then) - D(now)."""
     predictor = Predictor(first_fits=(8,), track_every=8, ridges=(0.5,), half_life=8.0)
@@ -189,11 +223,46 @@ def test_figures_are_of_the_last_interval_by_hand():
     assert sum(weights.values()) == pytest.approx(1)
 
 
+def test_figures_without_anything_to_judge_say_no_more_than_there_is():
+    predictor = Predictor()
+    figures = predictor.figures(predictor.init(2, {"length": 1}))
+    assert figures["rollouts"] == 0
+    assert not {"auc", "log_loss", "constant_log_loss", "calibration_error"} & figures.keys()
+
+
 def test_a_visit_without_a_scored_rollout_teaches_nothing():
     predictor = Predictor()
     memory = predictor.init(2, {})
     predictor.observe(memory, 0, 0.5, 0.0, 0)
     assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(predictor.init(2, {})))
+
+
+def test_numbers_of_numpy_are_stored_as_plain_ones():
+    predictor = Predictor()
+    memory = predictor.init(np.int64(2), {})
+    predictor.observe(memory, np.int64(1), np.float32(0.5), np.float32(1), np.int64(2))
+    json.dumps(pack_tree(memory))
+    with pytest.raises(TypeError):
+        predictor.observe(memory, 1, 0.5, 1.0, 2.5)
+
+
+def test_state_goes_through_json_and_on_as_if_it_never_had():
+    predictor, memory = after()
+    other = unpack_tree(json.loads(json.dumps(pack_tree(memory))))
+    assert other.keys() == memory.keys()
+    for each in (memory, other):
+        feed(predictor, each, LINE, some_visits(seed=1))
+    assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(other))
+    assert predictor(memory, LINE, range(8)).tolist() == predictor(other, LINE, range(8)).tolist()
+
+
+def test_no_shape_of_the_memory_ever_changes():
+    """What is saved must fit what `init` gives."""
+    predictor, memory = after()
+    fresh = predictor.init(8, {"length": 1})
+    for name, value in fresh.items():
+        assert np.shape(value) == np.shape(memory[name]), name
+        assert np.asarray(value).dtype.kind == np.asarray(memory[name]).dtype.kind, name
 
 
 class Counted:
@@ -265,6 +334,20 @@ def test_features_of_other_widths_are_fitted_to_without_the_drift_that_the_old_o
     np.testing.assert_array_equal(*said)
 
 
+def test_a_new_prompts_prior_is_as_fresh_as_its_data():
+    predictor, memory = after()
+    here = predictor.remap(memory, [-1, 2], prior_N=[0.25, 0.9])
+    assert (here["hits_N"][0], here["count_N"][0]) == (0.25 * predictor.prior_weight, predictor.prior_weight)
+    assert here["last_N"].tolist() == [memory["paid"], memory["last_N"][2]]
+    assert here["count_N"][1] == memory["count_N"][2]
+
+
+def test_moving_to_the_same_data_changes_nothing():
+    predictor, memory = after()
+    same = predictor.remap(memory, np.arange(8))
+    assert json.dumps(pack_tree(same)) == json.dumps(pack_tree(memory))
+
+
 @pytest.mark.parametrize("source_N", [[0, 0], [8], []])
 def test_a_move_that_is_none_is_refused(source_N):
     predictor, memory = after()
@@ -285,6 +368,16 @@ def test_a_move_that_is_none_is_refused(source_N):
 def test_hyper_parameters_out_of_range_are_refused_by_name(field, wrong):
     with pytest.raises(ValueError, match=f"{field} must"):
         Predictor(**{field: wrong})
+
+
+def test_a_memory_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 prompts"):
+        Predictor().init(0, {})
+    with pytest.raises(ValueError, match="'hidden': 0"):
+        Predictor().init(3, {"hidden": 0})
+    for wrong in ([0.5], [0.5, 0.5, 1.1], [0.5, -0.1, 0.5]):
+        with pytest.raises(ValueError, match="prior_N must hold 3 rates"):
+            Predictor().init(3, {}, wrong)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +422,22 @@ def test_a_fit_that_cannot_be_leaves_losses_and_drift_as_they_were():
     assert json.dumps(pack_tree(memory)) == frozen
 
 
+@pytest.mark.parametrize("features", [{}, {"length": LINE["length"][:7]}, {"length": np.zeros((8, 2))}])
+def test_features_of_another_shape_are_refused_by_block(features):
+    predictor, memory = after()
+    predictor.observe(memory, 3, None, 1.0, 16)
+    for ask in (lambda: predictor(memory, features, [0]), lambda: predictor.refit(memory, features)):
+        with pytest.raises(ValueError, match=r"features 'length': expected shape \(8, 1\)"):
+            ask()
+
+
 @pytest.mark.parametrize("asked", [[-1], [8], [0, 99]])
 def test_prompts_that_are_not_there_are_refused(asked):
     predictor, memory = after()
     with pytest.raises(ValueError, match=r"prompts must be in \[0, 8\)"):
         predictor(memory, LINE, asked)
+
+
+def test_asking_for_no_prompt_gives_none():
+    predictor, memory = after()
+    assert predictor(memory, LINE, []).shape == (0,)

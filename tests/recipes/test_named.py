@@ -57,6 +57,14 @@ def test_joined_names_take_the_parameters_of_both_in_either_order():
     assert joined > 90
 
 
+@pytest.mark.parametrize("rule", ["max_variance", "max_reward", "random", "percentile"])
+def test_pods_rule_is_named_alone_and_in_a_mixture(rule):
+    chosen = recipes.pods(4, 4, 2, rule)
+    assert make_recipe("pods", {"groups": 4, "n": 4, "m": 2, "rule": rule}) == chosen
+    mixed = make_recipe("pilot_commit+pods", COMMIT | {"m": 2, "rule": rule})
+    assert mixed == recipes.mix(recipes.pilot_commit(**COMMIT), chosen)
+
+
 def test_a_part_that_lacks_something_or_is_unknown_is_named():
     with pytest.raises(ValueError, match="pods needs m"):
         make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12})
@@ -90,6 +98,11 @@ def test_a_parameter_of_the_wrong_kind_is_said_by_name(name, parameters, message
     takes = parameters_of(name)
     with pytest.raises(ValueError, match=message):
         make_recipe(name, {key: 4 for key in ("groups", "gen_groups") if key in takes} | parameters)
+
+
+def test_a_list_of_sizes_is_the_tuple():
+    given = {"groups": 2, "gen_groups": 4}
+    assert make_recipe("racing", given | {"sizes_S": [2, 4]}) == make_recipe("racing", given | {"sizes_S": (2, 4)})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.rewards.answers import Numeric, exact, numeric
+from rollalloc.rewards.answers import ExactMatch, Numeric, exact, numeric
 from rollalloc.rewards.extract import Pattern, after_hashes, boxed, final
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
 
@@ -82,6 +82,12 @@ def test_a_pattern_takes_its_last_match():
 )
 def test_exact_match(completion, ground_truth, outcome):
     assert ask(exact, completion, ground_truth) == outcome
+
+
+def test_a_choice_of_one_s_own():
+    choice = ExactMatch(Pattern(r"(?i)answer is \(?([A-D])"))
+    assert ask(choice, "The answer is (A) ... no, the answer is B", "B") == RIGHT
+    assert ask(choice, "B", "B") == WRONG
 
 
 @pytest.mark.parametrize(
@@ -168,6 +174,11 @@ def test_outside_the_main_thread_mathematics_is_refused(math):
     thread.start()
     thread.join()
     assert "main thread only; score with WorkerScorer" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("path", ["answers:exact", "answers:numeric"])
+def test_each_is_found_by_its_path(path):
+    assert callable(load_reward(f"rollalloc.rewards.{path}"))
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch):

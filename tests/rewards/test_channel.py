@@ -120,6 +120,14 @@ def test_another_process_is_not_believed(ends, split, forked):
         exhaust(parent.receive)
 
 
+def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends, forked):
+    parent, worker = ends
+    worker.send(frame(["started", os.getpid() + 1]))
+    assert parent.receive() == Started(os.getpid() + 1)
+    forked(lambda: worker.send(frame(GOOD)))
+    assert parent.receive() == Answer("ab", Scored(1.0, 0.5), fit=True)
+
+
 def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
     parent, worker = ends
     name, sent = new_request(b"x" * 3_000_000)
@@ -133,6 +141,10 @@ def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
     assert received == sent
     assert bytes.fromhex(name) == sent[4:12]
     assert not parent.has_unsent
+
+
+def test_no_two_requests_have_one_id():
+    assert len({new_request(b"")[0] for _ in range(1000)}) == 1000
 
 
 # A worker's handle: which answer it takes
@@ -182,6 +194,13 @@ def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages)
     with pytest.raises(Lost, match="sent what is no answer") as lost:
         exhaust(worker.hear)
     assert lost.value.discarded == 1
+
+
+def test_a_worker_that_answers_before_it_is_ready_is_an_error():
+    worker = handle(answer("aa"), ready=False)
+    worker.given.clear()
+    with pytest.raises(RuntimeError, match="sent what is no answer at its start"):
+        worker.hear()
 
 
 # The worker's end

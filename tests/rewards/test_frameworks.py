@@ -83,6 +83,11 @@ def test_a_copy_has_processes_of_its_own(module):
         copy.scorer.close()
 
 
+def test_a_copy_of_an_inline_reward():
+    copy = pickle.loads(pickle.dumps(Reward(InlineScorer(load_reward("rollalloc.rewards.answers:numeric")))))
+    assert copy(completions=["4"], ground_truth=["4"]) == [1.0]
+
+
 @pytest.mark.e2e
 def test_trl_s_trainer_trains_with_it(module, tmp_path):
     trl = pytest.importorskip("trl")

@@ -55,6 +55,14 @@ def test_workers_and_inline_agree(name):
         assert worker.score(batch) == inline.score(batch)
 
 
+def test_many_samples_over_two_workers_keep_their_order():
+    completions = [str(number % 7) for number in range(500)]
+    with worker_scorer("equals", workers=2) as scorer:
+        expected = [Scored(float(text == "4"), float(text == "4")) for text in completions]
+        assert scorer.score(samples(*completions)) == expected
+        assert scorer.score([]) == []
+
+
 @pytest.mark.parametrize("workers", [2])
 def test_bad_samples_cost_nothing_but_themselves(workers):
     batch = samples("fine", "hang", "fine", "exit", "raise", "spin", "abort", "none", "fine", "fine")
@@ -99,10 +107,25 @@ def test_what_fresh_processes_raise_again_and_again_costs_no_more_of_them(
     assert len(set(note.read_text().split())) <= processes
 
 
+def test_the_samples_after_a_bad_one_in_its_chunk_go_on():
+    batch = samples(*["fine"] * 3, "exit", *["fine"] * 60)
+    with worker_scorer("obey") as scorer:
+        outcomes = scorer.score(batch)
+    assert [index for index, outcome in enumerate(outcomes) if outcome != GOOD] == [3]
+
+
 def test_prints_and_long_results_stay_in_the_worker(capfd):
     with worker_scorer("obey") as scorer:
         assert scorer.score(samples("flood", "much", "fine")) == [GOOD, Scored(0.25, 0.25), GOOD]
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_sample_started_dies_with_its_worker(tmp_path):
+    note = tmp_path / "child"
+    with worker_scorer("obey", limit_s=1.0) as scorer:
+        (outcome,) = scorer.score(samples("leave a child and hang", ground_truth=str(note)))
+    assert outcome == TIMED_OUT
+    assert wait_until_gone(int(note.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +140,21 @@ def test_a_reward_that_cannot_be_loaded_says_why(reward, message):
     with WorkerScorer(reward) as scorer, pytest.raises(RuntimeError, match="could not be loaded in a worker") as error:
         scorer.score(samples("4"))
     assert message in str(error.value)
+
+
+def test_a_module_that_kills_its_worker_is_no_respawn_loop(tmp_path):
+    (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
+    with (
+        WorkerScorer(f"{tmp_path}/deadly.py:score") as scorer,
+        pytest.raises(RuntimeError, match=r"died \(exit code 3\) at its start"),
+    ):
+        scorer.score(samples("4"))
+
+
+def test_importing_does_not_count_against_the_limit(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(1.5)\ndef score(**sample): return 1")
+    with WorkerScorer(f"{tmp_path}/slow.py:score", limit_s=1.0) as scorer:
+        assert scorer.score(samples("4")) == [GOOD]
 
 
 def test_a_worker_imports_what_its_parent_can(tmp_path, monkeypatch):
@@ -306,6 +344,14 @@ def test_only_scores_are_remembered():
     assert report["unscored"] == {"reward function returned None": 3}
 
 
+@pytest.mark.parametrize("field", ["data_source", "completion", "ground_truth", "extra_info"])
+def test_what_differs_is_scored_anew(field):
+    (sample,) = samples("4")
+    with worker_scorer("equals", cached=9) as scorer:
+        scorer.score([sample, replace(sample, **{field: {"index": 9} if field == "extra_info" else "9"})])
+        assert scorer.report()["cached"] == 0
+
+
 def test_the_report_names_what_was_slow_and_what_was_killed():
     batch = [replace(sample, name=f"test/{index}") for index, sample in enumerate(samples("nap", "hang", "exit"))]
     with worker_scorer("obey", limit_s=1.0) as scorer:
@@ -328,6 +374,29 @@ def test_a_report_is_bounded():
     assert sum(report["unscored"].values()) == 1000
     assert len(report["unscored"]) == 51
     assert len(report["slowest"]) == 20
+
+
+def test_inline_answers_at_once():
+    with InlineScorer(load_reward(f"{SAMPLES}:equals")) as scorer:
+        future = scorer.submit(samples("4", "5"))
+        assert future.done()
+        assert future.result() == [GOOD, Scored(0.0, 0.0)]
+
+
+@pytest.mark.parametrize("what", ["hang", "spin", "fine"])
+def test_a_worker_ends_soon_after_its_parent_was_killed(tmp_path, what):
+    note = tmp_path / "note"
+    script = (
+        "import os, time, pathlib\n"
+        "from rollalloc.rewards.function import Sample\n"
+        "from rollalloc.rewards.scorers import WorkerScorer\n"
+        f"scorer = WorkerScorer('{SAMPLES}:note_process_id', limit_s=1000)\n"
+        f"scorer.submit([Sample('', {what!r}, {str(note)!r}, {{}})])\n"
+        f"while not pathlib.Path({str(note)!r}).exists(): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60)
+    assert wait_until_gone(int(note.read_text()))
 
 
 @pytest.mark.parametrize("ending", ["", "import os; os.kill(os.getpid(), 9)"])

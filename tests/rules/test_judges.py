@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NEVER, NOW, Epochs
+from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs
 from rollalloc.core.rule import Act, Verdict, View
 from rollalloc.rules.judges import (
     Band,
@@ -96,6 +96,32 @@ def test_band_edges_are_exact_fractions(ones, more, lower, upper):
     assert (verdict.act is Act.NEXT) == (lower <= ones <= count - upper)
 
 
+def test_band_waits_until_all_pilots_ended():
+    assert band(1, 4, running=[9]) is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rewards", "expected"),
+    [
+        ([1, 1, 0, 0], [1.0, 1.0, 1.0, 1.0], IN),  # the shaped reward says solved
+        ([1, 1, 0, 0], [-1.0, -1.0, -1.0, -1.0], IN),  # and too hard
+        ([0, 0, 0, 0], [1.0, 1.0, 0.0, 0.0], HARD),
+        (
+            [1, 1, 1, 1],
+            [0.5, 0.5, -0.5, -0.5],
+            Verdict(Act.DROP, "out_of_band/solved", NEVER),
+        ),  # all right, two overlong
+        ([1, 1, 1, 1, 1, 1, 1, 0], [0.5] * 8, EASY),
+    ],
+)
+def test_band_looks_at_the_metric_and_never_at_the_shaped_reward(metrics, rewards, expected):
+    assert Band(0.125, 0.25, 1.0)(GroupView.of(metrics, rewards=rewards), NO_VIEW) == expected
+
+
+def test_deferred_prompts_are_back_in_the_next_epoch():
+    assert band(0, 8).until == band(7, 8).until == NEXT_EPOCH
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -164,6 +190,11 @@ def test_relative_variance_by_hand(metrics, expected):
     assert relative_variance(np.array(metrics, float)) == pytest.approx(expected)
 
 
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_no_metrics_vary_more_than_half_ones_and_half_zeros(metrics):
+    assert 0 <= relative_variance(np.array(metrics)) <= 1 + 1e-9
+
+
 @pytest.mark.parametrize(
     ("metrics", "version", "expected"),
     [
@@ -209,6 +240,18 @@ def test_first_success_by_hand():
 )
 def test_conformal_place_by_hand(places, delta, expected):
     assert conformal_place(places, delta) == expected
+
+
+@given(
+    st.lists(st.integers(0, 32), max_size=40),
+    st.one_of(st.none(), st.floats(0.01, 0.99)),
+    st.lists(st.booleans(), min_size=1, max_size=32),
+)
+def test_one_place_says_what_a_threshold_for_each_number_of_rollouts_says(places, delta, results):
+    """C-GRPO's own way: the conformal quantile of the scores place / k, or 1 where there was no success within k."""
+    group, view = GroupView.of([float(result) for result in results]), View.of(memory={"places": places})
+    verdict = Resolved(delta)(group, view)
+    assert all(Resolved(delta).promises(verdict, group, view).values())
 
 
 def test_resolved_by_hand():

@@ -27,6 +27,11 @@ def test_top_variance_takes_the_newest_among_equals():
     assert promoted(TopVariance(), held, 3) == [3, 1, 0]
 
 
+def test_ties_in_variance_are_no_matter_of_rounding():
+    held = [group(0, 1, 10), group(1, 9, 10), group(2, 1, 10)]
+    assert promoted(TopVariance(), held, 3) == [2, 1, 0]
+
+
 def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
     held = [group(0, 1, version=1), group(1, 2, version=2), group(2, 2, version=5), group(3, 3, version=1)]
     assert promoted(TopVariance(), held, 3, version=5) == [3, 0, 2]
@@ -39,6 +44,11 @@ def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_othe
 def test_top_variance_waits_for_the_rounds_pilots():
     assert promoted(TopVariance(), [group(0, 2)], 1, running=1) == []
     assert promoted(TopVariance(), [group(0, 2)], 1) == [0]
+
+
+def test_top_variance_looks_at_the_metric():
+    shaped = GroupView.of([1, 1, 1, 1], rewards=[0.0, 1.0, 0.0, 1.0], group=0)
+    assert promoted(TopVariance(), [shaped, group(1, 1)], 1) == [1]
 
 
 def test_oldest_first_by_version_then_by_draw():
@@ -61,3 +71,8 @@ def test_random_order_is_uniform_and_keyed():
     assert all(abs(count[g] - draws * 0.4) < 5 * np.sqrt(draws * 0.4 * 0.6) for g in range(5))
     assert promoted(RandomOrder(), held, 2, seed=7) == promoted(RandomOrder(), held, 2, seed=7)
     assert promoted(RandomOrder(), held, 9) == [0, 1, 2, 3, 4]
+
+
+def test_top_variance_takes_the_highest_first():
+    held = [group(0, 1), group(1, 2), group(2, 4), group(3, 3)]
+    assert promoted(TopVariance(), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer

@@ -35,6 +35,12 @@ def test_shuffled_gives_each_prompt_once_an_epoch():
     assert len(rest) == 2  # fewer than asked says that the epoch is over
 
 
+def test_shuffled_gives_another_order_in_the_next_epoch():
+    one, _, other, _ = picks(prompts.Shuffled(), PromptTable(50), 50, 4)
+    assert sorted(one) == sorted(other)
+    assert one != other
+
+
 def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
     rule, table = prompts.Shuffled(), PromptTable(4)
     memory, free_N = rule.init(table), np.ones(4, bool)
@@ -45,6 +51,21 @@ def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
     free_N[early[0]] = True  # e.g. surplus: it may be drawn again now
     assert len(rule.pick(memory, 3, free_N, VIEW, rng(0, "pick", 2))) == 2
     assert rule.pick(memory, 1, np.zeros(4, bool), VIEW, rng(0, "pick", 3)) == []
+
+
+@pytest.mark.parametrize(("groups", "count"), [(4, 5), (3, 8), (5, 5), (1, 3)])
+def test_each_prompt_is_visited_once_an_epoch_across_the_batches_that_straddle_two(groups, count):
+    """An epoch's last prompts, drawn together with the first of the next, belong to the epoch they were drawn from."""
+    allocator = Allocator(recipes.grpo(groups, 1), count, 0)
+    visits = []
+    while len(visits) < 20 * count:
+        orders = allocator.ask().generate
+        visits += [order.prompt for order in orders]
+        allocator.tell([Done(r, 0, 0, 1, allocator.version) for order in orders for r in order.rollouts])
+        assert allocator.ask().batch is not None
+        allocator.tell([Updated(allocator.version + 1)])
+    for epoch in range(20):
+        assert sorted(visits[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
 def test_shuffled_mixes_sources_by_weight():
@@ -86,6 +107,12 @@ def test_shuffled_refuses_weights_that_fit_no_source():
         prompts.Shuffled((1.0,)).init(PromptTable(3, source_N=[0, 1, 1]))
 
 
+def test_in_order_gives_the_data_sets_order_epoch_after_epoch():
+    first, second, rest, again, *_ = picks(prompts.InOrder(), PromptTable(10), 4, 6)
+    assert (first, second, rest, again) == ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3])
+    assert picks(prompts.InOrder(), PromptTable(1000), 999, 2) == [list(range(999)), [999]]
+
+
 def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_turn():
     rule, free_N = prompts.InOrder(), np.ones(400, bool)
     memory = rule.init(PromptTable(400))
@@ -98,6 +125,18 @@ def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_t
     assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 2)) == [7]
     free_N[7] = False
     assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 3)) == []
+
+
+def test_each_epoch_in_order_begins_where_the_last_one_ended():
+    allocator = Allocator(replace(recipes.grpo(4, 1), prompts=prompts.InOrder()), 10, 0)
+    visits = []
+    while len(visits) < 40:
+        orders = allocator.ask().generate
+        visits += [order.prompt for order in orders]
+        allocator.tell([Done(r, 0, 0, 1, allocator.version) for order in orders for r in order.rollouts])
+        if allocator.ask().batch:
+            allocator.tell([Updated(allocator.version + 1)])
+    assert visits[:40] == list(range(10)) * 4
 
 
 def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
@@ -136,6 +175,13 @@ def test_posterior_fades_to_the_tables_prior_of_the_prompt():
         rule.observe(memory, GroupView.of([1, 0, 0], prompt=prompt), View.of(table))
     np.testing.assert_allclose(memory["hits_N"], [1 + 1, 1.48 + 1], rtol=1e-6)
     np.testing.assert_allclose(memory["misses_N"], [1 + 2, 0.52 + 2], rtol=1e-6)
+
+
+def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():
+    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    memory = rule.init(PromptTable(1))
+    rule.observe(memory, GroupView.of([1, 1, 1, 0], rewards=[0.0, -1.0, 0.25, 1.0]), VIEW)
+    assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([4], [2])
 
 
 def test_posterior_begins_with_the_tables_priors_but_is_never_certain():
@@ -195,6 +241,28 @@ def test_selective_counts_and_adapts_as_by_hand():
     np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.125, 0.04, 1, 0.5])
     memory["run_N"][:] = [100, -100, 7, 0]
     np.testing.assert_allclose(rule.chances(memory, np.arange(4)), [0.01, 0.01, 0.01, 1])
+
+
+@pytest.mark.parametrize(
+    ("solved", "failed", "mixed", "p_solved", "p_failed"),
+    [
+        (1, 2, 9, 0.49, 0.49),
+        (0, 1, 11, 0.51, 0.51),
+        (1, 1, 10, 0.49, 0.51),
+        (0, 2, 10, 0.51, 0.49),
+        (0, 0, 0, 0.5, 0.5),
+    ],
+)
+def test_selective_aims_at_a_third_solved_and_two_thirds_failed_of_its_share(solved, failed, mixed, p_solved, p_failed):
+    """A quarter of twelve groups: one solved, two failed."""
+    rule = prompts.Selective()
+    memory = rule.init(PromptTable(3)) | {"solved": solved, "failed": failed, "mixed": mixed}
+    for epoch in (0, 1):  # in the first epoch nothing is known of most prompts yet
+        now = dict(memory)
+        rule.observe(now, GroupView.of([1, 0]), View.of(3, version=1, epoch=epoch))
+        expected = (p_solved, p_failed) if epoch else (0.5, 0.5)
+        assert (now["p_solved"], now["p_failed"]) == pytest.approx(expected)
+        assert [now[fate] for fate in ("solved", "failed", "mixed", "version")] == [0, 0, 1, 1]
 
 
 def test_selective_keeps_its_probabilities_within_bounds():

@@ -54,6 +54,12 @@ def test_binary_rewards_give_half_of_each_class_else_the_whole_minority(ones, ze
     assert min(kept_ones, m - kept_ones) == (minority if minority <= m // 2 else expected)
 
 
+def test_tenths_at_a_large_offset():
+    """r² swamps the differences unless the rewards are centred first."""
+    rewards_G = 1e8 + np.array([0.0, 0.5, 0.5, 0.5, 1.0])
+    assert max_variance_subset(rewards_G, 2).tolist() == [0, 4]
+
+
 @pytest.mark.parametrize(
     ("rewards_G", "m", "message"),
     [
@@ -90,12 +96,21 @@ def test_rows_by_hand(rule, rewards, expected):
     assert choose(rule, GroupView.of(rewards)) == (expected, [1.0] * len(expected))
 
 
+def test_max_variance_looks_at_the_reward_and_not_at_the_metric():
+    assert choose(rows.MaxVariance(2), GroupView.of([1, 1, 1, 0], rewards=[0.0, 0.9, 1.0, 0.5]))[0] == [0, 2]
+
+
 def test_random_has_uniform_marginals():
     """4,000 draws of 2 of 6: each count is within 5 standard deviations of 4000/3 with probability above 1 - 1e-5."""
     group, draws = GroupView.of([0, 1, 0, 1, 0, 1]), 4000
     count_G = np.bincount([g for seed in range(draws) for g in choose(rows.Random(2), group, seed)[0]], minlength=6)
     assert count_G.sum() == 2 * draws
     assert (np.abs(count_G - draws / 3) < 5 * np.sqrt(draws * (1 / 3) * (2 / 3))).all()
+
+
+def test_random_depends_on_its_key_alone():
+    group = GroupView.of([0, 1] * 8)
+    assert choose(rows.Random(3), group, 5) == choose(rows.Random(3), group, 5)
 
 
 @pytest.mark.parametrize("rule", [rows.MaxVariance, rows.MaxReward, rows.Random, rows.Percentile])
@@ -118,6 +133,10 @@ def test_m_must_be_at_least_one(rule):
 def test_shortest_and_longest_by_hand(tokens, truncated, expected):
     group = GroupView.of([0] * len(tokens), tokens=tokens, truncated=truncated)
     assert choose(rows.ShortestAndLongest(2, 1), group) == (expected, [1.0] * len(expected))
+
+
+def test_shortest_only():
+    assert choose(rows.ShortestAndLongest(2, 0), GroupView.of([0] * 4, tokens=[4, 1, 3, 2]))[0] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,24 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
     assert objective(stds, sizes_G) == pytest.approx(best, rel=1e-9)
 
 
+def test_the_most_is_what_the_factor_says():
+    """1.15 * 100 is a little less than 115 in floating point."""
+    assert sizes(Redundant(mean_factor=1.15, max_factor=1.15), [1.0], rows=100) == [115]
+
+
 def test_redundant_refuses():
     for mean, most in ((0.5, 2.0), (2.5, 2.0)):
         with pytest.raises(ValueError, match="expected 1 <= mean_factor <= max_factor"):
             Redundant(mean_factor=mean, max_factor=most)
     with pytest.raises(ValueError, match=r"the view does not say how many rows .*; give View.of\(rows=...\)"):
         sizes(Redundant(1.5, 2.0), [1.0, 2.0])
+
+
+def test_the_statistics_length_deviation_is_a_running_mean_with_step_three_tenths():
+    ledger = PromptStatistics(1)
+    for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
+        ledger.see_lengths(0, lengths, [])
+        assert ledger.length_std_N[0] == np.float32(expected)
 
 
 def test_the_recorded_length_deviation_is_a_running_mean_with_step_three_tenths():
@@ -190,3 +202,15 @@ def test_a_curve_is_refused_that_is_none(latency):
         Priced(2.0, latency)
     with pytest.raises(ValueError, match="max_factor must be at least 1"):
         Priced(0.5, FLAT)
+
+
+def test_redundancy_is_bought_where_it_is_free():
+    assert sum(priced(FLAT, [WIDE] * 4)) == 32  # as many as there may be: the K-th ends sooner, and nothing is dearer
+    assert sum(priced(STEEP, [WIDE] * 4)) < 32
+    assert sum(priced(STEEP, [NARROW] * 4)) == 16  # equal lengths: nothing ends sooner, each one more is dearer
+
+
+def test_the_price_of_redundancy_is_monotone():
+    totals = [sum(priced(((1, 1.0), (32, 1.0 + slope)), [WIDE] * 4)) for slope in (0.0, 0.5, 2.0, 8.0, 32.0)]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] > totals[-1]

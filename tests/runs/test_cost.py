@@ -59,6 +59,10 @@ def test_a_run_that_never_got_there_is_censored_at_its_last_grid_point(accuracy,
     assert found.paid["rollouts"] == paid
 
 
+def test_without_evaluations_there_is_no_cost():
+    assert cost_to_target(curve([]), 0.5) is None
+
+
 @pytest.mark.parametrize(
     ("versions", "accuracy", "cost"),
     [
@@ -92,6 +96,13 @@ def test_a_curve_holds_the_evaluations_on_the_grid_that_have_an_accuracy():
     assert curve_of([line("end")]) == Curve((), (), (), (), (), (), ())
 
 
+@pytest.mark.parametrize("torn", ["", '{"kind": "ev', '{"kind": "eval", "rollouts_paid": 1'])
+def test_a_torn_last_line_is_left_out(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line()) + "\n" + json.dumps(line("end")) + "\n" + torn)
+    assert read_metrics(path) == [line(), line("end")]
+
+
 def test_a_damaged_line_is_an_error_that_says_where(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(line()) + '\n{"kind": "ev\n' + json.dumps(line("end")) + "\n")
@@ -104,6 +115,13 @@ def test_no_lines_and_no_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
     with pytest.raises(FileNotFoundError):
         read_metrics(tmp_path / "none.jsonl")
+
+
+def test_a_line_that_is_nested_too_deep_is_damaged(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line()) + "\n" + "[" * 200_000 + "\n" + json.dumps(line("end")) + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a line of JSON"):
+        read_metrics(path)
 
 
 def test_the_whole_curve_ends_with_the_final_weights():

@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,13 @@ def test_it_follows_a_folder_that_fills(ask, write_run):
     assert "2,000" in body
     assert "target reached" in body
     assert 'http-equiv="refresh"' not in body
+
+
+def test_the_folder_one_stands_in_has_a_name_to_be_clicked(write_run, tmp_path, monkeypatch):
+    write_run("grpo")
+    write_run("dapo")
+    monkeypatch.chdir(tmp_path / "compare")
+    assert "<bdi>compare</bdi></a>" in Board(Path(".")).page("/")
 
 
 def test_a_report_is_drawn_beside_the_request(ask, write_run):

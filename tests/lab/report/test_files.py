@@ -13,6 +13,7 @@ from rollalloc.lab.report.board import Board
 from rollalloc.lab.report.page import write_page
 from rollalloc.lab.report.samples import samples
 from rollalloc.runs.discovery import comparisons, run_folders
+from rollalloc.runs.files import open_regular
 from rollalloc.runs.reader import read_run
 
 
@@ -81,6 +82,13 @@ def test_what_may_not_be_read_is_named(write_run):
     folder = write_run()
     (folder / "run.json").chmod(0)
     assert read_run(folder).problem == "run.json: Permission denied"
+
+
+def test_a_link_within_the_folder_is_followed(tmp_path):
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"x"
 
 
 def test_a_run_is_found_once_by_its_own_name_whatever_links_lead_to_it(write_run, tmp_path):

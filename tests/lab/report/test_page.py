@@ -97,6 +97,13 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         write_page(tmp_path)
 
 
+def test_a_label_with_markup_in_it_is_a_label(write_run, tmp_path):
+    write_run("<b>$x^2$ & co</b>")
+    page = write_page(tmp_path / "compare")
+    assert "b" not in [tag for tag, _ in Elements(page).found]
+    assert "&lt;b&gt;$x^2$ &amp; co&lt;/b&gt;" in page.read_text()
+
+
 ACTING = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x2066, 0xFDD0, 0xFFFF, 0x10FFFE]))
 
 
@@ -129,6 +136,22 @@ def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
     write_page(tmp_path / "compare")
     drawn = sorted(path.name for path in (tmp_path / "compare").glob("*where.png"))
     assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3--{'x' * 57}-where.png"]
+
+
+def test_more_methods_than_an_image_holds_are_said(run_into, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollalloc.lab.report.page._MOST_DRAWN", 3)
+    for number in range(5):
+        run_into(tmp_path / f"{number}-0", f"method {number}", 0, batches=2, evaluated=False)
+    text = write_page(tmp_path).read_text()
+    assert "The figures show the first 3 of 5 methods." in text
+
+
+def test_ages_beyond_counting_are_drawn(write_run):
+    folder = write_run()
+    with (folder / "metrics.jsonl").open("a") as file:
+        spent = {"rollouts_paid": 6000, "tokens_paid": 0, "seconds": 1.0, "accounts": {}}
+        file.write(json.dumps({"kind": "batch", "batch": 61, **spent, "ages": {str(2**53): 1}}) + "\n")
+    assert "Staleness" in write_page(folder).read_text()
 
 
 # examples
@@ -213,6 +236,13 @@ def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
         file.write("[]\n")
     at = len("".join(lines))
     assert samples(folder).problem.startswith(f"rollouts.jsonl, the line at byte {at:,} is no rollout")
+
+
+def test_there_are_not_more_fates_than_are_read(write_run):
+    folder = write_run()
+    lines = [json.dumps(rollout(at, at, None, unscored=f"reason {at}")) + "\n" for at in range(100)]
+    (folder / "rollouts.jsonl").write_text("".join(lines))
+    assert len(samples(folder).examples) == 12
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 10**400, "1"])

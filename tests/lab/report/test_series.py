@@ -63,6 +63,10 @@ def test_of_fewer_than_five_seeds_there_is_no_interval():
     assert (enough.middle_X < enough.high_X).all()
 
 
+def test_without_evaluations_there_is_no_curve():
+    assert series.accuracy_over_seeds([batches({"rollouts_paid": 5})], "rollouts") is None
+
+
 def test_causes_are_shares_of_what_each_window_paid():
     run = batches(
         {"rollouts_paid": 50, "accounts": {"trained": 50, "open": 0}},

@@ -68,6 +68,12 @@ def test_eighty_columns_hold_of_several_runs_all_that_matters(write_run, labels)
     assert "…" not in text
 
 
+def test_a_wide_terminal_shows_of_several_runs_all(write_run):
+    text = shown([read_run(write_run("grpo", seed, why=None)) for seed in range(2)], 120)
+    for word in ("wasted most on", "left", "taught", "█"):
+        assert word in text, text
+
+
 def test_labels_cannot_write_to_the_terminal(write_run):
     run = read_run(write_run("\x1b]0;owned\x07[bold]\u202e"))
     for runs in ([run], [run, run]):

@@ -106,6 +106,30 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     assert json.loads(out)["workload"]["source"].startswith("fitted to ")
 
 
+def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
+    log = tmp_path / "rollouts.jsonl"
+    log.write_text("\n".join([*(line(key=str(at)) for at in range(8)), line(metric=None)]))
+    options = (
+        "--log",
+        log,
+        "--gpus",
+        2,
+        "--seeds",
+        0,
+        "--recipes",
+        "grpo",
+        "--matched",
+        "groups=4,n=4",
+        "--learning",
+        0.2,
+    )
+    code, out, _ = call(*options)
+    assert code == 0
+    said = " ".join(out.split())
+    assert "1 logged rollouts were stopped or have no score and were left out" in said
+    assert "That success rates rise, by 0.2 of their logit an update, is an assumption." in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -133,3 +157,18 @@ def test_a_mistake_is_one_message_before_anything_runs(call, monkeypatch, tmp_pa
     assert not out
     assert says in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_lengths_beside_a_log_that_has_them_are_refused(call, tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text(line())
+    code, _, err = call("--log", tmp_path / "rollouts.jsonl", "--median", 7, "--solved", 0.5)
+    assert code == 2
+    assert "--median, --solved: --log says that already; leave one of the two out" in " ".join(err.split())
+
+
+def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text(line(tokens="\x1b[2J"))
+    code, _, err = call("--log", tmp_path / "rollouts.jsonl")
+    assert code == 2
+    assert "\x1b[2J" not in err
+    assert "line 1: expected" in " ".join(err.split())

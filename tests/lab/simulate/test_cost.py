@@ -15,6 +15,13 @@ def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():
     assert Latency((2, 4), (1.0, 3.0)).table(4) == [1.0, 1.0, 1.0, 2.0, 3.0]
 
 
+def test_nothing_is_said_beyond_the_last_point():
+    with pytest.raises(
+        ValueError, match="given ends at a concurrency of 4, --slots is 5: measure further, or give --slots 4"
+    ):
+        Latency((2, 4), (1.0, 3.0)).table(5)
+
+
 def test_the_default_curve_is_the_documented_one():
     table = default_latency(1, 256).table(256)
     assert table[1] == pytest.approx(6.5e-3 + 0.08e-3, rel=0.01)

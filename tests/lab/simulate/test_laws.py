@@ -124,6 +124,39 @@ def test_a_seed_decides_everything(name, scenario):
     assert simulate(RECIPES[name], scenario, 3) == simulate(RECIPES[name], scenario, 3)
 
 
+def test_another_seed_is_another_run():
+    scenario = Scenario(cluster=Cluster(gpus=2), batches=2, warmup=0)
+    assert simulate(RECIPES["grpo"], scenario, 0).seconds != simulate(RECIPES["grpo"], scenario, 1).seconds
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), min_size=16, max_size=16),
+    st.integers(1, 4),
+    st.lists(st.floats(0.0, 1.0), min_size=16, max_size=16),
+)
+def test_twice_the_replicas_are_never_slower_where_all_begin_at_once(lengths, gpus, rises):
+    """Rollouts go round the replicas, so that with twice as many each has a part of what one had before.
+
+    Not so for any larger number: with three replicas for two, two long ones may meet.
+    """
+    seconds = tuple(0.1 + sum(rises[: at + 1]) for at in range(16))
+    curve = Latency(tuple(range(1, 17)), seconds)
+    fewer, more = (
+        Scenario(
+            cluster=Cluster(gpus=number, slots=16),
+            costs=FREE,
+            latency=curve,
+            workload=Given(lengths),
+            batches=1,
+            warmup=0,
+        )
+        for number in (gpus, 2 * gpus)
+    )
+    recipe = recipes.grpo(4, 4)
+    assert simulate(recipe, more, 0).seconds <= simulate(recipe, fewer, 0).seconds * (1 + 1e-9)
+
+
 def test_a_recipe_meets_the_same_rollouts_on_every_cluster():
     scenarios = [Scenario(cluster=Cluster(gpus=gpus), batches=3) for gpus in (2, 8, 16)]
     results = [simulate(RECIPES["grpo"], scenario, 0) for scenario in scenarios]

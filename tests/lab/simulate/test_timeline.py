@@ -130,6 +130,22 @@ def test_one_that_ends_before_its_stop_takes_effect_is_paid_in_full():
     assert result.accounts["cancelled"] == 1
 
 
+def test_one_that_never_began_is_stopped_for_nothing():
+    result = run(two_of_three("none"), (2, 3, 5), slots=1, costs=replace(FREE, abort=0.5))
+    assert (result.seconds, result.stopped, result.tokens, result.accounts["cancelled"]) == (5.0, 1, 5, 1)
+
+
+def test_a_stop_that_came_too_late_is_not_the_end_of_a_training():
+    costs = replace(FREE, abort=30.0, train=20.0)
+    result = run(two_of_three("none"), (2, 3, 5), costs=costs, schedule="async", gpus=2)
+    assert result.seconds == 10 + 5 * 20
+
+
+def test_an_exact_tail_waits_for_all():
+    result = run(two_of_three("exact"), (2, 3, 5))
+    assert (result.seconds, result.stopped, result.tokens) == (12.0, 0, 10)
+
+
 def test_the_tail_is_the_time_in_which_a_tenth_runs_and_none_waits():
     flat = Latency((64,), (1.0,))
     result = run(recipes.grpo(20, 2), (2,) * 39 + (10,), latency=flat, slots=64)

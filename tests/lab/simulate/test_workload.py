@@ -32,6 +32,16 @@ def test_lengths_have_the_medians_and_deviations_that_they_are_said_to_have():
     assert set(made[made[..., 1] == 1][:, 0]) == {100_000}
 
 
+def test_the_limit_cuts_and_says_so_and_nothing_is_shorter_than_a_token():
+    made = drawn(
+        Fitted(prompts=200, lengths=Lengths(median=1.0, between=0.0, within=2.0, runaway=0.0, limit=3)).world(0), 50
+    )
+    assert set(made[..., 0].ravel()) == {1, 2, 3}
+    assert set(made[made[..., 1] == 1][:, 0]) == {3}
+    # The share beyond 3 of log-normal 2 about 1: 0.291; standard error 0.005.
+    assert made[..., 1].mean() == pytest.approx(0.291, abs=0.025)
+
+
 def test_success_is_by_prompt():
     success = Success(hopeless=0.3, solved=0.2, alpha=2.0, beta=6.0)
     rates = drawn(Fitted(prompts=1000, success=success).world(2), 100)[..., 2].mean(axis=1)
@@ -90,6 +100,11 @@ def test_a_fit_finds_what_the_log_was_made_of():
     assert success.learning == 0.1
 
 
+def test_a_log_too_small_for_a_fit_is_refused():
+    with pytest.raises(ValueError, match=r"a fit needs 2 prompts .* got 1 prompts; leave --fit out"):
+        Logged(rollouts=[[Outcome(4, False, True), Outcome(6, False, True)]]).fitted()
+
+
 # ------------------------------------------------------------------------------------------------------------------ files
 
 
@@ -127,6 +142,13 @@ def test_what_is_no_rollout_is_named_by_line_and_field(tmp_path, second, says):
     path = tmp_path / "rollouts.jsonl"
     path.write_text(line() + "\n" + second)
     with pytest.raises(ValueError, match=says):
+        read_rollouts(path)
+
+
+def test_a_log_without_a_score_is_refused(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(line(metric=None))
+    with pytest.raises(ValueError, match="expected rollouts with a score, found none; 1 lines have no score"):
         read_rollouts(path)
 
 

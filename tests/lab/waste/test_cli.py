@@ -72,6 +72,13 @@ def test_a_refused_forecast_says_why_and_the_shares_stand(call, log):
     assert json.loads(call(log, "--n", 32, "--json")[1])["forecast"] is None
 
 
+def test_from_step_and_threshold(call, log):
+    found = json.loads(call(log, "--from-step", 3, "--threshold", 2, "--json")[1])
+    assert found["rollouts"] == 384
+    assert found["wasted"] == 1
+    assert found["shares"]["rollouts"]["all_wrong"] == 384
+
+
 def test_a_run_that_booked_its_rollouts_is_believed(call, tmp_path):
     accounts = {"trained": 30, "zero_variance": 60, "surplus": 10, "open": 5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "end", "accounts": accounts}))

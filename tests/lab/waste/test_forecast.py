@@ -11,7 +11,7 @@ from rollalloc.core.events import Order
 from rollalloc.lab.waste import forecast as module
 from rollalloc.lab.waste.finding import find, forecast_sentence
 from rollalloc.lab.waste.forecast import Plan, Refused, visits_of
-from rollalloc.lab.waste.groups import Log
+from rollalloc.lab.waste.groups import Gathering, Log
 from rollalloc.lab.waste.replay import Paid, _Deck, replay
 
 RATES = np.array([0.0, 1.0, 0.1, 0.5, 0.8])
@@ -76,6 +76,15 @@ def test_pilot_commit_pays_what_the_window_lets_through():
     assert books.price("rollouts") == pytest.approx((4 + 12 * inside) / inside / 16, rel=0.04)
 
 
+def test_tokens_are_those_of_the_rollouts_that_were_dealt():
+    gathering = Gathering()
+    for prompt in range(20):
+        for at in range(4):
+            gathering.add(prompt, f"p{prompt}", 0, float(at % 2), tokens=10)
+    books = paid(recipes.grpo(5, 4), gathering.groups(), 40)
+    assert (books.tokens, books.rollouts) == (10 * books.rollouts, books.rows)
+
+
 def test_unscored_rollouts_are_dealt_as_failures():
     groups = [group._replace(rewards=np.where(np.arange(8) < 2, np.nan, group.rewards)) for group in pool(64, 8, 3)]
     with_failures = paid(recipes.grpo(4, 8), groups, 64 * 5).price("rollouts")
@@ -133,6 +142,18 @@ def test_a_recipe_that_would_have_trained_on_nothing_has_no_price():
     price = found.prices["pilot_commit"]
     assert (price.rollouts, price.times_rollouts.value, price.times_rollouts.interval) == (np.inf, np.inf, (0, np.inf))
     assert "pilot_commit ∞ × (0.00 – ∞)" in forecast_sentence(found)
+
+
+def test_a_log_in_which_one_prompt_has_most_visits_has_a_forecast():
+    groups = pool(20, 64, seed=4) + pool(1, 64, seed=4, visits=150)
+    low, high = forecast(groups, Plan(n=64, n_pilot=16, groups=2), resamples=10).prices["dapo"].times_rollouts.interval
+    assert 0 <= low < high
+
+
+def test_the_same_seed_gives_the_same_forecast():
+    groups, plan = pool(64, 4, seed=4), Plan(n=4, n_pilot=2, groups=2)
+    one, two, other = (forecast(groups, plan, seed=seed, resamples=3) for seed in (1, 1, 2))
+    assert one == two != other
 
 
 def test_a_plan_takes_the_size_that_nearly_all_groups_have_and_a_quarter_of_it_as_pilots():

@@ -42,6 +42,11 @@ def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     assert log.first_odd.startswith(f"{tmp_path / '1.jsonl'}:2: score is ")
 
 
+def test_no_score_at_all_is_no_oddity(tmp_path):
+    row = {"input": "a", "output": "b", "score": None, "step": 1}
+    assert read_log(lines(tmp_path / "1.jsonl", row)).odd == 0
+
+
 @pytest.mark.parametrize(
     ("name", "row", "field", "odd", "said"),
     [
@@ -108,6 +113,12 @@ def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):
         log = read_log(lines(tmp_path / "1.jsonl", row, row + " " * filling, row))
         fits = len(row) + filling + 1 <= 1000
         assert (rewards(log), log.bad) == ([[1, 1, 1]], 0) if fits else ([[1, 1]], 1)
+
+
+def test_a_name_of_a_file_cannot_move_the_cursor(tmp_path):
+    row = {"input": "a", "output": "b", "score": 1}
+    log = read_log(lines(tmp_path / "1\x1b[2J\u202e.jsonl", row, row | {"score": "x"}))
+    assert log.first_odd.isprintable()
 
 
 def test_shaped_rewards_have_shares_and_the_forecast_says_what_it_needs(tmp_path):
@@ -186,6 +197,15 @@ def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, see
     assert type(refused) is ValueError
     assert str(refused).isprintable()
     assert str(folder) in str(refused) or "its accounts are all 0" in str(refused)
+
+
+@pytest.mark.parametrize(("size", "noted"), [(1, True), (2, False)])
+def test_rollouts_that_stand_alone_are_said_to_count_as_in_grpo(tmp_path, size, noted):
+    """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
+    rows = [{"input": f"p{at}", "output": "x", "score": at % 2, "step": 1} for at in range(40) for _ in range(size)]
+    log = read_log(lines(tmp_path / "1.jsonl", *rows))
+    said = [note for note in find(log, resamples=2).notes if "alone in their group" in note]
+    assert [note.startswith("40 rollouts") for note in said] == [True] * noted
 
 
 def rows_of(*sizes):

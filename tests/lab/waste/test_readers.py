@@ -123,6 +123,11 @@ def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
         read_log(tmp_path / "3.parquet")
 
 
+def test_options_of_another_format_are_refused():
+    with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
+        read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
+
+
 # verl
 
 
@@ -160,6 +165,12 @@ def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_pa
     assert rewards(log) == [[1, 1]]
     assert log.bad == 4
     assert log.first_bad.endswith("1.jsonl:2: not JSON")
+
+
+@pytest.mark.parametrize("score", [None, "1", float("inf"), 10**400, [1]])
+def test_a_score_that_is_no_finite_number_is_unscored(tmp_path, score):
+    rows = [{"input": "a", "output": "b", "score": 1}, {"input": "a", "output": "b", "score": score}]
+    assert rewards(read_log(lines(tmp_path / "3.jsonl", rows))) == [[1, None]]
 
 
 # prime-rl
@@ -208,6 +219,11 @@ def test_prime_rl_leaves_out_evaluation_and_agents_that_are_not_trained(tmp_path
     assert rewards(read_log(lines(tmp_path / "traces.jsonl", [trace | kind for kind in kinds]))) == [[1]]
 
 
+def test_prime_rl_an_episode_without_traces_is_unscored(tmp_path):
+    episode = {"traces": [], "task": {"key": "k", "data": {}}, "group": {"id": "g"}, "ok": False}
+    assert rewards(read_log(lines(tmp_path / "traces.jsonl", [episode]))) == [[None]]
+
+
 # ours
 
 
@@ -234,6 +250,12 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     assert [(group.first, group.truncated, group.step) for group in each(log.groups)] == [(2, 0, 2), (1, 1, 2)]
 
 
+def test_ours_rollouts_of_the_first_stage_come_first_whenever_they_ended(tmp_path):
+    rows = [ours(0, 0, 1.0), ours(2, 0, 0.5, stage=1), ours(1, 0, 0.0)]
+    (group,) = each(read_log(lines(tmp_path / "rollouts.jsonl", rows)).groups)
+    assert (list(group.rewards), group.first) == ([1, 0, 0.5], 2)
+
+
 def test_ours_rollouts_and_accounts_of_a_run_agree():
     log = read_log(SAMPLES / "rollalloc")
     taught = shares_of(log.groups).rollouts
@@ -243,6 +265,15 @@ def test_ours_rollouts_and_accounts_of_a_run_agree():
         2,
         4,
     }  # pilots that were dropped, and those with commits
+
+
+def test_ours_sums_the_accounts_of_runs(tmp_path):
+    for run, trained in (("a", 3), ("b", 4)):
+        accounts = [{"trained": count, "zero_variance": 5, "open": 1} for count in (1, trained)]
+        lines(tmp_path / run / "metrics.jsonl", [{"kind": "batch", "accounts": one} for one in accounts])
+    log = read_log(tmp_path)
+    assert log.accounts == {"trained": 7, "zero_variance": 10, "open": 2}
+    assert not log.groups
 
 
 # what is no log
@@ -269,3 +300,20 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
         read_log(tmp_path, "trl")
     with pytest.raises(ValueError, match="--format must be one of trl, verl, prime-rl, rollalloc, got 'wandb'"):
         read_log(tmp_path, "wandb")
+
+
+def test_the_watcher_sees_each_file():
+    seen = []
+    read_log(SAMPLES / "verl" / "v1", watcher=lambda file, before, of: seen.append((file.name, before, of)))
+    assert seen == [("9.jsonl", 0, 2), ("10.jsonl", 1, 2)]
+
+
+def test_names_out_of_a_file_cannot_move_the_cursor(tmp_path):
+    lines(
+        tmp_path / "x.jsonl",
+        [{"input": 1, "output": 1, "\x1b[2Jsc\u202eore" * 9: 1} | {str(key): 1 for key in range(20)}],
+    )
+    with pytest.raises(ValueError, match=r"found input, output, .* and 15 more") as caught:
+        read_log(tmp_path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500

@@ -75,6 +75,15 @@ def test_every_rollout_has_one_cause_and_the_shares_sum_to_one(log):
         assert share.interval is None or 0 <= share.interval[0] <= share.interval[1] <= 1
 
 
+@given(logs, st.randoms())
+def test_neither_the_order_of_groups_nor_of_rollouts_matters(log, random):
+    mixed_up = [(prompt, random.sample(rewards, len(rewards))) for prompt, rewards in random.sample(log, len(log))]
+    first, second = (
+        shares_of([group(*rewards, prompt=prompt) for prompt, rewards in one], resamples=20) for one in (log, mixed_up)
+    )
+    assert first == second
+
+
 def test_a_share_of_zero_has_the_exact_upper_limit():
     found = shares_of([group(0, 1, prompt=str(number)) for number in range(50)])
     assert found.wasted.interval == pytest.approx((0, 1 - 0.025 ** (1 / 50)))
@@ -83,6 +92,17 @@ def test_a_share_of_zero_has_the_exact_upper_limit():
 def test_no_groups_is_an_error():
     with pytest.raises(ValueError, match="at least one group"):
         shares_of([])
+
+
+def test_drawing_kinds_of_prompts_is_drawing_prompts(monkeypatch):
+    random = np.random.default_rng(0)
+    log = [group(*row, prompt=str(at % 300)) for at, row in enumerate((random.random((500, 4)) < 0.7).astype(float))]
+    by_prompt = shares_of(log, resamples=20_000)
+    monkeypatch.setattr(shares, "_ONE_BY_ONE", 0)
+    by_kind = shares_of(log, resamples=20_000)
+    assert by_kind.rollouts == by_prompt.rollouts
+    assert by_kind.wasted.interval == pytest.approx(by_prompt.wasted.interval, abs=0.002)
+    assert by_kind.wasted.interval != by_prompt.wasted.interval
 
 
 @given(logs)
