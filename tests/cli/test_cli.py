@@ -126,6 +126,18 @@ def test_reasons_are_shown_as_they_are(call, own, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
+    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(5)]
+    rows += [{"data_source": "m", "prompt": "s1 " * 70 + "=", "reward_model": {"ground_truth": "s1"}}]
+    write_prompts(tmp_path / "long.jsonl", rows)
+    arguments = ("train", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--reward", "my_reward.py:score")
+    code, output = call(*arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
+    assert code == 2
+    assert "1 of 6 prompts have more than 60 tokens (context 64 - max_new_tokens 4), the longest 71" in said(output)
+    code, output = call(*arguments, *SHORT, *GRPO, "--drop-overlong", "--reward-workers", 0, "--out", tmp_path / "out")
+    assert code == 0, output
+
+
 def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call, own, tmp_path):
     rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(2)]
     rows[1] |= {"reward_model": {"ground_truth": "twelve"}, "extra_info": {"index": 7}}
@@ -194,6 +206,54 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments
     assert output.count("error:") == 1
     assert "Traceback" not in output
     assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "data"])
+@pytest.mark.parametrize("out", ["", " ", "my_reward.py", "my_reward.py/run"])
+def test_an_empty_name_or_a_file_is_no_folder(call, own, command, out):
+    arguments = ("data", "prepare", "gsm8k") if command == "data" else (command, *OWN, *SHORT)
+    before = sorted(own.iterdir())
+    code, output = call(*arguments, "--out", out)
+    assert code == 2
+    assert "Invalid value for '--out'" in said(output)
+    assert sorted(own.iterdir()) == before
+
+
+def test_a_report_overwrites_no_page_or_figure_of_others(call, own, tmp_path):
+    run = tmp_path / "run"
+    assert call("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--out", run)[0] == 0
+    assert call("report", run)[0] == 0
+    [figure, *_] = [path.name for path in run.glob("*.png")]
+    assert call("report", run)[0] == 0  # its own may be drawn again
+    for theirs in ("page.html", figure):
+        folder = tmp_path / theirs.replace(".", "-")
+        folder.mkdir()
+        (folder / theirs).write_text("mine")
+        code, output = call("report", run, "--out", folder / "page.html")
+        assert code == 2
+        assert f"{theirs}, which no report of this version wrote" in said(output)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {theirs: "mine"}
+    for wrong in ("", tmp_path):
+        assert call("report", run, "--out", wrong)[0] == 2
+
+
+def test_a_parquet_without_the_columns_is_one_message(call, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"question": ["1 + 1"], "answer": ["2"]}), tmp_path / "raw.parquet")
+    arguments = ("--model", "model", "--prompts", tmp_path / "raw.parquet", "--reward", "my_reward.py:score")
+    code, output = call("train", *arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
+    assert code == 2
+    assert "data_source, prompt, reward_model missing or null, found question, answer" in said(output)
+    assert "Traceback" not in output
+
+
+def test_an_unknown_option_is_a_usage_error(call):
+    code, output = call("train", *OWN, "--recipes", "grpo")
+    assert code == 2
+    assert "No such option" in output
+    assert "Traceback" not in output
 
 
 # help, recipes
@@ -315,6 +375,12 @@ def test_a_folder_of_others_is_refused_before_a_task_is_made_and_nothing_is_left
     assert list(run.iterdir()) == [run / "metrics.jsonl"]
 
 
+def test_what_fails_before_a_run_begins_leaves_nothing_in_an_empty_folder(call, tmp_path):
+    code, _ = call("train", *OWN[:-1], "none.py:score", *SHORT, "--out", tmp_path)
+    assert code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(call, own, tmp_path):
     assert (
         run_of(Given(model="model", prompts=[own / "prompts.jsonl"], reward="r:s"), "grpo", {}, 0).max_rollouts == 4096
@@ -337,6 +403,17 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     assert budget_said(more, run_of(more, "grpo", {}, 0).max_rollouts) == (
         "at most 6,912 rollouts, 16 a prompt and at least 4,096; --max-rollouts says otherwise"
     )
+
+
+def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
+    pods = ("--recipe", "pods", "--set", "groups=2", "--set", "n=4", "--set", "m=2")
+    train = ("train", *OWN, *SHORT, "--reward-workers", 0, *pods)
+    code, output = call(*train, "--set", "rule=max_rewards", "--out", tmp_path / "none")
+    assert code == 2, output
+    assert "rule must be one of max_variance, max_reward, random, percentile, got 'max_rewards'" in said(output)
+    code, output = call(*train, "--set", "rule=percentile", "--out", tmp_path / "run")
+    assert code == 0, output
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["parameters"]["rule"] == "percentile"
 
 
 def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path):
@@ -484,6 +561,16 @@ def test_a_falling_rate_falls_over_the_budget(own):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
     for given in (what, what | {"max_rollouts": 99}, {"task": "sort"}):
         assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).settings.schedule.over_budget
+
+
+def test_the_updates_options_default_to_those_of_the_trainer(own):
+    run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
+    plain = Settings(sampling=run.settings.sampling)
+    for name in (
+        *("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"),
+        *("betas", "max_grad_norm", "adaptive_clip"),
+    ):
+        assert getattr(run.settings, name) == getattr(plain, name)
 
 
 def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_path):

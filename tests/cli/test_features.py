@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 
+import numpy as np
 import pytest
 
 from rollalloc.data.feature_file import read_features
-from rollalloc.data.prompts import encode_prompts, load_prompts
+from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
 from rollalloc.models.features import features_of, weights_digest
 from rollalloc.models.policy import Policy
 
@@ -35,6 +37,45 @@ def test_the_file_holds_the_features_of_ones_own_prompts(call, own, tmp_path):
     assert f"they are in {out}" in said(output)
 
 
+def test_another_order_and_fewer_prompts_find_their_rows(call, own, tmp_path):
+    out = tmp_path / "f.safetensors"
+    assert call("features", *OWN, "--out", out)[0] == 0
+    keys = load_prompts(own / "prompts.parquet").keys
+    whole, some = read_features(out, keys), read_features(out, keys[::-3])
+    assert np.array_equal(some.blocks["hidden"], whole.blocks["hidden"][::-3])
+
+
+def test_several_files_and_jsonl_are_one_set(call, own, tmp_path):
+    rows = [{"data_source": "more", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(3)]
+    write_prompts(tmp_path / "more.jsonl", rows)
+    files = ("--prompts", "prompts.jsonl", "--prompts", tmp_path / "more.jsonl")
+    code, output = call("features", "--model", "model", *files, "--out", tmp_path / "f.safetensors")
+    assert code == 0, output
+    assert len(read_features(tmp_path / "f.safetensors", load_prompts(own / "prompts.jsonl").keys)) == 24
+    assert len(read_features(tmp_path / "f.safetensors", load_prompts(tmp_path / "more.jsonl").keys)) == 3
+
+
+def test_chats_go_through_the_models_template(call, own, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(own / "model", model)
+    template = (
+        "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}= ={% endif %}"
+    )
+    (model / "chat_template.jinja").write_text(template)
+    chats = [[{"role": "system", "content": "s0"}, {"role": "user", "content": f"s{n} s1"}] for n in range(4)]
+    rows = [{"data_source": "chats", "prompt": chat, "reward_model": {"ground_truth": "s1"}} for chat in chats]
+    write_prompts(tmp_path / "chats.parquet", rows)
+    out = tmp_path / "f.safetensors"
+    arguments = ("features", "--prompts", tmp_path / "chats.parquet", "--device", "cpu", "--out", out)
+    code, output = call(*arguments, "--model", model)
+    assert code == 0, output
+    assert "20 tokens forwarded" in output  # s0, sn, s1 and two that the template adds
+    code, output = call(*arguments, "--model", "model", "--overwrite")
+    assert code == 2
+    assert "messages (system, user) and the tokenizer has no chat template" in said(output)
+    assert read_features(out, load_prompts(tmp_path / "chats.parquet").keys).cost.tokens == 20
+
+
 def test_tokens_only_loads_no_model(call, own, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Policy, "load", staticmethod(lambda *_, **__: pytest.fail("the model was loaded")))
     out = tmp_path / "f.safetensors"
@@ -46,6 +87,24 @@ def test_tokens_only_loads_no_model(call, own, tmp_path, monkeypatch, caplog):
         output
     )
     assert list(read_features(out, load_prompts(own / "prompts.parquet").keys).blocks) == ["tokens", "length"]
+
+
+def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, tmp_path):
+    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(5)]
+    rows += [{"data_source": "m", "prompt": "s1 " * 70 + "=", "reward_model": {"ground_truth": "s1"}}]
+    write_prompts(tmp_path / "long.jsonl", rows)
+    out = tmp_path / "f.safetensors"
+    arguments = ("features", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--out", out)
+    code, output = call(*arguments)
+    assert code == 2
+    assert "1 of 6 prompts have more than 64 tokens (context 64), the longest 71" in said(output)
+    assert "or take a model with a longer context" in said(output)
+    assert not out.exists()
+    code, output = call(*arguments, "--drop-overlong")
+    assert code == 0, output
+    assert "1 prompts that do not fit the model are left out" in said(output)
+    with pytest.raises(ValueError, match="has no features of 1 of 6 prompts"):
+        read_features(out, load_prompts(tmp_path / "long.jsonl").keys)
 
 
 def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
@@ -99,3 +158,13 @@ def test_no_file_of_the_users_is_touched(call, own, monkeypatch, out, message, o
     assert code == 2
     assert message in said(output)
     assert {file: file.read_bytes() for file in own.rglob("*") if file.is_file()} == before
+
+
+def test_what_is_interrupted_leaves_nothing_and_does_not_succeed(call, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rollalloc.models.features.features_of", interrupted)
+    code, output = call("features", *OWN, "--out", tmp_path / "f.safetensors")
+    assert code in (1, 130), output
+    assert not list(tmp_path.iterdir())

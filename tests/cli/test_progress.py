@@ -40,6 +40,12 @@ def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tas
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_wide_terminal_shows_all():
+    shown = console(160)
+    shown.print(table([row("skills/late", label) for label in LABELS]))
+    assert "zero variance 54%, out of band 15%" in shown.file.getvalue()
+
+
 def line(paid, **fields):
     given = {"kind": "batch", "rollouts_paid": paid, "accounts": {"trained": paid // 2}, "unscored": {}}
     return given | {"reward_mean": 0.5, "accuracy": 0.25} | fields

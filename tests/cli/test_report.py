@@ -11,7 +11,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rollalloc.cli.app import app
 from rollalloc.cli.watch import watch
 
 ROLLALLOC = [sys.executable, "-m", "rollalloc.cli.app"]
@@ -62,6 +64,32 @@ def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(st
     assert "cannot be read in full" in (run / "report.html").read_text()
 
 
+def test_watch_over_runs_trained_one_by_one_leaves_when_all_have_ended(start, tmp_path):
+    for name in ("one", "other"):
+        write_run(tmp_path / name, ended=True)
+    process = start("watch", tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_watch_of_a_file_is_refused(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    process = start("watch", tmp_path / "file")
+    assert "NotADirectoryError" in process.communicate(timeout=60)[0]
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["watch"], ["board"], ["verify-resume"], ["data", "prepare", "gsm8k", "--from-local"]]
+)
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})
+    assert given.exit_code == 2
+    assert "expected the name of a folder, got an empty one" in given.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_follows_runs_needs_no_pytorch(tmp_path):
     """It takes seconds to import; `report` and `board` draw a comparison without."""
     for seed in (0, 1):
@@ -109,4 +137,22 @@ def test_board_says_its_address_serves_and_ctrl_c_leaves(start, tmp_path):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+def test_report_says_where_the_page_is(start, tmp_path):
+    run = write_run(tmp_path / "run", ended=True)
+    out = tmp_path / "elsewhere" / "page.html"
+    process = start("report", run, "--out", out)
+    assert "page.html" in process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    assert out.exists()
+    assert (out.parent / "where.png").exists()
+
+
+def test_report_of_a_folder_without_runs_is_one_message(start, tmp_path):
+    process = start("report", tmp_path)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert "FileNotFoundError: expected" in said
     assert "Traceback" not in said

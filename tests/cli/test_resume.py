@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 
 from rollalloc.data.prompts import write_prompts
+from rollalloc.generate.sampling import Sampling
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train import verify
+from rollalloc.train.description import Run
+from rollalloc.train.settings import Settings
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any
 # model's answers are right: how many batches there are must not hang on what a hardly trained one happens to say.
@@ -111,6 +115,20 @@ def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):
     assert "holds a run that has not ended, with a checkpoint after batch 1; go on with it (--resume)" in said(output)
 
 
+def test_a_finished_run_may_be_repeated_where_that_is_wished(call, tmp_path):
+    assert call(*TRAIN, "--out", tmp_path)[0] == 0
+    before = (tmp_path / "metrics.jsonl").read_text()
+    for other in (TRAIN, (*TRAIN, "--set", "groups=3")):
+        code, output = call(*other, "--out", tmp_path)
+        assert code == 2
+        assert "holds a run that has ended; go on with it (--resume), replace what it wrote (--overwrite)" in said(
+            output
+        )
+        assert (tmp_path / "metrics.jsonl").read_text() == before
+    code, output = call(*TRAIN, "--out", tmp_path, "--overwrite")
+    assert code == 0, output
+
+
 def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
     code, output = call(*TRAIN, "--out", tmp_path / "new", "--resume", "--checkpoint-every", 1, "--keep-checkpoints", 3)
     assert code == 0, output
@@ -131,6 +149,13 @@ def test_another_run_is_refused_by_name(call, stopped, changes, message):
     assert code == 2
     assert message in said(output)
     assert json.loads((stopped / "run.json").read_text())["settings"]["seed"] == 0
+
+
+def test_another_recipe_may_be_accepted(call, stopped):
+    code, output = call(*TRAIN, "--set", "groups=3", "--out", stopped, "--resume", "--accept-recipe")
+    assert code == 0, output
+    assert [line["groups"] for line in untimed(stopped) if line["kind"] == "batch"][:2] == [2, 3]
+    assert json.loads((stopped / "run.json").read_text())["parameters"]["groups"] == 3
 
 
 def with_prompts(file):
@@ -208,6 +233,19 @@ def test_the_first_difference_is_named(tmp_path):
     assert verify._in_metrics(a, d) == "metrics: the unbroken run has more than 1 lines"
 
 
+def test_a_described_run_is_read_back(call, stopped):
+    run = Run.described_in(stopped)
+    written = json.loads((stopped / "run.json").read_text())
+    assert written.pop("digests")  # of the files, which are not the run's
+    assert run.description() == written
+    assert run.settings == Settings(sampling=Sampling(4), learning_rate=0.001, eval_every=24)
+    saving = replace(run, settings=replace(run.settings, checkpoint_every=3, keep_checkpoints=5))
+    assert saving.description() == run.description()  # a finished run stays finished, however often it was saved
+    (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
+    with pytest.raises(ValueError, match="not of this version"):
+        Run.described_in(stopped)
+
+
 def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own, tmp_path, forked_generators):
     (own / "stop").touch()
     train = [*TRAIN, "--engine", "async", "--staleness", 1, "--max-rows", 8]
@@ -220,3 +258,9 @@ def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own,
     code, output = call(*train, "--out", tmp_path, "--resume")
     assert code == 0, output
     assert untimed(tmp_path)[-1]["kind"] == "end"
+
+
+def test_the_same_prompts_in_another_file_are_the_same_prompts(call, stopped):
+    code, output = call(*with_prompts("prompts.jsonl"), "--out", stopped, "--resume")
+    assert code == 0, output
+    assert {line["kind"] for line in untimed(stopped)} == {"eval", "batch", "end"}

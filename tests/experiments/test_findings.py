@@ -17,6 +17,8 @@ import findings_map
 import findings_runs
 from findings_map import BINS, discarded, piloted, plain
 
+from rollalloc.train.loss import token_losses
+
 
 def pool_of(rate_N):
     return np.bincount(np.digitize(rate_N, findings_map.EDGES), minlength=BINS) / len(rate_N)
@@ -92,3 +94,12 @@ def test_gains_are_compared_on_the_same_seed():
     slow, fast = [run_with(0.1, 0.2), run_with(0.2, 0.1)], [run_with(0.1, 0.5), run_with(0.2, 0.3)]
     assert findings_runs.gains(slow).values == pytest.approx([0.11, -0.09])
     assert findings_runs.more_than(slow, fast).values == pytest.approx([0.3, 0.2])
+
+
+def test_without_correction_stale_rows_count_as_if_they_were_fresh(monkeypatch):
+    seen = []
+    monkeypatch.setattr(findings_runs, "token_losses", lambda *given: seen.append(given))
+    with findings_runs._as_if_on_policy():
+        findings_runs.update.token_losses("new", "proximal", "behaviour", "rest")
+    assert seen == [("new", "proximal", "proximal", "rest")]
+    assert findings_runs.update.token_losses is token_losses

@@ -59,6 +59,12 @@ def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
     assert Run.described_in(tmp_path) == run
 
 
+def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
+    pytest.importorskip("tensorboard")
+    execute(run_of(track=("tensorboard",)), tmp_path)
+    assert [path.name[:6] for path in (tmp_path / "tensorboard").iterdir()] == ["events"]
+
+
 def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, tmp_path):
     run = run_of()
     execute(run, tmp_path)

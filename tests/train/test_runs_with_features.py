@@ -1,11 +1,14 @@
 """Runs of recipes that predict: where their features are from, what is kept of them, and a resume."""
 
 import json
+import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from rollalloc.data.feature_file import read_features
+from rollalloc.data.feature_file import read_features, write_features
+from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
 from rollalloc.train.description import Run
 from rollalloc.train.execution import execute
@@ -77,6 +80,24 @@ def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predict
     monkeypatch.setattr("rollalloc.train.execution.features_of", another_machine)
     execute(run, tmp_path / "broken", resume=True)
     assert untimed(tmp_path / "broken") == untimed(tmp_path / "unbroken")
+
+
+def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
+    run = predicting()
+    prompts = load_prompts(*run.source.prompts)
+    rows_ND = np.random.default_rng(0).standard_normal((80, 3))
+    write_features(tmp_path / "own.safetensors", prompts.keys[::-1], own_features({"mine": rows_ND[::-1]}))
+    execute(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")
+    [weights] = {tuple(sorted(batch["prediction"])) for batch in lines(tmp_path / "run", "batch")[-1:]}
+    assert {"weight/mine/0.1", "weight/mine/1", "weight/mine/10"} <= set(weights)
+
+
+def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        execute(predicting(features="none"), tmp_path / "run")
+    assert "without features" in caplog.text
+    assert not (tmp_path / "run" / "features.safetensors").exists()
+    assert not lines(tmp_path / "run", "features")
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,17 @@ def test_of_a_number_the_last_in_the_completion_counts() -> None:
     assert {text: chat.compute_score(solution_str=text, **about) for text in said} == said
 
 
+def test_files_are_made_once_and_alike_everywhere(tmp_path: Path) -> None:
+    task = small(CHAT_TASKS["sums"])
+    first, second = prepare(tmp_path / "a", task), prepare(tmp_path / "b", task)
+    assert first.train.read_bytes() == second.train.read_bytes()
+    made = first.train.stat().st_mtime_ns
+    assert prepare(tmp_path / "a", task) == first
+    assert first.train.stat().st_mtime_ns == made
+    with pytest.raises(ValueError, match="delete it or choose another folder"):
+        prepare(tmp_path / "a", replace(task, seed=1))
+
+
 DRAWN = {
     "gets": ([3, 4], "Ida has 3 eggs and gets 4 more. How many eggs does Ida have now?", 7),
     "gives": ([9, 5], "Ida has 9 eggs and gives 5 of them to Tom. How many eggs does Ida have left?", 4),

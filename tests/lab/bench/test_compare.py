@@ -231,6 +231,14 @@ def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_pat
     assert result["rollouts_paid"] == 96
 
 
+def test_results_that_no_comparison_wrote_are_not_overwritten(run_of, tmp_path):
+    (tmp_path / "results.json").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds results\.json, which"):
+        compare([run_of()], tmp_path)
+    assert (tmp_path / "results.json").read_text() == "mine"
+    assert not (tmp_path / "grpo-0").exists()
+
+
 def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
     with Lock(tmp_path, "comparison"), pytest.raises(InUse, match=f"in use by process {os.getpid()}"):

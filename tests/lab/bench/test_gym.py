@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,12 @@ def test_tasks_that_cannot_be_trusted_are_refused(tmp_path, task, message):
     assert not (tmp_path / "task").exists()
 
 
+def test_too_few_questions_are_an_error(tmp_path):
+    few = Config("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
+    with pytest.raises(ValueError, match=r"expected 60 more different questions of gcd, found \d+ in 3000"):
+        prepare(tmp_path / "task", "rg/gcd", few)
+
+
 def test_a_task_is_files_like_any_other(sums):
     train, heldout = load_prompts(sums.train), load_prompts(sums.heldout)
     assert (len(train.prompts), len(heldout.prompts)) == (60, 20)
@@ -103,11 +110,32 @@ def test_the_warm_up_sees_no_held_out_question():
 
 
 @pytest.mark.parametrize("task", gym.LADDER)
+def test_the_ladder_is_made_of_tasks_with_enough_questions(task):
+    config = gym.LADDER[task]
+    count = config.train + config.heldout
+    problems = gym.problems(config, np.random.default_rng(0), count, set())
+    assert len({problem.prompt for problem in problems}) == count
+
+
+@pytest.mark.parametrize("task", gym.LADDER)
 def test_no_single_answer_reaches_a_rungs_target(task):
     answers = [problem.answer for problem in gym.problems(gym.LADDER[task], np.random.default_rng(0), 500, set())]
     target = PRESETS[task].target
     assert target is not None
     assert max(map(answers.count, answers)) / len(answers) < target - 0.1
+
+
+def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
+    """Within four standard deviations: fails once in 15,000 seeds. An answer drawn for another may be right by chance."""
+    shown = []
+    monkeypatch.setattr(gym, "save_warm_model", lambda *given, **_: shown.append(given[3](4000)))
+    prepare(tmp_path / "sums", "rg/chain_sum", replace(SUMS, wrong=0.4))
+    truths = dict(zip(*gym._warm_up_examples(SUMS, frozenset()), strict=True))
+    answers = list(truths.values())
+    chance = sum(answers.count(answer) for answer in answers) / len(answers) ** 2
+    expected = 0.4 * (1 - chance)
+    wrong = np.mean([truths[question] != answer for question, answer in zip(*shown[0], strict=True)])
+    assert abs(wrong - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 
 def test_a_misled_warm_up_shows_the_mistake_at_each_conditions_rate():

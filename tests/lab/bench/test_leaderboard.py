@@ -286,6 +286,11 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_leaderboard_without_a_process_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="processes must be at least 1"):
+        run_leaderboard(SMOKE, tmp_path, tmp_path, processes=0)
+
+
 def test_how_far_it_is_in_a_line():
     said = progress_line(Progress(3, 14, 12_345, 5400, 0.2, []), "1:02:03")
     assert said == "3 of 14 runs · 12,345 rollouts · 1.5 hours of processes · 1:02:03 left"

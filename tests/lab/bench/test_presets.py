@@ -87,6 +87,14 @@ def test_a_matched_shape_that_cannot_be_is_refused():
         matched("my:recipe", 6, 8)
 
 
+def test_every_recipe_takes_as_many_optimizer_steps_a_batch(tmp_path):
+    """The released Pilot-Commit takes six where its baselines take four; a comparison of ours must not."""
+    steps = {
+        recipe: task_run("skills/late", recipe, 0, tmp_path).settings.optimizer_steps_per_batch for recipe in RECIPES
+    }
+    assert len(set(steps.values())) == 1
+
+
 def test_what_is_given_goes_before_the_preset(tmp_path):
     tuned = Tuned({"groups": 3, "n": 5}, 1e-5)
     run = task_run("sort", "grpo", 0, tmp_path, tuned=tuned, target=0.1, optimizer_steps_per_batch=7)

@@ -9,6 +9,7 @@ import pytest
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import summary
+from rollalloc.lab.bench.compare import compare
 from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, interval, summaries
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
@@ -129,6 +130,12 @@ def test_what_is_no_number_is_not_known(tmp_path, value):
     assert summarise(tmp_path).last == {"accuracy": "accuracy", "pass_at_k": "pass@8"}
 
 
+def test_attempts_that_no_recipe_has_alike_are_called_k(tmp_path):
+    for seed in range(2):
+        with_breadth(write_run(tmp_path, seed=seed), lambda at, seed=seed: {"k": 4 + seed, "pass_at_k": 0.5})
+    assert summarise(tmp_path).last["pass_at_k"] == "pass@k"
+
+
 def test_a_censored_run_is_counted_and_makes_the_point_a_bound(tmp_path):
     for seed in range(5):
         write_run(tmp_path, "grpo", seed, reaches=300)
@@ -195,6 +202,21 @@ def test_tasks_are_told_apart(tmp_path):
         summaries(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no run\.json below"):
         summaries(tmp_path / "none")
+
+
+@pytest.mark.e2e
+def test_a_summary_needs_nothing_but_descriptions_and_metrics(run_of, tmp_path):
+    runs = [run_of(seed=seed, target=1e-9) for seed in (0, 1)] + [
+        run_of("pods", {"groups": 4, "n": 4, "m": 2}, target=1e-9)
+    ]
+    compare(runs, tmp_path)
+    before = summarise(tmp_path)
+    assert before.recipes[0].reached == 2
+    for path in list(tmp_path.rglob("*")):
+        if path.is_file() and path.name not in ("run.json", "metrics.jsonl"):
+            path.unlink()
+    assert not (tmp_path / "results.json").exists()
+    assert summarise(tmp_path) == before
 
 
 # Statistics

@@ -141,6 +141,14 @@ def test_pools_have_their_shares(pool):
         assert (easy, hard) == {"late": (0.50, 0.30)}.get(pool, (0.35, 0.40))
 
 
+def test_band_counts_always_sum_to_the_prompts():
+    for pool in skills.POOLS.values():
+        for prompts in (1, 7, 1024, 8192):
+            counts = pool.counts(prompts)
+            assert counts.sum() == prompts
+            np.testing.assert_allclose(counts, np.multiply(pool.shares, prompts), atol=1)
+
+
 def test_answers_are_the_right_images_and_initial_p_the_product_of_rates(tasks):
     table = skills.Skills(SKILLS)
     for row in rows_of(tasks["skills"].train):
@@ -166,6 +174,14 @@ def test_the_warm_up_data_are_wrong_at_each_skills_rate():
         assert abs((seen == table.right_K[skill]).mean() - rate) < 4.5 * np.sqrt(rate * (1 - rate) / len(seen))
 
 
+def test_pools_share_one_model(tmp_path):
+    late, mixed = (skills.prepare(tmp_path, pool, SKILLS) for pool in ("late", "mixed"))
+    assert late.model == mixed.model
+    assert late.train != mixed.train
+    with pytest.raises(ValueError, match="balanced, mixed, late"):
+        skills.prepare(tmp_path, "hard", SKILLS)
+
+
 def test_a_warm_up_teaches_the_rates(tmp_path):
     """Four skills are learnt in seconds; the exact success rate then follows the product of the rates.
 
@@ -179,6 +195,13 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
     answers = tokenizer([f"a{image} {EOS}" for image in table.right_K])["input_ids"]
     p_K, _ = exact_answers(model, prompts, answers, pad_id=PAD_ID)
     np.testing.assert_allclose(p_K, table.rate_K, atol=0.15)
+
+
+def test_graded_and_not_are_one_model_on_prompts_of_the_same_kind(tasks):
+    exact, graded = tasks["skills"], tasks["skills/graded"]
+    assert exact.model == graded.model
+    assert exact.train != graded.train
+    assert (exact.single_answer, graded.single_answer) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def test_ends_of_rows_are_no_neighbours():
     assert walks.compute_score("", "c5 c4 c3", maze) == 1.0
 
 
+def test_a_walk_that_never_leaves_is_wrong_even_where_the_start_is_the_goal():
+    assert walks.compute_score("", "", json.dumps({"side": 3, "start": 4, "goal": 4, "walls": []})) == 0.0
+
+
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_verifier(text):
     assert walks.compute_score("", text, MAZE) in (0.0, 1.0)
