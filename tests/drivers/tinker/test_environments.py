@@ -6,12 +6,15 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_tinker import Cloud, ModelInput
 from tinker_toys import decode
 
 from rollalloc import recipes
+from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, rollouts
+from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
 
 
 class Env:
@@ -185,3 +188,29 @@ def test_keys_must_tell_builders_apart():
         Environments([1, 2], ["a", "a"])
     with pytest.raises(ValueError, match="a key of its own for each"):
         Environments([], [])
+
+
+@pytest.mark.parametrize("made", [0, None])
+def test_a_builder_that_makes_nothing_fails_its_order(by_hand, trainer_of, made):
+    trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, episodes=environments([Builder(0, made=made)]))
+    with pytest.raises(NoScores, match="make_envs failed"):
+        trainer.run()
+
+
+def test_payloads_survive_a_checkpoint():
+    one = NOTHING.then([1, 2]).then([3, 4], [-0.5, -1.5]).then([5])
+    trajectories = [Trajectory(3, (one, NOTHING.then([9])), True), Trajectory(4, (), False)]
+    described, tensors = pack(trajectories)
+    for before, after in zip(trajectories, unpack(described, tensors, "here"), strict=True):
+        assert (before.rollout, before.truncated) == (after.rollout, after.truncated)
+        for piece, again in zip(before.pieces, after.pieces, strict=True):
+            assert piece.tokens == again.tokens
+            assert np.array_equal(piece.logprobs, again.logprobs)
+            assert np.array_equal(piece.sampled, again.sampled)
+    assert trajectories[0].length == 2
+    assert trajectories[0].generation().tokens == (3, 4)
+    with pytest.raises(ValueError, match=r"here: expected .* of 7 entries"):
+        unpack([[3, True, [7]]], tensors, "here")
+    with pytest.raises(ValueError, match="here"):
+        unpack([[3, 1, [6]]], tensors, "here")
+    assert unpack(*pack([]), "here") == []

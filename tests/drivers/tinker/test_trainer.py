@@ -21,8 +21,10 @@ from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling
 from rollalloc.processes.stopping import Stopped
+from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.metrics import paths, undeclared
 from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.schedule import Schedule
 
 RECIPES = {
     "grpo": recipes.grpo(groups=4, n=4),
@@ -470,3 +472,97 @@ def test_without_the_sdk_it_is_said_how_to_get_it(monkeypatch, trainer_of):
     monkeypatch.setitem(__import__("sys").modules, "tinker", None)
     with pytest.raises(ImportError, match=r"pip install 'rollalloc\[tinker\]'"):
         trainer_of()
+
+
+def test_the_rate_falls_over_the_budget(by_hand, trainer_of):
+    lines = []
+    trainer_of(rollouts=64, schedule=Schedule(shape="linear", floor=0.0), listener=lines.append).run()
+    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
+    assert rates == pytest.approx([4.0, 3.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "1", None, True])
+def test_a_price_that_is_none_is_refused(price):
+    with pytest.raises(ValueError, match="trained must be what a million tokens cost"):
+        Prices(prefill=1, sampled=1, trained=price)
+
+
+def test_a_killed_asynchronous_run_loses_no_rollout(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    recipe = RECIPES["dapo"]
+    given = {"rollouts": 200, "checkpoint_every": 1, "remote": FREE, "folder": tmp_path}
+    with pytest.raises(Crash):
+        trainer_of(recipe, cloud=cloud, listener=crashing(3), **given).run()
+    trainer = trainer_of(recipe, cloud=cloud, **given)
+    trainer.resume()
+    trainer.run()
+    accounts = trainer.allocator.accounts()
+    assert accounts["open"] == 0
+    assert accounts["failed"] == 0
+    assert 180 < sum(accounts.values()) <= 200
+
+
+def test_a_trainer_that_was_interrupted_goes_on_by_itself(by_hand, trainer_of):
+    seen = []
+
+    def listener(line):
+        seen.append(line)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    trainer = trainer_of(RECIPES["dapo"], remote=FREE, listener=listener)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    trainer.run()
+    assert trainer.allocator.accounts()["open"] == 0
+    assert seen[-1]["kind"] == "end"
+
+
+def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = {2: Future()}
+    trainer = trainer_of(rollouts=32, cloud=cloud, remote=Remote(request_seconds=0.2))
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 4
+    assert list(trainer.roller.outcomes.unscored) == ["sampling failed, TimeoutError: "]
+
+
+def test_requests_that_fail_now_and_then_are_no_outage(by_hand, trainer_of):
+    cloud = Cloud()
+    cloud.faults = dict.fromkeys(range(2, 40, 2), ConnectionError("reset"))
+    trainer = trainer_of(cloud=cloud, remote=Remote(give_up_after=2))
+    trainer.run()
+    assert trainer.allocator.accounts()["failed"] == 4 * 19
+
+
+def test_figures_that_are_no_numbers_are_left_out(by_hand, trainer_of):
+    cloud, lines = Cloud(), []
+    cloud.answers = {"optim_step": lambda answer: SimpleNamespace(metrics={"who": "me", "grad_norm": np.float32(2)})}
+    trainer_of(rollouts=16, cloud=cloud, listener=lines.append).run()
+    batch = next(line for line in lines if line["kind"] == "batch")
+    assert batch["grad_norm"] == 2.0
+    assert "tinker/who" not in batch
+
+
+def test_a_trainer_that_fails_can_be_resumed(by_hand, trainer_of, tmp_path):
+    cloud, given = Cloud(), {"folder": tmp_path, "checkpoint_every": 1}
+    cloud.steps_fail = {3}
+    with pytest.raises(ServiceFailed, match="the optimizer step failed, ConnectionError: the trainer is gone"):
+        trainer_of(cloud=cloud, **given).run()
+    cloud.steps_fail = set()
+    trainer = trainer_of(cloud=cloud, **given)
+    trainer.resume()
+    assert trainer.updater.steps == 2
+    trainer.run()
+    assert trainer.updater.steps > 2
+
+
+def test_the_report_reads_such_a_run(by_hand, trainer_of, tmp_path, rollalloc):
+    trainer_of(folder=tmp_path / "run", log_rollouts=True, heldout=rewarded(), eval_every=40).run()
+    [[recorded]] = comparisons(tmp_path / "run").values()
+    assert recorded.problem is None
+    assert recorded.paid == 160
+    code, out, error = rollalloc("waste", tmp_path / "run")
+    assert code == 0, error
+    assert "160" in out
+    assert np.isfinite([line["accuracy"] for line in lines_in(tmp_path / "run") if line["kind"] == "eval"]).all()

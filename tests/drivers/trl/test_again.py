@@ -11,10 +11,12 @@ import pytest
 import tiny_trl
 import torch
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
+from rollalloc.drivers.trl.generation import Generator
 from rollalloc.rules import judges, prompts, rows
 
 pytestmark = pytest.mark.e2e
@@ -302,3 +304,73 @@ def test_what_was_broken_off_before_the_optimizer_is_the_run_that_was_not(tmp_pa
                 again.train()
         again.train()
     assert_same_gradients(expected, taken)  # to rounding: TRL shuffles the rows by torch's random state
+
+
+@pytest.mark.parametrize(("at", "use_sampler"), [(1, None), (2, None), (5, None), (1, False)])
+def test_rollouts_that_were_being_stopped_are_made_up_for(at, use_sampler, books, tmp_path):
+    driver = {"use_sampler": use_sampler}
+    trainer = tiny_trl.trainer(tmp_path, "darts_none", driver=driver, max_completion_length=12, max_steps=STEPS)
+    core = books.core = trainer.allocation.allocator
+    in_reward(trainer, Fuse(at))
+    with pytest.raises(Broken):
+        trainer.train()
+    trainer.train()
+    assert core.version >= STEPS
+    assert (core.accounts()["cancelled"] > 0) == (use_sampler is None)
+    books.check(trainer.allocation)
+
+
+@pytest.mark.parametrize("used", ["generate", "stream"])
+def test_an_error_in_generation(used, books, tmp_path):
+    recipe = "darts_none" if used == "stream" else "pilot_commit"
+    trainer = tiny_trl.trainer(tmp_path, recipe)
+    core = books.core = trainer.allocation.allocator
+    before("model.forward")(trainer, Fuse(3))
+    with pytest.raises(Broken):
+        trainer.train()
+    assert sum(core.accounts().values()) == core.paid == core.accounts()["open"] > 0
+    trainer.train()
+    assert core.version == STEPS
+    books.check(trainer.allocation)
+
+
+def test_vllm_gets_the_weights_of_now(tmp_path):
+    """They were last sent at a step of the same number, and have been trained since."""
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    trainer.use_vllm, trainer.vllm_generation = True, tiny_trl.FakeVllm()
+    trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
+    PLACES["step end, first"](trainer, Fuse(1))
+    with pytest.raises(Broken):
+        trainer.train()
+    assert trainer.vllm_generation.synced == 1
+    trainer.train()
+    assert trainer.vllm_generation.synced == 1 + STEPS
+
+
+def test_a_recipe_that_is_over_stays_so(tmp_path):
+    solved = tiny_trl.trainer(tmp_path, "pilot_commit", reward=lambda completions, **_: [1.0] * len(completions))
+    for _ in range(2):
+        solved.train()
+        assert solved.state.global_step == 1
+        assert solved.allocation.finished
+
+
+def test_one_hook_may_serve_a_second_trainer(tmp_path):
+    """In a notebook the trainer is made anew, the hook is not."""
+    first = tiny_trl.trainer(tmp_path, "grpo", with_hook=True)
+    PLACES["loss"](first, Fuse(2))
+    with pytest.raises(Broken):
+        first.train()
+    rollouts = first.rollout_func
+    second = GRPOTrainer(
+        tiny_trl.tiny_model(seed=2),
+        rollouts.reward,
+        tiny_trl.settings(tmp_path),
+        tiny_trl.prompts(),
+        processing_class=tiny_trl.tiny_tokenizer(),
+        rollout_func=rollouts,
+        callbacks=[rollouts],
+    )
+    second.train()
+    assert rollouts.allocation.allocator.version == 1 + STEPS
+    assert rollouts._generator.trainer is second

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -17,6 +19,7 @@ from trl import GRPOTrainer
 from rollalloc import recipes
 from rollalloc.drivers.trl.callback import load
 from rollalloc.drivers.trl.checks import steps_per_batch
+from rollalloc.rules import prompts
 
 pytestmark = pytest.mark.e2e
 
@@ -260,3 +263,78 @@ def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
     (tmp_path / "checkpoint-best").mkdir()  # a user's own, which has no number
     with pytest.raises(ValueError, match="No valid checkpoint"):
         tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
+
+
+def test_pilots_were_held_over_the_stop(tmp_path):
+    first = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=10, save_strategy="steps", save_steps=10)
+    first.train()
+    held = dict(first.allocation.rollouts)
+    saved = json.loads(next((tmp_path / "checkpoint-10" / "rollalloc").glob("checkpoints/10/state.json")).read_text())
+    assert len(saved["prompts"]) > 4
+    second = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=11)
+    second.train(resume_from_checkpoint=True)
+    batch_before = first.allocation.next_batch(first, first._generator)
+    assert batch_before is not None
+    older = [row for row in batch_before.rows if row.version < batch_before.version]
+    assert older
+    for row in older:
+        made = held[row.rollout].made
+        assert made.tokens == first.allocation.rollouts[row.rollout].made.tokens
+
+
+def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
+    def reward(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("text", completions)
+        log_extra("length", np.array([len(text) for text in completions]))
+        return tiny_trl.starts_right(completions, **columns)
+
+    given = {"reward": reward, "log_completions": True, "logging_steps": 1}
+    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=11, **given)
+    whole.train()
+    resumed = stopped_and_resumed(tmp_path / "parts", "pilot_commit", steps=11, **given)
+    tables = [
+        pd.read_parquet(tmp_path / part / "completions" / "completions_00011.parquet") for part in ("whole", "parts")
+    ]
+    assert resumed.state.log_history[-2]["rollalloc/staleness_max"] > 0
+    pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
+def test_another_recipe_goes_on_where_that_is_accepted(with_hook, caplog, tmp_path):
+    name = "fresh_pilot_commit" if with_hook else "pilot_commit"
+    saved_at_3(tmp_path, name, with_hook=with_hook)
+    other = replace(tiny_trl.RECIPES[name], prompts=prompts.Posterior())
+    given = {"with_hook": with_hook, "dataset": DISTINCT, "max_steps": 6}
+    with pytest.raises(ValueError, match=r"recipe.prompts.*accept_recipe=True"):
+        tiny_trl.trainer(tmp_path, other, **given).train(resume_from_checkpoint=True)
+    trainer = tiny_trl.trainer(tmp_path, other, driver={"accept_recipe": True}, **given)
+    trainer.train(resume_from_checkpoint=True)
+    assert allocation_of(trainer).allocator.version == 6
+    assert "under another recipe: recipe.prompts" in caplog.text
+
+
+def test_a_long_data_sets_state_is_small(tmp_path):
+    many = 20_000
+    dataset = Dataset.from_dict(
+        {
+            "prompt": [" ".join(f"k{at // 6**place % 6}" for place in range(6)) for at in range(many)],
+            "answer": ["a1"] * many,
+        }
+    )
+    trainer = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoint-2" / "rollalloc").rglob("*") if file.is_file())
+    assert size < 8 * many + 4 * many + 20_000  # keys, the order drawn, and what little is not as it was
+    resumed = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=4)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.allocation.allocator.version == 4
+
+
+def test_other_rows_get_features_of_their_own(caplog, tmp_path):
+    given = {"dataset": DISTINCT, "save_strategy": "steps", "save_steps": 3}
+    tiny_trl.trainer(tmp_path, "foresight", max_steps=3, **given).train()
+    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=6, **given | {"dataset": rows_changed(DISTINCT)})
+    trainer.train(resume_from_checkpoint=True)
+    assert "features were made again for other rows" in caplog.text
+    assert trainer.allocation.allocator.version == 6
+    assert len(trainer.allocation.made["hidden"]) == 42

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedRollouts
-from rollalloc.drivers.trl.checks import check_processes, check_turns, rows_per_group
+from rollalloc.drivers.trl.checks import check_processes, check_settings, check_turns, rows_per_group
 from rollalloc.rules.prompts import InOrder, Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
@@ -171,3 +171,42 @@ def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):
         assert not caplog.messages
         check_processes(SimpleNamespace(world_size=1))
     assert "torchrun --nproc_per_node N" in caplog.text
+
+
+def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
+    args = tiny_trl.settings(tmp_path)
+    args.use_vllm = True
+    check_settings(args, recipes.grpo(4, 4))
+    args.vllm_importance_sampling_mode = "other"
+    with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
+        check_settings(args, recipes.grpo(4, 4))
+
+
+@pytest.mark.e2e
+def test_saving_at_boundaries_is_not(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_the_hook_refuses_another_group_size_before_training(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=True, num_generations=8)
+    with pytest.raises(ValueError, match="num_generations=8 cannot be made"):
+        trainer.train()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_step(with_hook, tmp_path):
+    def short(completions: list[str], **_: Any) -> list[float]:
+        return [1.0]
+
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short, with_hook=with_hook)
+    with pytest.raises(ValueError, match="the reward function short must return one score a completion, 16, got 1"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_reward_model_needs_the_trainer():
+    with pytest.raises(TypeError, match="expected reward functions, got LlamaForCausalLM"):
+        AllocatedRollouts(tiny_trl.RECIPES["grpo"], tiny_trl.prompts(), tiny_trl.tiny_model())

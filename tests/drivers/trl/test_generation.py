@@ -9,6 +9,7 @@ import pytest
 import tiny_trl
 import torch
 from transformers import AutoModelForCausalLM, FalconMambaConfig, Lfm2Config, NemotronHConfig, PreTrainedModel
+from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.tensors import training_inputs
 
@@ -107,3 +108,25 @@ def test_continuous_batching_generates_where_trl_is_told_so(tmp_path):
         trainer.train()
     assert asked == [16, 16]
     assert {rollout.made.tokens for rollout in trainer.allocation.generated} == {(9 + at, 1) for at in range(4)}
+
+
+@pytest.mark.e2e
+def test_padding_reaches_transformers_generate(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", driver={"use_sampler": False}, pad_to_multiple_of=8, max_steps=1)
+    widths = []
+    generate = trainer.model.generate
+
+    def watched(input_ids: torch.Tensor, **given: object) -> torch.Tensor:
+        widths.append(input_ids.shape[1])
+        return generate(input_ids=input_ids, **given)
+
+    with patch.object(trainer.model, "generate", watched):
+        trainer.train()
+    assert set(widths) == {8}
+
+
+def test_completions_that_continuous_batching_lost_are_said(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    lost = patch.object(GRPOTrainer, "_generate_single_turn", lambda self, prompts, *_: ([[9, 1]] * 3, None))
+    with lost, pytest.raises(RuntimeError, match="was to give 4 completions, got 3"):
+        trainer._generator._continuously([(3, 2)] * 4)

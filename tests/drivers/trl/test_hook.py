@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import tiny_trl
+import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -114,3 +116,29 @@ def test_its_figures_are_logged(tmp_path):
     trainer.add_callback(Watch())
     trainer.train()
     assert paid[:4] == [16, 32, 48, 64]
+
+
+@pytest.mark.e2e
+def test_the_table_of_completions_names_the_prompt_that_was_rolled_out(tmp_path):
+    def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        return [(len(prompt) + len(text.split())) % 2 for prompt, text in zip(prompts, completions, strict=True)]
+
+    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=reward, with_hook=True, log_completions=True)
+    trainer.train()
+    table = pd.read_parquet(sorted((tmp_path / "completions").iterdir())[-1])
+    assert len(table) == 16
+    for _, row in table.iterrows():
+        assert row["reward"] == (len(row["rollalloc_prompt"]) + len(row["completion"].split())) % 2
+
+
+@pytest.mark.e2e
+def test_a_recipe_that_is_over_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
+    """Every prompt is solved at once, so that Pilot-Commit evicts it."""
+    recipe = recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8, max_staleness=0)
+    trainer = tiny_trl.trainer(
+        tmp_path, recipe, reward=lambda completions, **_: [1.0] * len(completions), with_hook=True, weight_decay=0.1
+    )
+    before = tiny_trl.weights(trainer.model)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in tiny_trl.weights(trainer.model).items())

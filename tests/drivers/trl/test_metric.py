@@ -71,3 +71,19 @@ def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, wit
 def test_the_hook_refuses_a_sum_of_rewards_too():
     with pytest.raises(ValueError, match=r"the metric is the whole reward, 1 · shaped \+ 1 · right; give metric="):
         AllocatedRollouts(tiny_trl.RECIPES["fresh_pilot_commit"], tiny_trl.prompts(), [shaped, right])
+
+
+def test_a_metric_of_its_own_must_be_one(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path, "pilot_commit", reward=[shaped, right], driver={"metric": "shaped"}, reward_weights=[0.0, 1.0]
+    )
+    with pytest.raises(MetricError, match=r"got -1.0; .*The metric is what shaped returned; give metric="):
+        trainer.train()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("recipe", ["grpo", "dapo", "pods", "darts_none", "racing"])
+def test_recipes_that_read_no_rate_take_any_reward(recipe, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, recipe, reward=[shaped, plus_or_minus], max_steps=2)
+    trainer.train()
+    assert trainer.allocation.allocator.version == 2

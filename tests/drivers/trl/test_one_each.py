@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
+from rollalloc.drivers.trl.hook import AllocatedRollouts
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.rules import predictions
 
@@ -361,3 +364,85 @@ def test_in_half_precision_with_checkpointed_activations_under_an_adapter(tmp_pa
     trainer.train()
     assert trainer.allocation.made is not None
     assert trainer.allocation.allocator.replayed > 0
+
+
+@pytest.mark.e2e
+def test_a_running_mean_and_a_tracked_rate_are_baselines(watched, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "reinforce_running", max_steps=2)
+    trainer.train()
+    first, advantages, _ = credited(trainer, 0)
+    np.testing.assert_allclose(advantages, first - others(first), atol=1e-12)  # nothing is known yet but the batch
+    decay = 0.5 ** (1 / 500)
+    total = count = 0.0
+    for reward in first:
+        total, count = decay * total + reward, decay * count + 1
+    rewards, advantages, _ = credited(trainer, 1)
+    np.testing.assert_allclose(advantages, rewards - total / count, atol=1e-9)
+
+    trainer = tiny_trl.trainer(tmp_path, "spo", max_steps=1)
+    trainer.train()
+    rewards, advantages, _ = credited(trainer, 0)
+    np.testing.assert_allclose(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-6), atol=1e-6)
+
+
+def test_a_prompt_may_be_drawn_in_successive_batches_and_is_generated_anew(watched, tmp_path):
+    recipe = replace(tiny_trl.ONE_EACH["foresight"], prompts=predictions.Foresight(exponent=1.0, warm=0))
+    trainer = tiny_trl.trainer(tmp_path, recipe, dataset=tiny_trl.prompts(24), max_steps=6, num_generations=2)
+    trainer.train()
+    per_batch = [{row.prompt: row.rollout for row in batch.rows} for batch, _, _ in trainer.seen]
+    again = [set(one) & set(other) for one, other in pairwise(per_batch)]
+    assert all(again)
+    ids = [rollout for rows in per_batch for rollout in rows.values()]
+    assert len(ids) == len(set(ids)) == 16 * 6
+
+
+def test_an_odd_batch_may_be_counted_by_its_least_divisor(tmp_path):
+    trainer = tiny_trl.trainer(
+        tmp_path, recipes.foresight(9), num_generations=3, per_device_train_batch_size=9, max_steps=2
+    )
+    trainer.train()
+    assert trainer.allocation.allocator.paid == 18
+
+
+@one_each
+def test_stock_trl_cannot_train_them_through_its_hook_and_is_not_asked_to(recipe):
+    with pytest.raises(ValueError, match="this recipe cannot go through rollout_func"):
+        AllocatedRollouts(tiny_trl.ONE_EACH[recipe], tiny_trl.prompts(), tiny_trl.starts_right)
+
+
+def test_what_normalises_over_the_batch_is_no_recipe_for_the_hook():
+    recipe = replace(recipes.grpo(4, 4), over_batch=tiny_trl.ONE_EACH["spo"].over_batch)
+    with pytest.raises(ValueError, match=r"BatchNormalised.*over the rows of each group by itself"):
+        AllocatedRollouts(recipe, tiny_trl.prompts(), tiny_trl.starts_right)
+
+
+def test_without_features_that_is_said(caplog, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "foresight", driver={"features": None}, max_steps=1)
+    trainer.train()
+    assert "no features: a prompt without a record" in caplog.text
+    assert not features_in(trainer)
+
+
+def test_a_recipe_that_predicts_nothing_makes_none(caplog, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "spo", max_steps=1)
+    trainer.train()
+    assert not features_in(trainer)
+    assert "features" not in caplog.text
+
+
+def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):
+    plain = tiny_trl.trainer(tmp_path, "foresight")
+    adapted = tiny_trl.trainer(tmp_path, "foresight", more={"peft_config": LoraConfig(target_modules=["q_proj"], r=2)})
+    for trainer in (plain, adapted):
+        trainer.allocation.prepare()
+    for name, block in plain.allocation.made.items():
+        np.testing.assert_allclose(adapted.allocation.made[name], block, atol=1e-5)
+    adapted.train()
+    assert adapted.state.global_step == 4
+
+
+def test_a_file_that_is_not_there_is_said_when_the_trainer_is_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors: no such file"):
+        tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors")})
+    with pytest.raises(ValueError, match="key='name' is no column"):
+        tiny_trl.trainer(tmp_path, "foresight", driver={"features": str(tmp_path / "none.safetensors"), "key": "name"})

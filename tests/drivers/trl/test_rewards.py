@@ -17,6 +17,10 @@ TEXTS, IDS = ["x", "yy", "zzz"], [[1], [2, 2], [3, 3, 3]]
 STATE = SimpleNamespace(global_step=7)
 
 
+def the_answer(answer: list[int], **_: Any) -> list[float]:
+    return [float(number) for number in answer]
+
+
 def scored(*functions: Any, weights: Any = None, metric: str | None = None) -> Any:
     rewards = of_functions(list(functions), weights, metric)
     return rewards, rewards(EXAMPLES, TEXTS, IDS, STATE)
@@ -151,3 +155,38 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
         with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
             trainer.train()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reward_is_the_weighted_sum():
+    rewards, found = scored(length, the_answer, weights=[0.5, 10])
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
+
+
+def test_an_error_of_an_async_function_is_the_users():
+    async def broken(**_: Any) -> list[float]:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        scored(broken)
+
+
+def test_selection_may_look_at_one_function():
+    rewards, found = scored(length, the_answer, weights=[1, 0], metric="the_answer")
+    assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
+    table = {row["number"]: row for row in tiny_trl.prompts()}
+    seen = set()
+
+    def reward(prompts: list[str], number: list[int], answer: list[str], **_: Any) -> list[float]:
+        for prompt, which, right in zip(prompts, number, answer, strict=True):
+            assert table[which]["prompt"] == prompt
+            assert table[which]["answer"] == right
+        seen.update(number)
+        return [float(which % 3 == at % 2) for at, which in enumerate(number)]
+
+    tiny_trl.trainer(tmp_path, "fresh_pilot_commit", reward=reward, with_hook=with_hook).train()
+    assert len(seen) > 8

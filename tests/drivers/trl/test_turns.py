@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -250,3 +251,38 @@ def test_reasoning_is_no_part_of_the_content_where_the_tokenizer_can_tell(tmp_pa
     assert message["content"] == "b"
     assert "comes after" in message["reasoning_content"]
     assert decode(trainer, ["Look!"], pairs) == [whole["content"]]
+
+
+def test_more_rollouts_than_trl_reckons_with_have_an_environment_each(tmp_path):
+    recipe = recipes.pods(groups=1, n=7, m=3)
+    trainer = both(tmp_path, environment_factory=Shelf, tools=None)[1]
+    more = type(trainer)(
+        talking_model(),
+        answered,
+        trainer.args,
+        chats(),
+        processing_class=talking_tokenizer(),
+        environment_factory=Shelf,
+        tools=[look_up_later],
+        recipe=recipe,
+    )
+    with patch.object(more.model, "generate", Spoken("look_up")):
+        more.train()
+    assert len(more.allocation.generated) == 7
+    assert sum(rollout.length < len(rollout.made.tokens) for rollout in more.allocation.generated) == 5  # of 7
+
+
+def test_the_table_keeps_conversations_as_messages(tmp_path):
+    trainer = both(tmp_path, tools=[look_up])[1]
+    trainer.log_completions = True
+    (tmp_path / "completions").mkdir()
+    with patch.object(trainer.model, "generate", Spoken("look_up")):
+        trainer.train()
+    table = pd.concat(map(pd.read_parquet, sorted((tmp_path / "completions").glob("*.parquet"))))
+    assert all(prompt[0]["content"] == "Look!" for prompt in table["prompt"])
+    assert sorted(len(messages) for messages in table["completion"]) == [1, 3, 3]
+
+
+def test_tools_need_conversations(tmp_path):
+    with pytest.raises(ValueError, match="tools need conversations, but the prompts are text"):
+        both(tmp_path, tools=[look_up], train_dataset=tiny_trl.prompts())

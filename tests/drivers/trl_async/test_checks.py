@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tiny_async
 import tiny_trl
@@ -53,3 +55,13 @@ def test_a_model_in_memory_is_refused(tmp_path):
 def test_prompts_that_leave_no_room_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"a completion up to max_completion_length=30, but the model attends to 32"):
         tiny_async.trainer(tmp_path, GRPO, model, max_completion_length=30)
+
+
+def test_the_trainers_bound_on_staleness_may_be_looser_and_not_tighter(model, tmp_path):
+    tiny_async.trainer(tmp_path, AHEAD, model, max_staleness=4)
+    tiny_async.trainer(tmp_path, replace(AHEAD, max_staleness=3), model, max_staleness=3)
+
+
+def test_a_weighted_sum_is_no_success_rate(model, tmp_path):
+    with pytest.raises(ValueError, match=r"takes the metric for a success rate"):
+        tiny_async.trainer(tmp_path, AHEAD, model, driver={"reward_weights": [0.5]})

@@ -7,6 +7,9 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_async
@@ -14,9 +17,13 @@ import tiny_trl
 from transformers import TrainerCallback
 
 from rollalloc.core.errors import NoScores
+from rollalloc.experimental.trl_async import trainer as driver
+from rollalloc.experimental.trl_async import worker as worker_module
 from rollalloc.experimental.trl_async.worker import AllocatedWorker
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.generate.stream.settings import Streaming
+from rollalloc.rewards.frameworks import Reward
+from rollalloc.rewards.scorers import WorkerScorer
 
 pytestmark = pytest.mark.e2e
 
@@ -184,3 +191,125 @@ def test_a_step_that_was_taken_counts_although_the_worker_died_meanwhile(model, 
     assert core.batch is None
     with pytest.raises(MemoryError, match="gone"):
         worker.between_turns(lambda: pytest.fail("half of a turn was saved"))
+
+
+def test_a_reward_whose_own_work_was_cancelled_ends_the_training_with_that(model, tmp_path):
+    """As one does that waits for an executor of its own; only `stop` cancels without an error."""
+
+    def cancelled(completions, **_):
+        raise CancelledError("their executor")
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=cancelled)
+    with pytest.raises(CancelledError, match="their executor"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [float("inf")] * 64, "text"])
+def test_a_reward_that_returns_nonsense_ends_the_training(wrong, model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=lambda **_: wrong)
+    with pytest.raises(ValueError, match="must return"):
+        trainer.train()
+
+
+def test_a_reward_that_exits_does_not_hang(model, tmp_path):
+    def exits(completions, **_):
+        raise SystemExit(0)
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=exits)
+    with pytest.raises(SystemExit):
+        trainer.train()
+
+
+def test_a_reward_in_processes_that_hangs_costs_its_rollouts_alone(model, tmp_path):
+    file = tmp_path / "hostile.py"
+    file.write_text(
+        "import time\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if ground_truth == 'a1':\n"
+        "        time.sleep(600)\n"
+        "    return float(solution_str.startswith('a'))\n"
+    )
+    with WorkerScorer(f"{file}:score", limit_s=0.3) as scorer:
+        reward = Reward(scorer, ground_truth="answer")
+        trainer = tiny_async.trainer(tmp_path, "grpo", model, reward=reward, max_steps=1, dataset=tiny_trl.prompts(8))
+        trainer.train()
+    accounts = trainer.allocation.allocator.accounts()
+    assert accounts["failed"] > 0
+    assert sum(accounts.values()) == trainer.allocation.allocator.paid
+
+
+def test_a_worker_that_is_not_there_is_reported(model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "grpo", model)
+    with pytest.raises(RuntimeError, match="not running"):
+        trainer.rollout_worker.check_health(1.0)
+    trainer.rollout_worker.stop()
+
+
+def test_nothing_is_left_running(model, tmp_path):
+    before = {thread.name for thread in threading.enumerate()}
+    tiny_async.trainer(Path(tmp_path), "dapo", model).train()
+    until = time.monotonic() + 10
+    while any(t.name.startswith("rollalloc judge") for t in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(t.name.startswith("rollalloc") and t.name not in before for t in threading.enumerate())
+
+
+def test_features_may_take_longer_than_a_heartbeat(model, tmp_path, monkeypatch):
+    made, said = driver._of_model, []
+
+    def slow(*given):
+        time.sleep(0.2)
+        try:
+            trainer.rollout_worker.check_health(0.1)
+        except RuntimeError as error:
+            said.append(error)
+        return made(*given)
+
+    monkeypatch.setattr(driver, "_of_model", slow)
+    trainer = tiny_async.trainer(tmp_path, "foresight", model, max_steps=1)
+    trainer.train()
+    assert not said
+
+
+def test_a_training_that_ended_before_it_began_may_be_begun_again(model, tmp_path):
+    """A callback of the user's comes before TRL's own, which starts the worker."""
+
+    class Away(TrainerCallback):
+        error: OSError | None = OSError("tracker")
+
+        def on_train_begin(self, args, state, control, **_):
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, more={"callbacks": [Away()]}, max_steps=2)
+    with pytest.raises(OSError, match="tracker"):
+        trainer.train()
+    trainer.train()
+    assert trainer.state.global_step == trainer.allocation.allocator.version == 2
+
+
+def test_work_between_turns_that_ends_as_its_wait_does_is_done(model, tmp_path, monkeypatch):
+    class Late(Future):
+        def result(self, timeout=None):
+            super().result(None)
+            if timeout is not None:
+                raise TimeoutError
+            return super().result()
+
+    monkeypatch.setattr(worker_module, "Future", Late)
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_async.trainer(tmp_path, "grpo", model, max_steps=1, **saving)
+    trainer.train()
+    assert (tmp_path / "checkpoint-1" / "rollalloc").is_dir()
+
+
+@pytest.mark.parametrize(("busy", "who"), [(60.0, "a reward function"), (10.0, "what generates")])
+def test_a_turn_that_waits_for_a_reward_is_no_hang_of_generation(model, tmp_path, monkeypatch, busy, who):
+    worker = tiny_async.trainer(tmp_path, "grpo", model).rollout_worker
+    monkeypatch.setattr(AllocatedWorker, "running", True)
+    worker._judge = SimpleNamespace(busy_s=lambda: busy)
+    worker._beat = time.monotonic() - 70
+    worker.check_health(65.0)
+    with pytest.raises(RuntimeError, match=f"{who} has not answered"):
+        worker.check_health(50.0)

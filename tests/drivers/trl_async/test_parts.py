@@ -15,7 +15,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.trl.allocation import Rollout
 from rollalloc.drivers.trl.rewards import of_functions
-from rollalloc.experimental.trl_async.attention import attend_without_flash
+from rollalloc.experimental.trl_async.attention import _seen, attend, attend_without_flash
 from rollalloc.experimental.trl_async.judge import Judge
 from rollalloc.experimental.trl_async.samples import FILLER, samples_of
 from rollalloc.experimental.trl_async.versions import what_is_missing
@@ -147,3 +147,26 @@ def test_an_older_trl_is_refused_with_the_version_that_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo", SimpleNamespace(__path__=[]))
     with pytest.raises(ImportError, match=r"RolloutWorkerProtocol.*1\.16"):
         __import__("rollalloc.experimental.trl_async")
+
+
+def test_a_window_ends_at_the_token_itself():
+    assert _seen(2, 5, 3, torch.device("cpu")).tolist() == [
+        [False, True, True, True, False],
+        [False, False, True, True, True],
+    ]
+    assert _seen(2, 3, None, torch.device("cpu")).tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_capped_scores_are_refused():
+    nothing = torch.zeros(1, 1, 1, 1)
+    index = torch.tensor([0])
+    with pytest.raises(ValueError, match="caps attention scores at 30"):
+        attend(
+            torch.nn.Identity(), nothing, nothing, nothing, None,
+            tree_kv_index=index, tree_cu_seqlens_q=index, tree_cu_seqlens_k=index, softcap=30.0,
+        )  # fmt: skip
+
+
+def test_more_rows_than_a_step_has_are_refused():
+    with pytest.raises(ValueError, match=r"batch of 5 rows, and an optimizer step has 2 × 2"):
+        samples_of(*rows_of(5), REWARDS, steps=(2, 2), offset=0, end_id=1)

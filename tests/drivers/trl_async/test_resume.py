@@ -100,3 +100,14 @@ def test_a_run_that_is_killed_goes_on(model, tmp_path):
     given |= {"resume": True, "max_steps": step + 4}
     subprocess.run([*program, json.dumps(given)], env=environment, check=True, stdout=subprocess.DEVNULL)
     assert json.loads((tmp_path / "end.json").read_text())["step"] == step + 4
+
+
+def test_another_recipe_is_refused_unless_it_is_accepted(model, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    tiny_async.trainer(tmp_path, "grpo", model, max_steps=2, **saving).train()
+    other = tiny_async.trainer(tmp_path, "dapo", model, max_steps=3)
+    with pytest.raises(ValueError, match="another recipe"):
+        other.train(resume_from_checkpoint=True)
+    accepted = tiny_async.trainer(tmp_path, "dapo", model, max_steps=3, driver={"accept_recipe": True})
+    accepted.train(resume_from_checkpoint=True)
+    assert accepted.state.global_step == 3

@@ -10,6 +10,8 @@ import tiny_trl
 import torch
 
 from rollalloc import Budget
+from rollalloc.drivers.trl.checks import rows_per_group
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.runs.metrics import undeclared
 
 pytestmark = pytest.mark.e2e
@@ -117,3 +119,16 @@ def test_what_is_over_is_kept_by_nobody_and_stopped_rollouts_are_no_failures(mod
     lines = [line for line in trainer.state.log_history if "rollalloc/failed" in line]
     assert {(line["rollalloc/failed"], line.get("calls")) for line in lines} == {(0, 1.0)}
     assert trainer.allocation.rollouts == roller._scored == roller._figures == {}
+
+
+def test_generation_in_a_process_of_its_own(model, tmp_path):
+    trainer = tiny_async.trainer(tmp_path, "pilot_commit", model, driver={"streaming": Streaming()})
+    seen = tiny_async.Seen(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert max(seen.staleness) <= 4
+    assert not trainer.rollout_worker.running
+
+
+def test_rows_of_a_group_are_known_of_every_recipe_here():
+    assert all(rows_per_group(recipe) for recipe in tiny_async.RECIPES.values())

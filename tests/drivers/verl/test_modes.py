@@ -8,7 +8,7 @@ import pytest
 from made_up_crew import RECIPES, FakeCrew, FakeLoader, by_quarter, figures, mixed
 
 from rollalloc import Allocator
-from rollalloc.drivers.verl.modes import Overlap
+from rollalloc.drivers.verl.modes import MODES, Overlap, verls_mode
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
@@ -293,3 +293,54 @@ def test_a_budget_ends_the_run_when_nothing_runs():
     with pytest.raises(Finished, match="budget"):
         rounds.next_batch()
     assert not rounds.crew.waiting
+
+
+@pytest.mark.parametrize("batches", [-1, float("nan"), float("inf"), None, True, "1"])
+def test_batches_ahead_that_are_no_number_are_refused(batches):
+    with pytest.raises(ValueError, match=r"colocate_async.num_warmup_batches must be a number of 0 or more"):
+        recipe_of({"recipe": "grpo"}, batches=batches)
+
+
+def test_a_mode_of_ours_that_is_none_is_refused_with_those_there_are():
+    assert [verls_mode(mode) for mode in MODES] == ["sync", "colocate_async", "separate_async"]
+    with pytest.raises(ValueError, match=r"one of rollalloc, rollalloc_colocate_async, .* got 'rollalloc_async'"):
+        verls_mode("rollalloc_async")
+
+
+def test_what_falls_while_a_batch_is_trained_is_replaced_then():
+    rounds = rounds_of({"recipe": "dapo", "gen_groups": 8}, by_quarter, at_once=4, meanwhile=32)
+    rounds.next_batch()
+    before = len(rounds.crew.submitted)
+    rounds.attend()
+    assert len(rounds.crew.submitted) > before
+
+
+def test_a_group_that_waits_for_nothing_but_its_stopped_rollouts_has_passed():
+    rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=1, meanwhile=1)
+    step(rounds)
+    rows = rounds.next_batch()
+    assert {row.group for row in rows.rows} & {int(uid[1 : uid.index("s")]) for uid, _ in rounds.crew.cancelled}
+    assert rounds._stopped
+    assert rounds.metrics(rows.batch)["rollalloc/stage/rollout/passed"] == 4
+
+
+def test_of_a_rollout_stopped_before_a_checkpoint_nothing_is_awaited_after_it():
+    section = {"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}
+    rounds = rounds_of(section, at_once=2, meanwhile=1)
+    step(rounds)
+    assert rounds._stopped
+    again = resumed(rounds, section, at_once=2)
+    assert not again._stopped
+    assert again.allocator.accounts()["cancelled"] == rounds.allocator.accounts()["cancelled"] + 1
+    for _ in range(3):
+        step(again)
+
+
+def test_an_outcome_of_no_session_frees_its_rows():
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4)
+    rounds.next_batch()
+    rounds.crew.rows.add("g99s0r99_0_0")
+    rounds._tell([Outcome("g99s0r99", 0, tokens=1, reward=1.0, metric=1.0, rows=1)])
+    rounds.trained(1)
+    rounds.next_batch()
+    assert "g99s0r99_0_0" not in rounds.crew.rows

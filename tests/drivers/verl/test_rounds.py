@@ -436,3 +436,55 @@ def test_the_end_of_a_run_frees_what_was_kept(make_rounds):
     with pytest.raises(Finished, match="budget"):
         rounds.next_batch()
     assert not rounds.crew.rows
+
+
+def test_the_budget_ends_the_run(make_rounds):
+    rounds = make_rounds({"recipe": "grpo", "max_rollouts": 32})
+    train(rounds, 2)
+    with pytest.raises(Finished, match="budget"):
+        rounds.next_batch()
+
+
+def test_metrics_by_stage_by_hand(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
+    (first, _), (second, _) = steps_of(rounds, 2)
+    # Eight pilots of which four pass; commits for those, beside eight pilots more of which four are held.
+    assert figures(first, "rollalloc/stage/pilot/") == {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5}
+    assert figures(first, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    assert figures(first, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 0, "lost": 0}
+    assert first["rollalloc/rounds"] == 2
+    assert figures(second, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    assert figures(second, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
+    assert second["rollalloc/rounds"] == 1
+
+
+def test_a_group_that_passed_its_pilots_and_falls_after_its_commits_has_passed_the_pilots(make_rounds):
+    everyone = {"p_lower": 0, "p_upper": 0, "p_solve": 2, "max_staleness": 0}
+    section = {"recipe": "pilot_commit+dapo", "n_pilot": 1, "n_commit": 4, "gen_groups": 8} | everyone
+    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, at_once=1000), 1)
+    pilot, commit = (figures(metrics, f"rollalloc/stage/{name}/") for name in ("pilot", "commit"))
+    assert (pilot["passed"], pilot["pass_rate"]) == (pilot["groups"], 1.0)
+    assert commit["passed"] < commit["groups"]
+
+
+def test_groups_held_at_a_checkpoint_are_counted_as_held_after_it(make_rounds):
+    first, second = (make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000) for _ in range(2))
+    steps_of(first, 1)
+    second.crew.rows = set(first.crew.rows)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
+    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    ((metrics, _),) = steps_of(second, 1)
+    assert figures(metrics, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
+
+
+def test_the_recipes_own_advantages_are_the_factors(make_rounds):
+    rows = make_rounds(RECIPES["pods"]).next_batch()
+    expected = {key: row.advantage * row.weight for key, row in zip(rows.keys, rows.rows, strict=True)}
+    assert rows.factors(own=True, within_group=True) == expected
+    assert any(expected.values())
+
+
+def test_copies_are_no_groups_that_are_held_for_their_batch(make_rounds):
+    rounds = make_rounds(REPLAYED["reinforce"])
+    for metrics, _ in steps_of(rounds, 4):
+        assert figures(metrics, "rollalloc/held/") == {"groups": 0, "in": 0, "out": 0, "lost": 0}

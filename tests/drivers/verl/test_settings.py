@@ -5,7 +5,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.settings import read_settings
-from rollalloc.rules.advantages import GRPO, OverChosen, OverGroup
+from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
 from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
 from rollalloc.rules.rows import Percentile
@@ -128,3 +128,16 @@ def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch
     assert settings.own_advantages
     assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
     assert read_settings({"recipe": "foresight", "replay": 8}, 8, 1).recipe.replay == Replay(rows=8, max_staleness=12)
+
+
+def test_a_budget_is_the_recipes():
+    assert read_settings({"recipe": "grpo", "max_rollouts": 100}, 4, 4).recipe.budget.run_rollouts == 100
+
+
+def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatch):
+    over = replace(EIGHT, over_batch=BatchNormalised())
+    monkeypatch.setattr(f"{__name__}.EIGHT", over)
+    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+    settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
+    assert settings.own_advantages
+    assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))

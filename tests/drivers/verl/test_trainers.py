@@ -11,7 +11,7 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 import verl
 from omegaconf import OmegaConf
-from verl.trainer.ppo.v1 import PPOTrainerSeparateAsync, get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, get_trainer_cls
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
@@ -22,6 +22,9 @@ from rollalloc.drivers.verl.modes import MODES
 from rollalloc.rules.intake import Ahead, Fill
 
 pytestmark = pytest.mark.verl
+
+
+BASES = {"sync": PPOTrainerSync, "colocate_async": PPOTrainerColocateAsync, "separate_async": PPOTrainerSeparateAsync}
 
 
 def test_the_servers_that_serve_are_asked_for_a_client_that_resumes_where_requests_are_broken_off():
@@ -243,3 +246,25 @@ STOPS = {
 def test_what_cannot_go_with_a_mode_is_refused_by_name(mode, changes, says, verls_config):
     with pytest.raises(ValueError, match=says):
         configure(config_of(verls_config, mode, changes))
+
+
+def test_each_mode_of_ours_is_verls_under_the_same_part():
+    for ours, verls in MODES.items():
+        cls = get_trainer_cls(ours)
+        assert cls.__mro__[1:3] == (trainer.RecipeTrainer, BASES[verls])
+        assert cls.overlaps == (verls != "sync")
+
+
+def test_verls_warm_up_orders_nothing_beside_the_core():
+    for mode in MODES:
+        made = get_trainer_cls(mode).__new__(get_trainer_cls(mode))
+        made.on_train_begin()
+        assert made.prepare_step() == {}
+
+
+@pytest.mark.parametrize("mode", ["rollalloc", "rollalloc_colocate_async"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_config):
+    assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).stops
+    if engine != "trtllm":
+        assert configure(config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})).stops
