@@ -218,3 +218,14 @@ def test_our_part_of_a_checkpoint_goes_when_verls_part_fails(saving, monkeypatch
     with pytest.raises(OSError, match="no space"):
         saving._save_checkpoint()
     assert not list((tmp_path / "global_step_2").iterdir())
+
+
+@pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"v1": {"trainer_mode": "sync"}}}])
+def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config):
+    made = OmegaConf.create(config)
+    OmegaConf.set_struct(made, True)
+    seen = []
+    module = SimpleNamespace(validate_config=seen.append)
+    plugin._check_early(module)
+    module.validate_config(made)
+    assert seen == [made]
