@@ -344,3 +344,36 @@ def test_an_outcome_of_no_session_frees_its_rows():
     rounds.trained(1)
     rounds.next_batch()
     assert "g99s0r99_0_0" not in rounds.crew.rows
+
+
+def trajectory(submission, session):
+    """Of one to four turns: as long as all of them, begun under older weights than it ended; a tool of every ninth hangs."""
+    draw = sum(submission.rollouts) + 7 * session
+    if draw % 9 == 8:
+        return Outcome(submission.uid, session, tokens=11, reason="a tool took more than 300.0 s")
+    right = float(draw % 2)
+    tokens = sum(10 + (draw + turn) % 5 for turn in range(draw % 4 + 1))
+    return Outcome(submission.uid, session, tokens, right, right, truncated=draw % 4 == 3, rows=1)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("name", ["grpo", "pilot_commit", "darts", "foresight"])
+def test_a_trajectory_of_several_turns_is_a_rollout(name, overlaps):
+    """Batches fill, each token that the model generated is paid once, and each rollout has one cause."""
+    rounds = rounds_of(RECIPES[name], trajectory, overlap=OVERLAP if overlaps else None, at_once=3, meanwhile=2)
+    rounds.overlaps = overlaps
+    told, ends = 0, rounds.crew._end
+
+    def counted(submission, at):
+        nonlocal told
+        outcome = ends(submission, at)
+        told += outcome.tokens
+        return outcome
+
+    rounds.crew._end = counted
+    for _ in range(6):
+        rows, metrics = step(rounds)
+        assert len({row.group for row in rows.rows}) == 4
+        assert metrics["rollalloc/staleness_max"] <= rounds.allocator.recipe.max_staleness
+    assert rounds.allocator.tokens_paid == told
+    assert metrics["rollalloc/accounts/failed"] > 0

@@ -488,3 +488,32 @@ def test_copies_are_no_groups_that_are_held_for_their_batch(make_rounds):
     rounds = make_rounds(REPLAYED["reinforce"])
     for metrics, _ in steps_of(rounds, 4):
         assert figures(metrics, "rollalloc/held/") == {"groups": 0, "in": 0, "out": 0, "lost": 0}
+
+
+AS_LARGE_AS_REWARDS = (
+    "rloo",
+    "dr_grpo",
+    "reinforce_ada",
+    "raft",
+    "reinforce",
+    "spo",
+    "foresight",
+)  # their advantages are not standardised by group
+
+
+@pytest.mark.parametrize("section", [RECIPES[name] for name in ("grpo", "pods", "pilot_commit", "foresight")])
+@pytest.mark.parametrize(
+    "shape", [lambda right: 2 * right - 1, lambda right: right / 2 - 7], ids=["plus and minus 1", "negative"]
+)
+def test_any_reward_goes_with_a_metric_that_is_a_success_rate(make_rounds, section, shape):
+    def shaped(submission, session):
+        right = float(session % 2)
+        return Outcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
+
+    ours, plain = train(make_rounds(section, shaped, prompts=256), 4), train(make_rounds(section, prompts=256), 4)
+    scaled = any(name in section["recipe"] for name in AS_LARGE_AS_REWARDS)
+    for rows, expected in zip(ours, plain, strict=True):  # as with the metric for a reward
+        assert rows.keys == expected.keys
+        assert scaled or [row.advantage for row in rows.rows] == pytest.approx(
+            [row.advantage for row in expected.rows], rel=1e-3
+        )
