@@ -69,7 +69,7 @@ class Redundant(SizeRule):
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
         """The same, of groups whose lengths have these deviations, in tokens, and of which so many rows are trained on."""
-        groups, most = len(std_G), int(self.max_factor * rows + 1e-9)  # 1.15 * 100 is a little less than 115
+        groups, most = len(std_G), _most(rows, self.max_factor)
         spare = min(round(self.mean_factor * rows * groups), most * groups) - rows * groups
         if groups == 1:
             return [rows + spare]
@@ -90,7 +90,7 @@ class Redundant(SizeRule):
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
         std_G = np.array([view.statistics.record(group.prompt).length_std for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
-        most = np.floor(self.max_factor * rows + 1e-9)
+        most = _most(rows, self.max_factor)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
         loss_G = np.where(size_G > rows, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
         return {
@@ -104,6 +104,11 @@ class Redundant(SizeRule):
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
             ),
         }
+
+
+def _most(rows: int, factor: float) -> int:
+    """So many times the rows; 1.15 * 100, in floating point a little less, is 115."""
+    return int(factor * rows + 1e-9)
 
 
 def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
@@ -162,7 +167,8 @@ class Priced(SizeRule):
         return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        rows, most = rows_of(view), int(self.max_factor * rows_of(view) + 1e-9)
+        rows = rows_of(view)
+        most = _most(rows, self.max_factor)
         longer_GX, step = self._longer(groups, view)
         if longer_GX is None:
             return Redundant((1 + self.max_factor) / 2, self.max_factor)(groups, view, memory)
