@@ -30,11 +30,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_policy(seed: int = 1) -> Policy:
+def tiny_model(seed: int = 1) -> LlamaForCausalLM:
     """A random Llama over `WORDS`: one layer of width 16, confident enough that rollouts differ from each other."""
-    tokenizer = word_tokenizer(WORDS)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(word_tokenizer(WORDS)),
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -48,8 +47,13 @@ def make_policy(seed: int = 1) -> Policy:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).eval()
-    return Policy(model, tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
+        return LlamaForCausalLM(config)
+
+
+def make_policy(seed: int = 1) -> Policy:
+    """`tiny_model` with its tokenizer."""
+    tokenizer = word_tokenizer(WORDS)
+    return Policy(tiny_model(seed).eval(), tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
 
 
 def make_prompts(count: int) -> EncodedPrompts:

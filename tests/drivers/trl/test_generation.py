@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, FalconMambaConfig, Lfm2Config, Ne
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.tensors import training_inputs
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 
 SIZES = {
     "hidden_size": 16,
@@ -20,8 +21,8 @@ SIZES = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
     "bos_token_id": None,
-    "eos_token_id": tiny_trl.EOS_ID,
-    "pad_token_id": tiny_trl.PAD_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
 }
 STATEFUL = {
     "lfm2": lambda **given: Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"], **SIZES, **given),

@@ -23,6 +23,7 @@ from rollalloc.drivers.trl import AllocatedGRPOTrainer, tensors
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules import advantages
@@ -48,7 +49,7 @@ def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, G
 def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
     """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
     dataset, tokenizer, model = tiny_trl.prompts(), tiny_trl.tiny_tokenizer(), tiny_trl.tiny_model()
-    policy = Policy(model.eval(), tokenizer, (tiny_trl.EOS_ID,), tiny_trl.PAD_ID, 32, len(tokenizer))
+    policy = Policy(model.eval(), tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
     prompt_set = PromptSet(
         keys=tuple(map(str, range(len(texts)))),

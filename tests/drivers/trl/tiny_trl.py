@@ -17,16 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program it has no con
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 import arithmetic
 from rollalloc import Recipe, recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
+from rollalloc.lab.bench.tasks.tiny import word_tokenizer
+from tiny_policy import WORDS, tiny_model
 
-WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 RECIPES = {
     "grpo": recipes.grpo(groups=4, n=4),
     "dapo": recipes.dapo(groups=4, n=4, gen_groups=6),
@@ -53,26 +53,6 @@ RECIPES |= ONE_EACH
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(WORDS)
-
-
-def tiny_model(seed: int = 1) -> LlamaForCausalLM:
-    """A random Llama of width 16, confident enough that rollouts differ from each other."""
-    config = LlamaConfig(
-        vocab_size=len(tiny_tokenizer()),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
 
 
 def prompts(count: int = 40) -> Dataset:
