@@ -1,0 +1,36 @@
+"""What does GRPO pay with other groups than 16 × 4, and with the replay that REINFORCE and foresight have?
+
+Recipes for `rollalloc bench`, by no settings but a shape of 64 rollouts a batch:
+
+    PYTHONPATH=experiments rollalloc bench --tier full --track defaults --recipes grpo,reinforce,raft,foresight \\
+        --recipe shapes:grpo_n2 --recipe shapes:grpo_n16 --recipe shapes:grpo_replay
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rollalloc import Recipe, recipes
+
+
+def grpo_n2(groups: int, n: int) -> Recipe:
+    """GRPO with pairs, as arXiv 2510.00977 has it."""
+    return recipes.grpo(groups, n)
+
+
+def grpo_n16(groups: int, n: int) -> Recipe:
+    """GRPO with groups as large as practised on clusters."""
+    return recipes.grpo(groups, n)
+
+
+def grpo_replay(groups: int, n: int) -> Recipe:
+    """GRPO that trains again on rows that did better than their group, as many as a batch has, as REINFORCE does."""
+    lent = recipes.reinforce(groups=groups * n, replay=groups * n)
+    return replace(recipes.grpo(groups, n), replay=lent.replay)
+
+
+def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
+    """As many rollouts a batch for each, in groups of the size that the recipe's name says."""
+    size = {"grpo_n2": 2, "grpo_n16": 16}.get(recipe.rpartition(":")[2], n)
+    return {"groups": groups * n // size, "n": size}
