@@ -29,6 +29,7 @@ BASE = {
     "watch": ("model",),
     "board": ("model",),
     "waste": ("log.jsonl",),
+    "advise": ("log.jsonl",),
     "simulate": ("--gpus", "8"),
     "verify-resume": ("model",),
     "data prepare": ("gsm8k", "--from-local", "model"),
@@ -61,9 +62,10 @@ ANY_TEXT = {  # text that cannot be told to be wrong before a model or a column 
     ("data convert", "system"),
     ("data convert", "source"),
     ("waste", "reward"),
+    ("advise", "reward"),
 }
 FILES = ("features", "report", "data convert")  # commands whose --out is no folder
-BELOW_ZERO = {("waste", "threshold")}  # numbers that may be negative: rewards
+BELOW_ZERO = {("waste", "threshold"), ("advise", "threshold")}  # numbers that may be negative: rewards
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Any:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
+from rollalloc.cli.advise import advise
 from rollalloc.cli.bench import bench
 from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, model, report, watch, board, waste, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, watch, board, advise, waste, verify_resume, recipes):
     app.command()(with_numbers_checked(command))
 app.command()(simulate)  # whose numbers say their own limits
 app.add_typer(data, name="data")

@@ -3,77 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.cli.options import listed, parameters_of, with_fields
+from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.progress import staged
+from rollalloc.cli.reading import LogPath, Reading, interval, plain, table
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
     from rollalloc.lab.waste.finding import Finding
     from rollalloc.lab.waste.forecast import Forecast
-    from rollalloc.lab.waste.groups import Log
-    from rollalloc.lab.waste.shares import Share
-
-LogPath = Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How logs of rollouts are read, as the command line says it."""
-
-    format: Annotated[
-        str | None, typer.Option(help="trl, verl, prime-rl or rollalloc; by default told from the files.")
-    ] = None
-    threshold: Annotated[
-        float | None, typer.Option(help="Rewards of at least this are right, all others wrong; for graded rewards.")
-    ] = None
-    reward: Annotated[str | None, typer.Option(help="The field or column that holds the reward.")] = None
-    weights: Annotated[
-        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of its columns.")
-    ] = None
-    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None
-
-    def read(self, path: str | Path, shown: Callable[[str, int, int], None]) -> Log:
-        """The log under a path.
-
-        Args:
-            path: a file, folder or glob.
-            shown: told of each file that is read: (what, how many before it, how many there are).
-
-        Raises:
-            FileNotFoundError: nothing there.
-            ValueError: options that mean nothing, or files that have no usable rollout.
-        """
-        from rollalloc.lab.waste.readers import Options, read_log
-
-        options = Options(self.reward, _numbers(self.weights), self.group_size)
-        return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
-
-    def check(self, **asked: Any) -> None:
-        """Refuse what means nothing, before a file is read; beside it what else is asked, as `check_asked` has it.
-
-        Raises:
-            ValueError: names the option.
-        """
-        from rollalloc.lab.waste.finding import check_asked
-        from rollalloc.lab.waste.readers import Options, check_format
-
-        check_format(self.format)
-        Options(self.reward, _numbers(self.weights), self.group_size)
-        nothing = {"from_step": None, "n": None, "n_pilot": None, "resamples": 2, "seed": 0}
-        check_asked(threshold=self.threshold, **nothing | asked)
-
 
 _CAUSES = {
     "taught": "rewards differ",
@@ -124,7 +69,7 @@ def waste(
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     if json_:
-        typer.echo(json.dumps(_plain(finding.described()), indent=2, allow_nan=False))
+        typer.echo(json.dumps(plain(finding.described()), indent=2, allow_nan=False))
         return
     console.print(Text(sentence(finding), style="bold"))
     if finding.forecast is not None:
@@ -143,17 +88,17 @@ def waste(
 def _show_waste(console: Console, finding: Finding) -> None:
     if finding.booked:
         paid = sum(finding.booked.values())
-        table = _table(("as the run booked them", "rollouts", "share"))
+        shown = table(("as the run booked them", "rollouts", "share"))
         for cause, rollouts in finding.booked.items():
             if rollouts:
-                table.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / paid:.1%}")
-        console.print(table)
+                shown.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / paid:.1%}")
+        console.print(shown)
     if finding.shares is not None:
-        table = _table(("by the rewards of their group", "rollouts", "share", "95% interval"))
+        shown = table(("by the rewards of their group", "rollouts", "share", "95% interval"))
         for cause, share in finding.shares.shares.items():
             if rollouts := finding.shares.rollouts[cause]:
-                table.add_row(_CAUSES[cause], f"{rollouts:,}", f"{share.value:.1%}", _interval(share))
-        console.print(table)
+                shown.add_row(_CAUSES[cause], f"{rollouts:,}", f"{share.value:.1%}", interval(share))
+        console.print(shown)
 
 
 def _own(names: list[str] | None, parameters: Mapping[str, Any], n_pilot: int | None) -> dict[str, Recipe] | None:
@@ -192,35 +137,11 @@ def _show_forecast(console: Console, forecast: Forecast) -> None:
     shape = f"{'Groups' if pilots else 'GRPO: groups'} of {plan.n}{pilots}; {plan.groups} groups per batch; {source}."
     console.print(Text(f"Forecast: what is paid for a row that teaches. {shape}"))
     tokens = any(price.tokens is not None for price in forecast.prices.values())
-    table = _table(("recipe", "rollouts", "× GRPO", *(("tokens", "× GRPO") if tokens else ())))
+    shown = table(("recipe", "rollouts", "× GRPO", *(("tokens", "× GRPO") if tokens else ())))
     for number, (name, price) in enumerate(forecast.prices.items()):
         cells = [f"{price.rollouts:,.2f}", times(price.times_rollouts) if number else "1"]
         if price.tokens is not None and price.times_tokens is not None:
             cells += [f"{price.tokens:,.0f}", times(price.times_tokens) if number else "1"]
-        table.add_row(Text(name), *cells)
-    console.print(table)
+        shown.add_row(Text(name), *cells)
+    console.print(shown)
     console.print(Text(_LEGEND + (_OWN_SURPLUS if plan.n_pilot is not None else "")))
-
-
-def _table(headings: tuple[str, ...]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _interval(share: Share) -> str:
-    return "too few prompts" if share.interval is None else "{:.1%} – {:.1%}".format(*share.interval)
-
-
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    return None if text is None else tuple(listed("--weights", text, float, "1,0.2"))
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(held) for held in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,158 @@
+"""How success rates are spread over prompts: a mixture fitted to counts, since raw means of few rollouts spread too far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.seeds import rng
+from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
+
+HOPELESS = 0.02  # prompts whose rate is no higher are hopeless, those at 1 - HOPELESS or more are solved
+_POINTS = 129
+_STEPS = 400  # of EM; what the counts decide has settled by then
+_PSEUDO = 1.0  # prompts that the grid itself counts for, so that no rate is ever ruled out
+_LEAST = 1e-300  # stands for a rate of 0 under a logarithm
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RateMixture:
+    """A distribution of success rates over prompts, and what it might be as well.
+
+    Attributes:
+        rate_K: the grid, in [0, 1], ends included.
+        weight_K: of each rate; they sum to 1.
+        weight_BK: the same of each resample of the prompts, begun elsewhere each time; empty where there are too few.
+    """
+
+    rate_K: Floats
+    weight_K: Floats
+    weight_BK: Floats
+
+    def share(self, value_K: Floats) -> Share:
+        """E[f(p)] with its interval.
+
+        Args:
+            value_K: f at each rate of the grid.
+        """
+        return self._of(lambda weight_BK: weight_BK @ value_K)
+
+    def zero_variance(self, n: int) -> Share:
+        """The share of groups of n rollouts that are all right or all wrong: E[p^n + (1 - p)^n].
+
+        Args:
+            n: rollouts of a group, at least 1.
+        """
+        return self.share(self.rate_K**n + (1 - self.rate_K) ** n)
+
+    @property
+    def hopeless(self) -> Share:
+        """The share of prompts whose rate is at most .02."""
+        return self.share((self.rate_K <= HOPELESS).astype(np.float64))
+
+    @property
+    def solved(self) -> Share:
+        """The share of prompts whose rate is at least .98."""
+        return self.share((self.rate_K >= 1 - HOPELESS).astype(np.float64))
+
+    @property
+    def mean(self) -> Share:
+        """The mean rate."""
+        return self.share(self.rate_K)
+
+    @property
+    def sd(self) -> Share:
+        """The standard deviation of the rates over prompts."""
+        return self._of(
+            lambda weight_BK: np.sqrt(np.maximum(weight_BK @ self.rate_K**2 - (weight_BK @ self.rate_K) ** 2, 0.0))
+        )
+
+    def posterior_mean(self, hits_P: Ints, count_P: Ints) -> Floats:
+        """The mean rate of prompts with these counts, E[p | s of n], shape (P,).
+
+        Args:
+            hits_P: right rollouts of each, in [0, count].
+            count_P: rollouts of each; 0 gives the mean of all.
+        """
+        cell_C2, cell_P = _cells(hits_P, count_P)
+        joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
+        return (joint_CK @ self.rate_K / joint_CK.sum(1))[cell_P]
+
+    def _of(self, functional: Callable[[Floats], Floats]) -> Share:
+        value = float(functional(self.weight_K[None])[0])
+        if not len(self.weight_BK):
+            return Share(value, None)
+        low, high = np.quantile(functional(self.weight_BK), (0.025, 0.975)).tolist()
+        return Share(value, (min(low, value), max(high, value)))
+
+
+def fit_rates(
+    hits_V: Ints, count_V: Ints, prompt_V: Ints | None = None, *, seed: int = 0, resamples: int = 200
+) -> RateMixture:
+    """The mixture of binomials under which the counts are likeliest, by EM over a grid of rates.
+
+        w ← (Σ_v w L_v / (w · L_v) + 1/K) / (V + 1),   L_vk = p_k^s (1 - p_k)^(n - s)
+
+    Each resample is begun at another distribution, drawn at random. What the counts decide, EM moves; what they do not,
+    such as groups of 32 from rollouts of 4, it leaves as it began. So the interval holds both.
+
+    Args:
+        hits_V: right rollouts of each visit, in [0, count].
+        count_V: rollouts of each visit, at least 1.
+        prompt_V: the prompt of each, whose visits are resampled together; by default each is one's own.
+        seed: of the resampling, at least 0.
+        resamples: of the bootstrap over prompts.
+
+    Raises:
+        ValueError: no visits.
+
+    Source: Laird (1978) for the maximum; Rubin (1981) for weighing resamples.
+    """
+    if not len(hits_V):
+        raise ValueError("expected counts of at least one prompt, got none")
+    prompt_V = np.arange(len(hits_V)) if prompt_V is None else np.unique(prompt_V, return_inverse=True)[1]
+    cell_C2, cell_V = _cells(hits_V, count_V)
+    rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # the finer the nearer to 0 and 1
+    like_CK = _likelihood(cell_C2, rate_K)
+    even_K = np.full(_POINTS, 1 / _POINTS)
+    weight_K = _fitted(np.bincount(cell_V, minlength=len(cell_C2))[None].astype(np.float64), like_CK, even_K[None])[0]
+    prompts = int(prompt_V.max()) + 1
+    if prompts < LEAST_PROMPTS:
+        return RateMixture(rate_K, weight_K, np.zeros((0, _POINTS)))
+    random = rng(seed, "advise rates")
+    count_BC = np.empty((resamples, len(cell_C2)))
+    for count_C in count_BC:
+        times_P = np.bincount(random.integers(prompts, size=prompts), minlength=prompts)
+        count_C[:] = np.bincount(cell_V, times_P[prompt_V], len(cell_C2))
+    start_BK = random.dirichlet(np.full(_POINTS, 0.1), resamples)
+    return RateMixture(rate_K, weight_K, _fitted(count_BC, like_CK, (start_BK + even_K) / 2))
+
+
+def _cells(hits_V: Ints, count_V: Ints) -> tuple[Ints, Ints]:
+    """The different counts (s, n), shape (C, 2), and which of them each visit has."""
+    width = int(count_V.max(initial=0)) + 1
+    code_C, cell_V = np.unique(hits_V * width + count_V, return_inverse=True)
+    return np.stack([code_C // width, code_C % width], 1), cell_V
+
+
+def _likelihood(cell_C2: Ints, rate_K: Floats) -> Floats:
+    """p^s (1 - p)^(n - s), shape (C, K), each row over its largest value."""
+    hits_C1, count_C1 = cell_C2[:, :1], cell_C2[:, 1:]
+    right_K, wrong_K = np.log(np.maximum(rate_K, _LEAST)), np.log(np.maximum(1 - rate_K, _LEAST))
+    log_CK = hits_C1 * right_K + (count_C1 - hits_C1) * wrong_K
+    return np.exp(log_CK - log_CK.max(1, keepdims=True))
+
+
+def _fitted(count_BC: Floats, like_CK: Floats, weight_BK: Floats) -> Floats:
+    """Weights after some steps of EM from those given."""
+    total_B1 = count_BC.sum(1, keepdims=True)
+    for _ in range(_STEPS):
+        pull_BK = weight_BK * ((count_BC / (weight_BK @ like_CK.T)) @ like_CK)
+        weight_BK = (pull_BK + _PSEUDO / _POINTS) / (total_B1 + _PSEUDO)
+    return weight_BK
