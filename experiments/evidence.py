@@ -20,6 +20,7 @@ from typing import Any
 from rollalloc.lab.bench.compare import compare
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, DEFAULT_RATE, Tuned, made, planned_run
+from rollalloc.runs.reader import newest_line
 from rollalloc.train.description import Run
 
 SEEDS = (9200, 9201, 9202, 9203)  # the first of the defaults track
@@ -60,9 +61,15 @@ def bench_place(folder: Path, run: Run) -> Path:
     return folder / "defaults" / run.task.replace("/", "-") / f"{label}-{run.settings.seed}"
 
 
+def is_over(place: Path) -> bool:
+    """Whether the run of a folder has ended."""
+    last = newest_line(place)
+    return last is not None and last["kind"] == "end"
+
+
 def carry_out(out: Path, tasks: Path, bench: Path | None) -> None:
     """Carry out what is not there; a run process at a time."""
-    wanted = [run for run in runs() if bench is None or not (bench_place(bench, run) / "run.json").exists()]
+    wanted = [run for run in runs() if bench is None or not is_over(bench_place(bench, run))]
     compare([made(run, tasks) for run in wanted], out, processes=1)
 
 
