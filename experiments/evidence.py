@@ -2,8 +2,8 @@
 
     python experiments/evidence.py run RUNS --tasks TASKS [--bench FOLDER]    # resumable; a seed of all tasks, then the next
 
-Six methods by their defaults in one shape of 64 rollouts, 6e-4, nothing searched for; a run ends at its task's target. A cell
-that a folder of `rollalloc bench --track defaults` holds already is not repeated.
+Six methods by their defaults in one shape of 64 rollouts, 6e-4, nothing searched for; a run ends at its task's target. A
+cell that a folder of `rollalloc bench --track defaults` holds already is not repeated.
 
 Tasks that were made for this were fixed before any method was run on them, by one rule: a warm model that begins at 20 to
 55% with a pass@8 of at least 0.7, and a target of start + 0.6 · (pass@8 at the start − start), to two decimals.
