@@ -22,6 +22,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"question": "Find the limit.", "final_answer": "\\infty", "difficulty": 8.0, "original_index": 9},
     ],
     "polaris": [{"problem": "Count.", "answer": "12", "difficulty": "3/8"}],
+    "deepscaler": [{"problem": "Ratio?", "answer": "-\\frac{2}{3}", "solution": "Work."}],
     "dapo17k": [
         {
             "data_source": "math_dapo",
@@ -46,6 +47,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 ANSWERS = {
     "deepmath": ["4", "\\infty"],
     "polaris": ["12"],
+    "deepscaler": ["-\\frac{2}{3}"],
     "dapo17k": ["34"],
     "gsm8k_train": ["1080"],
     "gsm8k_test": ["-3"],
@@ -70,7 +72,7 @@ def local(tmp_path: Path) -> Path:
 def test_a_set_in_its_own_columns_is_read_back_as_prompts(name: str, local: Path, tmp_path: Path) -> None:
     for file in prepare([name], tmp_path / "out", local=local):
         loaded = load_prompts(file.path)
-        assert list(loaded.ground_truths) == ANSWERS[file.part.name]
+        assert list(loaded.ground_truths) == ANSWERS[file.part.original]
         assert set(loaded.sources) == {file.part.hub}
 
 
@@ -98,9 +100,16 @@ def test_a_pass_rate_is_a_prior_and_a_rating_is_not(local: Path, tmp_path: Path)
 
 
 def test_keys_are_unique_across_all_sets_together(local: Path, tmp_path: Path) -> None:
-    files = prepare(list(SETS), tmp_path / "out", local=local)
+    files = prepare([name for name, parts in SETS.items() if parts[0].copies == 1], tmp_path / "out", local=local)
     together = load_prompts(*(file.path for file in files))
     assert len(set(together.keys)) == len(together) == sum(file.rows for file in files)
+
+
+def test_a_set_of_copies_has_each_question_so_often_in_its_file(local: Path, tmp_path: Path) -> None:
+    once, often = prepare(["aime24", "aime24x32"], tmp_path / "out", local=local)
+    (row,) = [row for _, row in read_rows(once.path)]
+    assert [row for _, row in read_rows(often.path)] == 32 * [row]
+    assert (often.path.name, often.rows) == ("aime24x32.parquet", 32)
 
 
 def test_indices_that_repeat_within_a_set_name_nobody(tmp_path: Path) -> None:

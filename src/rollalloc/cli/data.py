@@ -24,7 +24,8 @@ def prepare(
     sets: Annotated[
         list[str],
         typer.Argument(
-            help="deepmath, polaris, dapo17k, gsm8k, math500, aime24, aime25, amc23, minerva, olympiadbench."
+            help="deepmath, deepscaler, polaris, dapo17k, gsm8k, math, math500, aime24, aime25, amc23, minerva, "
+            "olympiadbench; aime24x32, aime25x32, amc23x32: each question 32 times."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the files.", parser=folder)] = Path("data"),

@@ -147,7 +147,7 @@ def _verl_rows(
     dropped["contradicted"] += len(contradicted)
     rows = [row for question, row in kept.items() if question not in contradicted]
     _make_unique(rows)
-    return rows, dict(+dropped)
+    return rows * part.copies, dict(+dropped)
 
 
 def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
@@ -188,7 +188,7 @@ def _source(part: Part, local: Path | None) -> Iterator[tuple[str, Mapping[str, 
 def _local_files(part: Part, folder: Path) -> list[Path]:
     """Files of a split: named after it, or after its set; or all of a folder so named, those of the split if it says so."""
     name = next(name for name, parts in SETS.items() if part in parts)
-    for stem in dict.fromkeys((part.name, name) if len(SETS[name]) == 1 else (part.name,)):
+    for stem in dict.fromkeys((part.original, name) if len(SETS[name]) == 1 else (part.original,)):
         for path in (folder / f"{stem}{suffix}" for suffix in _SUFFIXES):
             if path.is_file():
                 return [path]
@@ -196,8 +196,8 @@ def _local_files(part: Part, folder: Path) -> list[Path]:
         if inside:
             return inside
     raise FileNotFoundError(
-        f"{folder}: expected {part.name}.parquet or .jsonl, or a folder {part.name} with such files, in the columns of "
-        f"{part.hub} ({part.split}); found {', '.join(sorted(path.name for path in folder.glob('*'))) or 'nothing'}"
+        f"{folder}: expected {part.original}.parquet or .jsonl, or a folder {part.original} with such files, in the columns "
+        f"of {part.hub} ({part.split}); found {', '.join(sorted(path.name for path in folder.glob('*'))) or 'nothing'}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Any, Literal
 
@@ -48,6 +48,8 @@ class Part:
         use: "train" or "evaluation"; overlap is looked for between the two.
         read: from a row to what it says.
         config: of the data set on the hub.
+        copies: times that each row stands in the file, where an evaluation is the mean of so many answers to a question and
+            verl's `val_kwargs.n` is one number for all sets; the name ends in x and it.
     """
 
     name: str
@@ -56,6 +58,12 @@ class Part:
     use: Literal["train", "evaluation"]
     read: Callable[[Row], Problem]
     config: str | None = None
+    copies: int = 1
+
+    @property
+    def original(self) -> str:
+        """The name of the split whose rows stand in the file more than once."""
+        return self.name.removesuffix(f"x{self.copies}")
 
 
 def to_verl(part: Part, number: int, problem: Problem) -> dict[str, Any]:
@@ -156,9 +164,18 @@ def _pass_rate(text: str) -> dict[str, Any]:
 
 _MATH = ("answer", "expected_answer")  # either is used, by one copy of a set or another
 
-SETS: Mapping[str, tuple[Part, ...]] = {
+_ONCE: Mapping[str, tuple[Part, ...]] = {
     "deepmath": (Part("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
     "polaris": (Part("polaris", "POLARIS-Project/Polaris-Dataset-53K", "train", "train", _polaris),),
+    "deepscaler": (
+        Part(
+            "deepscaler",
+            "agentica-org/DeepScaleR-Preview-Dataset",
+            "train",
+            "train",
+            _columns("problem", "answer"),
+        ),
+    ),
     "dapo17k": (Part("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo),),
     "gsm8k": (
         Part("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
@@ -175,4 +192,12 @@ SETS: Mapping[str, tuple[Part, ...]] = {
     "olympiadbench": (
         Part("olympiadbench", "math-ai/olympiadbench", "test", "evaluation", _columns("question", "final_answer")),
     ),
+}
+_COPIES = 32  # of small sets, as DAPO's and Pilot-Commit's evaluations have them
+SETS: Mapping[str, tuple[Part, ...]] = {
+    **_ONCE,
+    **{
+        f"{name}x{_COPIES}": tuple(replace(part, name=f"{part.name}x{_COPIES}", copies=_COPIES) for part in _ONCE[name])
+        for name in ("aime24", "aime25", "amc23")
+    },
 }

@@ -12,13 +12,17 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf  # noqa: E402
 
 from rollalloc import recipes  # noqa: E402
+from rollalloc.drivers.verl.check import checked  # noqa: E402
+from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
 from rollalloc.rules.rows import MaxVariance  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
 PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
-ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml") if not path.stem.startswith("pods_"))
+BASES = ("pods_", "darts_")
+ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml") if not path.stem.startswith(BASES))
+DARTS = {"darts_dapo17k_14b": 128, "darts_dapo17k_30b": 128, "darts_deepmath_7b": 256, "darts_deepscaler_7b": 256}
 METHODS = sorted(path.stem for path in (FOLDER / "method").glob("*.yaml"))
 
 pytestmark = pytest.mark.verl
@@ -33,7 +37,8 @@ def composed(row: str, *chosen: str) -> dict[str, Any]:
 def test_every_row_and_method_is_there() -> None:
     assert ROWS == ["deepmath_1.5b", "polaris_14b", "polaris_4b", "polaris_8b"]
     assert sorted(path.stem for path in FOLDER.glob("pods_*.yaml")) == sorted([*PODS, "pods_base", "pods_one_gpu"])
-    assert METHODS == ["dapo", "darts", "grpo", "pilot_commit", "pods"]
+    assert sorted(path.stem for path in FOLDER.glob("darts_*.yaml")) == sorted([*DARTS, "darts_base"])
+    assert METHODS == ["dapo", "darts", "grpo", "pilot_commit", "pods", "roll", "streamdapo"]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -103,3 +108,22 @@ def test_pods_grids_and_rules_are_overrides(rule: str) -> None:
     _, n, recipe = recipe_of(config)
     assert (n, recipe) == (256, replace(recipes.pods(1, 256, 2, rule), prompts=AsOffered()))
     assert config.trainer.experiment_name == "pods_gsm8k-pods-256-2"
+
+
+@pytest.mark.parametrize("row", DARTS)
+@pytest.mark.parametrize("method", ["darts", "grpo", "dapo", "roll", "streamdapo"])
+def test_runs_of_darts_stream_on_half_of_the_devices_and_train_on_eight_rows_a_group(row: str, method: str) -> None:
+    config = of_command([f"--config-path={FOLDER}", f"--config-name={row}", f"method={method}"])
+    step = checked(config)
+    assert (step.prompts, step.mode) == (DARTS[row], "separate_async")
+    assert step.rows == (8 if "d" in method and method != "dapo" else None)
+    assert config.actor_rollout_ref.rollout.n == 8
+    assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node == 4
+    assert config.trainer.v1.separate_async.parameter_sync_step == step.optimizer_steps == DARTS[row] / 32
+
+
+@pytest.mark.parametrize("row", [*ROWS, *PODS])
+def test_the_other_rows_are_accepted_by_verl_as_well(row: str) -> None:
+    # Of adapters verl asks vLLM, which is not there under its own name on CPUs.
+    chosen = ["arm=pods", "actor_rollout_ref.model.lora_rank=0"] if row in PODS else ["method=pilot_commit"]
+    assert checked(of_command([f"--config-path={FOLDER}", f"--config-name={row}", *chosen])).mode == "sync"
