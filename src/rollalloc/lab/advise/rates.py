@@ -14,7 +14,8 @@ from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 HOPELESS = 0.02  # prompts whose rate is no higher are hopeless, those at 1 - HOPELESS or more are solved
 _POINTS = 129
 _STEPS = 400  # of EM; what the counts decide has settled by then
-_PSEUDO = 1.0  # prompts that the grid itself counts for, so that no rate is ever ruled out
+_PSEUDO = 0.05  # prompts that the even distribution counts for, so that no rate is ever ruled out
+_LUMPS, _ENDS = 3.0, 1.0  # of the Dirichlet that resamples begin at: in all between 0 and 1, and at each of these
 _LEAST = 1e-300  # stands for a rate of 0 under a logarithm
 
 Floats = NDArray[np.float64]
@@ -97,10 +98,11 @@ def fit_rates(
 ) -> RateMixture:
     """The mixture of binomials under which the counts are likeliest, by EM over a grid of rates.
 
-        w ← (Σ_v w L_v / (w · L_v) + 1/K) / (V + 1),   L_vk = p_k^s (1 - p_k)^(n - s)
+        w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    Each resample is begun at another distribution, drawn at random. What the counts decide, EM moves; what they do not,
-    such as groups of 32 from rollouts of 4, it leaves as it began. So the interval holds both.
+    b is where EM begins: even, c = .05. In each resample b is drawn at random, between even and a few lumps, and counts for
+    c ~ Exp(1) prompts, whose 97.5% quantile is that of what V prompts did not show. What the counts decide, EM moves; what
+    they do not, such as groups of 32 from rollouts of 4, it leaves as it began. So the intervals hold both.
 
     Args:
         hits_V: right rollouts of each visit, in [0, count].
@@ -112,7 +114,7 @@ def fit_rates(
     Raises:
         ValueError: no visits.
 
-    Source: Laird (1978) for the maximum; Rubin (1981) for weighing resamples.
+    Source: Laird (1978) for the maximum; Fong, Lyddon and Holmes (2019) for resamples with prompts that were made up.
     """
     if not len(hits_V):
         raise ValueError("expected counts of at least one prompt, got none")
@@ -121,7 +123,8 @@ def fit_rates(
     rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # the finer the nearer to 0 and 1
     like_CK = _likelihood(cell_C2, rate_K)
     even_K = np.full(_POINTS, 1 / _POINTS)
-    weight_K = _fitted(np.bincount(cell_V, minlength=len(cell_C2))[None].astype(np.float64), like_CK, even_K[None])[0]
+    count_1C = np.bincount(cell_V, minlength=len(cell_C2))[None].astype(np.float64)
+    weight_K = _fitted(count_1C, like_CK, even_K[None], np.full((1, 1), _PSEUDO))[0]
     prompts = int(prompt_V.max()) + 1
     if prompts < LEAST_PROMPTS:
         return RateMixture(rate_K, weight_K, np.zeros((0, _POINTS)))
@@ -130,8 +133,12 @@ def fit_rates(
     for count_C in count_BC:
         times_P = np.bincount(random.integers(prompts, size=prompts), minlength=prompts)
         count_C[:] = np.bincount(cell_V, times_P[prompt_V], len(cell_C2))
-    start_BK = random.dirichlet(np.full(_POINTS, 0.1), resamples)
-    return RateMixture(rate_K, weight_K, _fitted(count_BC, like_CK, (start_BK + even_K) / 2))
+    lumps_K = np.full(_POINTS, _LUMPS / _POINTS)
+    lumps_K[[0, -1]] = _ENDS
+    even_B1 = random.random((resamples, 1)) ** 2
+    start_BK = even_B1 * even_K + (1 - even_B1) * random.dirichlet(lumps_K, resamples)
+    pseudo_B1 = random.exponential(size=(resamples, 1))
+    return RateMixture(rate_K, weight_K, _fitted(count_BC, like_CK, start_BK, pseudo_B1))
 
 
 def _cells(hits_V: Ints, count_V: Ints) -> tuple[Ints, Ints]:
@@ -149,10 +156,10 @@ def _likelihood(cell_C2: Ints, rate_K: Floats) -> Floats:
     return np.exp(log_CK - log_CK.max(1, keepdims=True))
 
 
-def _fitted(count_BC: Floats, like_CK: Floats, weight_BK: Floats) -> Floats:
-    """Weights after some steps of EM from those given."""
-    total_B1 = count_BC.sum(1, keepdims=True)
+def _fitted(count_BC: Floats, like_CK: Floats, start_BK: Floats, pseudo_B1: Floats) -> Floats:
+    """Weights after some steps of EM."""
+    weight_BK, all_B1 = start_BK, count_BC.sum(1, keepdims=True) + pseudo_B1
     for _ in range(_STEPS):
         pull_BK = weight_BK * ((count_BC / (weight_BK @ like_CK.T)) @ like_CK)
-        weight_BK = (pull_BK + _PSEUDO / _POINTS) / (total_B1 + _PSEUDO)
+        weight_BK = (pull_BK + pseudo_B1 * start_BK) / all_B1
     return weight_BK

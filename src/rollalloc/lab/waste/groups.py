@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
+
 NO_STEP = -(1 << 62)  # in a column of steps: the log does not say
 NOT_SAID = -1  # in a column of truncated rollouts or of tokens
 SAME = 1e-9  # rewards that differ by no more are the same
@@ -30,6 +32,10 @@ class Groups:
         truncated_V: rollouts of each that hit the length limit, `NOT_SAID` where the log does not say.
         rewards_R: visit after visit; NaN where a rollout has no score.
         tokens_R: of each rollout, `NOT_SAID` where the log does not say.
+        characters_R: of each rollout's text, `NOT_SAID` where the log has none.
+        answer_R: a hash of each rollout's answer, the same for the same answer within this process; 0 where the log has no
+            text.
+        features_PD: numbers of each prompt's text, NaN where the log has none (`texts.features_of`).
     """
 
     keys: Sequence[str]
@@ -40,6 +46,9 @@ class Groups:
     truncated_V: NDArray[np.int64]
     rewards_R: NDArray[np.float64]
     tokens_R: NDArray[np.int64]
+    characters_R: NDArray[np.int64]
+    answer_R: NDArray[np.int64]
+    features_PD: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.prompt_V)
@@ -59,6 +68,9 @@ class Groups:
             self.truncated_V[rows],
             self.rewards_R[taken_R],
             self.tokens_R[taken_R],
+            self.characters_R[taken_R],
+            self.answer_R[taken_R],
+            self.features_PD,
         )
 
     def judged(self, threshold: float | None) -> Groups:
@@ -144,24 +156,42 @@ class Gathering:
         self._number: dict[str, int] = {}  # by prompt
         self._prompt_V, self._step_V = array("q"), array("q")
         self._visit_R, self._reward_R = array("q"), array("d")
-        self._tokens_R = array("q")
+        self._tokens_R, self._characters_R, self._answer_R = array("q"), array("q"), array("q")
+        self._features = array("f")  # prompt after prompt
         self._late_R, self._truncated_R = array("b"), array("b")
 
     def add(
         self, group: Hashable, prompt: str, step: int | None, reward: float | None,
-        *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None,
+        *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None, asked: str | None = None,
+        answered: str | None = None,
     ) -> None:  # fmt: skip
-        """A rollout of a group; `prompt` and `step` count where it is the group's first, the rest as in `Groups`."""
+        """A rollout of a group.
+
+        Args:
+            group: its name.
+            prompt: its key; this, `step` and `asked` count where the rollout is the group's first.
+            step: as in `Groups`, like all that follow.
+            asked: the prompt's text, None where the log has none; numbers of it are kept.
+            answered: the rollout's text, likewise.
+        """
         visit = self._open.get(group)
         if visit is None:
             visit = self._open[group] = len(self._prompt_V)
-            self._prompt_V.append(self._number.setdefault(prompt, len(self._number)))
+            self._prompt_V.append(self._numbered(prompt, asked))
             self._step_V.append(NO_STEP if step is None else step)
         self._visit_R.append(visit)
         self._reward_R.append(np.nan if reward is None else reward)
         self._tokens_R.append(NOT_SAID if tokens is None else tokens)
+        self._characters_R.append(NOT_SAID if answered is None else len(answered))
+        self._answer_R.append(0 if answered is None else answer_hash(answered))
         self._late_R.append(stage != 0)
         self._truncated_R.append(NOT_SAID if truncated is None else truncated)
+
+    def _numbered(self, prompt: str, asked: str | None) -> int:
+        number = self._number.setdefault(prompt, len(self._number))
+        if number * WIDTH == len(self._features):
+            self._features.extend(NOTHING if asked is None else features_of(asked))
+        return number
 
     def close(self) -> None:
         """Forget the names of groups: no rollout of them comes any more."""
@@ -186,6 +216,9 @@ class Gathering:
             np.where(said_V, truncated_V, NOT_SAID),
             np.array(self._reward_R, np.float64)[order_R],
             np.array(self._tokens_R, np.int64)[order_R],
+            np.array(self._characters_R, np.int64)[order_R],
+            np.array(self._answer_R, np.int64)[order_R],
+            np.array(self._features, np.float32).reshape(-1, WIDTH),
         )
 
 

@@ -9,7 +9,7 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log
-from rollalloc.lab.waste.readers.shared import Format, Options, count, names, number, objects, text, whole
+from rollalloc.lab.waste.readers.shared import Format, Options, count, names, number, objects, said, text, whole
 
 
 def _read(files: Iterable[Path], log: Log, options: Options) -> None:
@@ -33,6 +33,7 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
                 truncated=_flag(row.get("truncated"), log, where, "truncated"),
                 stage=whole(row.get("stage"), log, where, "stage") or 0,
                 tokens=count(row.get("tokens"), log, where, "tokens"),
+                answered=said(row.get("text")),
             )
         gathering.close()
     log.groups = gathering.groups()

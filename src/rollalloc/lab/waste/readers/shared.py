@@ -71,14 +71,14 @@ def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each JSON object of a file with its place; lines that are none are counted."""
-    said = shown(file)
+    place = shown(file)
     for number, row in read_lines(file):
         if isinstance(row, dict):
-            yield f"{said}:{number}", row
+            yield f"{place}:{number}", row
         elif isinstance(row, Unreadable):
-            log.reject(f"{said}:{number}", "not JSON" if "longer" not in row.why else row.why)
+            log.reject(f"{place}:{number}", "not JSON" if "longer" not in row.why else row.why)
         else:
-            log.reject(f"{said}:{number}", f"expected a JSON object, got {short(row)}")
+            log.reject(f"{place}:{number}", f"expected a JSON object, got {short(row)}")
 
 
 # ------------------------------------------------------------------------------------------------------- single fields
@@ -121,6 +121,11 @@ def count(value: Any, log: Log, where: str, name: str) -> int | None:
 def text(value: Any) -> str:
     """Text as it is, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def said(value: Any) -> str | None:
+    """Text as it is; None for whatever else."""
+    return value if isinstance(value, str) else None
 
 
 def inside(record: Fields, *keys: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """TRL's completions: a parquet file a log, which holds one generation batch.
 
-Some rows are read at a time; of texts a key of each prompt is kept.
+Some rows are read at a time, and one file's texts are held.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class _Row(NamedTuple):
     step: int | None
     reward: float | None
     advantage: float | None
+    asked: str
+    answered: str | None
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ def _rows(opened: Any, file: Path, weights: Mapping[str, float], log: Log) -> tu
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
     digest = blake2b(str([(schema.names[at], str(schema.field(at).type)) for at in compared]).encode())
     rows: list[_Row] = []
-    places = count(1)
+    places, name = count(1), shown(file)
     for batch in opened.iter_batches(_ROWS):
         digest.update(batch.select(compared).serialize())
         nothing = [None] * batch.num_rows
@@ -152,8 +154,10 @@ def _rows(opened: Any, file: Path, weights: Mapping[str, float], log: Log) -> tu
         advantages = batch.column("advantage").to_pylist() if has_advantages else nothing
         scores = zip(*(batch.column(name).to_pylist() for name in weights), strict=True)
         prompts = batch.column("prompt").to_pylist()
-        for prompt, step, advantage, scored, place in zip(prompts, steps, advantages, scores, places, strict=False):
-            where = f"{shown(file)}:{place}"
+        answers = batch.column("completion").to_pylist() if schema.names.count("completion") == 1 else nothing
+        columns = zip(prompts, steps, advantages, scores, answers, places, strict=False)
+        for prompt, step, advantage, scored, answer, place in columns:
+            where = f"{name}:{place}"
             if prompt is None:
                 log.reject(where, "prompt is null")
                 continue
@@ -161,7 +165,8 @@ def _rows(opened: Any, file: Path, weights: Mapping[str, float], log: Log) -> tu
             if reward is not None and isinf(reward):
                 log.doubt(where, "the reward is infinite, expected a finite number")
                 reward = None
-            rows.append(_Row(key_of(text(prompt)), number, reward, advantage))
+            asked, answered = text(prompt), None if answer is None else text(answer)
+            rows.append(_Row(key_of(asked), number, reward, advantage, asked, answered))
     if not rows and next(places) == 1:  # its footer says that there are rows
         raise OSError("no rows where the footer has some")
     return digest.digest(), rows
@@ -188,7 +193,7 @@ def _add_groups(rows: Sequence[_Row], size: int | None, gathering: Gathering, co
         for begin in range(0, len(run), part):
             group = run[begin : begin + part]
             for row in group:
-                gathering.add(0, row.prompt, group[0].step, row.reward)
+                gathering.add(0, row.prompt, group[0].step, row.reward, asked=row.asked, answered=row.answered)
             gathering.close()
             counts.contradicted += _contradicted(group)
 

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
-from rollalloc.lab.waste.readers.shared import Fields, Format, Options, by_suffix, names, number, objects, text, whole
+from rollalloc.lab.waste.readers.shared import (
+    Fields,
+    Format,
+    Options,
+    by_suffix,
+    names,
+    number,
+    objects,
+    said,
+    text,
+    whole,
+)
 
 
 def _read(files: Iterable[Path], log: Log, options: Options) -> None:
@@ -23,11 +34,12 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
                 log.reject(where, f"expected the fields input and {field}, found {names(row)}")
                 continue
             used[field] = None
-            prompt = key_of(text(row["input"]))
+            asked = text(row["input"])
+            prompt = key_of(asked)
             group, session = _ids(row, prompt)
             step = whole(row.get("step", step_of_file), log, where, "step")
             score = number(row[field], log, where, field)
-            now = (group, session, prompt, step, score)
+            now = (group, session, prompt, step, score, asked, said(row.get("output")))
             if latest is not None and (session is None or now[:2] != latest[:2]):
                 _add(gathering, latest)
             latest = now
@@ -44,8 +56,8 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
 
 
 def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
-    group, _, prompt, step, reward = rollout
-    gathering.add(group, prompt, step, reward)
+    group, _, prompt, step, reward, asked, answered = rollout
+    gathering.add(group, prompt, step, reward, asked=asked, answered=answered)
 
 
 def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:

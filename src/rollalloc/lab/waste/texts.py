@@ -1,0 +1,53 @@
+"""What is kept of a text that was read: a few numbers of a prompt, a hash of an answer."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from rollalloc.rewards.extract import final
+
+_GRAMS = 32  # columns that pairs and triples of characters are hashed into
+_COUNTED = (b"0123456789", b" \n\t", b"+-*/=^<>()[]{}\\$", b"?.,:;!", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+WIDTH = 2 + len(_COUNTED) + _GRAMS
+NOTHING = array("f", [float("nan")]) * WIDTH
+_MOST = 1 << 13  # bytes at the end of a prompt that are looked at: what comes before is seldom of this prompt alone
+_LAST = 200  # characters of an answer without a mark, at most
+
+_KIND_OF = np.full(256, len(_COUNTED))
+for _number, _characters in enumerate(_COUNTED):
+    _KIND_OF[np.frombuffer(_characters, np.uint8)] = _number
+
+
+def features_of(text: str) -> array[float]:
+    """Numbers of a prompt's text that are cheap: log of its length, of its lines, shares of kinds of characters, hashed
+    pairs and triples of bytes as shares of all.
+
+    Args:
+        text: of the prompt, of which the last 8,192 bytes are looked at.
+    """
+    whole = text.encode("utf-8", "replace")
+    code_T = np.frombuffer(whole[-_MOST:], np.uint8)
+    kind_K = np.bincount(_KIND_OF[code_T], minlength=len(_COUNTED) + 1)[:-1]
+    wide_T = code_T.astype(np.uint32)
+    pair_T = wide_T[1:] * 257 + wide_T[:-1]
+    triple_T = pair_T[1:] * 263 + wide_T[:-2]
+    mixed_T = np.concatenate([pair_T, triple_T]) * np.uint32(2_654_435_761) >> np.uint32(27)
+    gram_G = np.bincount(mixed_T, minlength=_GRAMS)
+    size = max(1, len(code_T))
+    return array("f", [np.log1p(len(whole)), np.log1p(whole.count(b"\n")), *(kind_K / size), *(gram_G / size)])
+
+
+def answer_hash(text: str) -> int:
+    r"""A hash of what a completion answers, 64 bits and never 0, good within this process.
+
+    The answer is what the last `\boxed{...}` holds, what follows the last `####`, or the end of the last line.
+
+    Args:
+        text: the completion.
+    """
+    answer = final(text)
+    if answer is None or answer is text:
+        answer = text.rstrip().rpartition("\n")[2]
+    return hash(answer.strip()[-_LAST:]) or 1
