@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.seeds import rng
+from rollalloc.lab.advise.rates import Floats, Ints, fit_rates
+from rollalloc.lab.waste.groups import Groups
 from rollalloc.lab.waste.shares import Share
+from rollalloc.predict.quality import LEAST, auc, log_losses
+from rollalloc.predict.ridge import design, fit, sigmoid
+
+LEAST_PROMPTS = 20  # below it, folds are too small to learn from
+_FOLDS = 5
+_RIDGE = 16.0  # a logit's prior deviation is 1
+_NO_TEXT, _ALONE = "the prompts' texts are not in the log", "prompts with one rollout have no record"
+_MOST = 2048  # prompts that are looked at; more would only narrow intervals that are narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +43,149 @@ class Predictability:
         record: the rate of the prompt's other rollouts.
         both: the two together.
         blind: log-loss of the mean rate, in nats a rollout.
+        prompts: that were looked at.
         note: what could not be said, and why; empty: all was.
     """
 
     features: Predicted | None
     record: Predicted | None
     both: Predicted | None
-    blind: float
+    blind: Share
+    prompts: int
     note: str = ""
 
     @property
     def auc(self) -> float | None:
-        """By the most that is known; None where nothing could be said."""
-        best = self.both or self.record or self.features
-        return None if best is None else best.auc.value
+        """Of the predictions whose log-loss is least; None where there are none."""
+        there = [each for each in (self.both, self.record, self.features) if each is not None]
+        return min(there, key=lambda each: each.log_loss.value).auc.value if there else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """Rollouts of P prompts in 2P rows: each prompt's right ones, then each prompt's wrong ones.
+
+    A right one's record lacks a success, a wrong one's a failure; so those of a prompt that are alike are one row.
+    """
+
+    hits_P: Ints
+    count_P: Ints
+    fold_P: Ints
+
+    @property
+    def hits_E(self) -> Floats:
+        return np.concatenate([self.hits_P, np.zeros(len(self.hits_P))])
+
+    @property
+    def count_E(self) -> Floats:
+        return np.concatenate([self.hits_P, self.count_P - self.hits_P]).astype(np.float64)
+
+
+def predictability_of(
+    judged: Groups, features_PD: NDArray[np.float32] | None = None, *, seed: int = 0, resamples: int = 200
+) -> tuple[Predictability | None, str]:
+    """How well success was predicted, cross-validated in five folds of prompts, and why not where it could not be told.
+
+    Features are weighed by ridge logistic regression. A record is what the mixture of rates makes of it, E[p | s of n],
+    without the rollout itself. Intervals are of a bootstrap over prompts, whose predictions stay.
+
+    Args:
+        judged: groups whose rewards are 0, 1 or NaN.
+        features_PD: numbers of each of its prompts, NaN where they are not known; by default the log's own.
+        seed: of folds and resamples, at least 0.
+        resamples: of the bootstrap.
+
+    Returns:
+        None and a sentence where there is nothing to predict.
+    """
+    features_PD = judged.features_PD if features_PD is None else features_PD
+    right_R, scored_R = np.nan_to_num(judged.rewards_R), ~np.isnan(judged.rewards_R)
+    prompt_R = np.repeat(judged.prompt_V, judged.size_V)
+    all_P = np.bincount(prompt_R[scored_R], minlength=len(judged.keys))
+    random = rng(seed, "advise predictability")
+    chosen_P = random.permutation(np.flatnonzero(all_P))[:_MOST]
+    hits_P = np.bincount(prompt_R, right_R, len(judged.keys)).astype(np.int64)[chosen_P]
+    events = _Events(hits_P, all_P[chosen_P], np.arange(len(chosen_P)) % _FOLDS)
+    if len(chosen_P) < LEAST_PROMPTS:
+        return None, f"success cannot be predicted from {len(chosen_P)} prompts, {LEAST_PROMPTS} are the least"
+    if hits_P.sum() in (0, events.count_P.sum()):
+        return None, "there is nothing to predict: every rollout came out the same"
+    by_record, by_text = bool((events.count_P > 1).all()), bool(np.isfinite(features_PD[chosen_P]).all())
+    columns = {
+        "features": np.tile(features_PD[chosen_P], (2, 1)) if by_text else None,
+        "record": _record(events) if by_record else None,
+    }
+    if by_text and by_record:
+        columns["both"] = np.column_stack([columns["features"], columns["record"]])
+    times_BP = random.multinomial(len(chosen_P), np.full(len(chosen_P), 1 / len(chosen_P)), resamples)
+    said = {
+        name: rows if rows is None else _judge(events, _said(events, rows), times_BP) for name, rows in columns.items()
+    }
+    blind_E = np.full(2 * len(chosen_P), hits_P.sum() / events.count_P.sum())
+    missing = [*(() if by_text else (_NO_TEXT,)), *(() if by_record else (_ALONE,))]
+    return (
+        Predictability(
+            features=said["features"],
+            record=said["record"],
+            both=said.get("both"),
+            blind=_judge(events, blind_E, times_BP).log_loss,
+            prompts=len(chosen_P),
+            note="; ".join(missing),
+        ),
+        "",
+    )
+
+
+def _record(events: _Events) -> Floats:
+    """The logit of what each rollout's record lets expect, shape (2P, 1); mixtures are fitted to the other folds."""
+    right_P, wrong_P = np.empty(len(events.hits_P)), np.empty(len(events.hits_P))
+    for fold in range(_FOLDS):
+        held_P = events.fold_P == fold
+        others = fit_rates(events.hits_P[~held_P], events.count_P[~held_P], resamples=0)
+        hits_H, count_H = events.hits_P[held_P], events.count_P[held_P]
+        right_P[held_P] = others.posterior_mean(np.maximum(hits_H - 1, 0), count_H - 1)
+        wrong_P[held_P] = others.posterior_mean(np.minimum(hits_H, count_H - 1), count_H - 1)
+    rate_E = np.clip(np.concatenate([right_P, wrong_P]), LEAST, 1 - LEAST)
+    return np.log(rate_E / (1 - rate_E))[:, None]
+
+
+def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
+    """The rate that each row is given by a regression on the other folds."""
+    said_E, fold_E = np.empty(len(rows_ED)), np.tile(events.fold_P, 2)
+    hits_E, count_E = events.hits_E, events.count_E
+    spread_D = rows_ED.std(0)
+    scaled_ED = ((rows_ED - rows_ED.mean(0)) / np.where(spread_D > 0, spread_D, 1.0)).astype(np.float32)
+    width = scaled_ED.shape[1]
+    phi_EF = design(scaled_ED, np.zeros(width, np.float32), np.ones(width, np.float32)).astype(np.float64)
+    for fold in range(_FOLDS):
+        held_E = fold_E == fold
+        some_E = ~held_E & (count_E > 0)
+        ones, offset = np.ones(some_E.sum()), np.zeros(some_E.sum())
+        theta_F, _ = fit(phi_EF[some_E], hits_E[some_E], count_E[some_E], ones, offset, _RIDGE, np.zeros(width + 1))
+        said_E[held_E] = sigmoid(phi_EF[held_E] @ theta_F)
+    return said_E
+
+
+def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
+    """AUC and log-loss with their intervals.
+
+    Only rollouts of one fold are compared for the AUC: a fold with few successes was predicted by the many of the others,
+    so that across folds what predicts nothing would have less than 1/2.
+    """
+    fold_E = np.tile(events.fold_P, 2)
+
+    def figures(times_P: NDArray[np.integer]) -> tuple[float, float]:
+        hits_E, count_E = events.hits_E * np.tile(times_P, 2), events.count_E * np.tile(times_P, 2)
+        ordered = pairs = 0.0
+        for fold in range(_FOLDS):
+            held_E = fold_E == fold
+            hits_H, count_H = hits_E[held_E], count_E[held_E]
+            here = float(hits_H.sum() * (count_H - hits_H).sum())
+            ordered, pairs = ordered + here * (auc(said_E[held_E], hits_H, count_H) or 0.0), pairs + here
+        loss = float(log_losses(said_E[:, None], hits_E, count_E)[0] / count_E.sum())
+        return (ordered / pairs if pairs else 0.5), loss
+
+    value = figures(np.ones(len(events.hits_P), np.int64))
+    low_2, high_2 = np.quantile([figures(times_P) for times_P in times_BP], (0.025, 0.975), axis=0).tolist()
+    shares = [Share(*each) for each in zip(value, zip(low_2, high_2, strict=True), strict=True)]
+    return Predicted(*shares)
