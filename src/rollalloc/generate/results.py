@@ -19,6 +19,8 @@ from rollalloc.models.behaviour import Behaviour
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
 
+Scoring = tuple[list[Generation], Future[list[Outcome]]]  # what is being scored
+
 
 class Rollouts:
     """What an allocator orders, however it is generated: the part that is the same for every engine.
@@ -117,7 +119,7 @@ class Rollouts:
     ) -> None:
         """Say what happened to each, and keep what has a score."""
         now = ((allocator.version, 0),)
-        self._write(ended, outcomes, order_of, now)
+        self.write(ended, outcomes, order_of, now)
         events: list[Event] = []
         for made, outcome in zip(ended, outcomes, strict=True):
             tokens, spans, cut = len(made.tokens), made.spans or now, made.truncated
@@ -130,13 +132,14 @@ class Rollouts:
                 self.generations[made.rollout] = made
         tell(allocator, events, self.remedy)
 
-    def _write(
+    def write(
         self,
         ended: Sequence[Generation],
         outcomes: Sequence[Outcome],
         order_of: Mapping[int, Order],
         now: tuple[tuple[int, int], ...],
     ) -> None:
+        """Take each down in the log; `now`: versions and tokens of one that says none itself."""
         if not self._log.wanted:
             return
         for made, outcome in zip(ended, outcomes, strict=True):

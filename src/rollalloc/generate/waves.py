@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
-from rollalloc.generate.results import Rollouts
-from rollalloc.generate.sampler import Generation, Request, stream
+from rollalloc.generate.results import Rollouts, Scoring
+from rollalloc.generate.sampler import Generation, OnFinished, Request, stream
 from rollalloc.rewards.function import Outcome
 
 
@@ -33,7 +32,7 @@ class Roller(Rollouts):
             return
         order_of = {rollout: order for order in actions.generate for rollout in order.rollouts}
         stops = any(order.stage in allocator.recipe.stopping for order in actions.generate)
-        scoring: list[tuple[list[Generation], Future[list[Outcome]]]] = []
+        scoring: list[Scoring] = []
         running = len(order_of)
 
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
@@ -52,23 +51,28 @@ class Roller(Rollouts):
             self.release(meanwhile)
             return meanwhile.cancel
 
-        requests = [
-            Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts)
-            for order in _joined(actions.generate)
-        ]
+        self.sample(actions.generate, on_finished)
+        ended = in_order(scoring, order_of)
+        self.tell([made for made, _ in ended], [outcome for _, outcome in ended], order_of, allocator)
+
+    def sample(self, orders: Sequence[Order], on_finished: OnFinished) -> None:
+        """Generate what is ordered to its end; `on_finished` as for `sampler.stream`."""
         stream(
             self.behaviour.policy().model,
-            requests,
+            [Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts) for order in _joined(orders)],
             self.sampling,
             on_finished,
             eos_ids=self.policy.eos_ids,
             pad_id=self.policy.pad_id,
             seed=self.seed,
         )
-        place_of = {rollout: place for place, rollout in enumerate(order_of)}
-        ended = [each for generations, future in scoring for each in zip(generations, future.result(), strict=True)]
-        ended.sort(key=lambda each: place_of[each[0].rollout])
-        self.tell([made for made, _ in ended], [outcome for _, outcome in ended], order_of, allocator)
+
+
+def in_order(scoring: Iterable[Scoring], order_of: Mapping[int, Order]) -> list[tuple[Generation, Outcome]]:
+    """What was generated, each with its outcome once that is known, in the order in which the rollouts were ordered."""
+    place_of = {rollout: place for place, rollout in enumerate(order_of)}
+    ended = [each for generations, future in scoring for each in zip(generations, future.result(), strict=True)]
+    return sorted(ended, key=lambda each: place_of[each[0].rollout])
 
 
 def _joined(orders: Sequence[Order]) -> Iterator[Order]:

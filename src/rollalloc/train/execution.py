@@ -19,6 +19,7 @@ from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import DESCRIPTION, FEATURES
+from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.begin import refuse_unfit_model
 from rollalloc.models.adapter import peft_module
 from rollalloc.models.features import features_of, weights_digest
@@ -80,9 +81,9 @@ def execute(
             place.check(overwrite=overwrite)
         prompts, held = check(run)
         recipe = run.made_recipe()
-        with tracked(run.track, folder, run.description(), listener) as listen, _scorer(run) as scorer:
+        with tracked(run.track, folder, run.description(), listener) as listen, scorer_of(run) as scorer:
             policy = Policy.load(source.model, device=source.device)
-            train = _encoded(source, policy, run.settings, prompts)
+            train = encoded(source, policy, run.settings.sampling, prompts)
             if run.settings.engine == "async":
                 refuse_unfit_model(policy.model, train.tokens, run.settings.sampling, run.settings.streaming)
             heldout = None if held is None else _held_out(source, policy, run.settings, held)
@@ -128,16 +129,25 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
         peft_module()
     _check_features(source, recipe)
     if loaded is None:
-        _loaded(source.reward)
-        context = context_of(source.model)
-        if context is not None:
-            refuse_longer(run.settings.sampling.max_new_tokens, context)
+        try_reward(source, run.settings.sampling)
         held = None if source.heldout is None else load_prompts(source.heldout)
         loaded = load_prompts(*source.prompts), held
     begun = Allocator(recipe, len(loaded[0].keys), run.settings.seed).ask(capacity=0)
     if begun.finished is not None:  # such a run would train nothing, and end as if all were well
         raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
     return loaded
+
+
+def try_reward(source: Source, sampling: Sampling) -> None:
+    """Refuse a reward that cannot be imported, and rollouts that no prompt fits beside; no model is loaded.
+
+    Raises:
+        ValueError, TypeError, OSError, ImportError, AttributeError: says which.
+    """
+    _loaded(source.reward)
+    context = context_of(source.model)
+    if context is not None:
+        refuse_longer(sampling.max_new_tokens, context)
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:
@@ -190,7 +200,8 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def _scorer(run: Run) -> Scorer:
+def scorer_of(run: Run) -> Scorer:
+    """What scores a run's rollouts, in processes that may be killed unless its source says otherwise."""
     source = run.source
     scorer: Scorer = InlineScorer(_loaded(source.reward))  # a wrong path fails now, not with the first rollouts
     if source.reward_workers > 0:
@@ -212,23 +223,28 @@ def _loaded(reward: str) -> RewardFunction:
         raise ImportError(f"{reward} cannot be loaded, {what}") from error
 
 
-def _encoded(source: Source, policy: Policy, settings: Settings, prompts: PromptSet) -> EncodedPrompts:
-    encoded = encode_prompts(
+def encoded(source: Source, policy: Policy, sampling: Sampling, prompts: PromptSet) -> EncodedPrompts:
+    """Prompts as the policy's tokens.
+
+    Raises:
+        ValueError: as `encode_prompts`; a tokenizer that is another model's.
+    """
+    made = encode_prompts(
         prompts,
         policy.tokenizer,
         context=policy.context,
-        max_new_tokens=settings.sampling.max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens,
         overlong="drop" if source.drop_overlong else "error",
     )
-    highest, known = max(map(max, encoded.tokens)), policy.vocabulary
+    highest, known = max(map(max, made.tokens)), policy.vocabulary
     if highest >= known:
         what = f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only"
         raise ValueError(f"{what}; take the tokenizer that belongs to the model")
-    return encoded
+    return made
 
 
 def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptSet) -> HeldOut:
-    prompts = _encoded(source, policy, settings, given)
+    prompts = encoded(source, policy, settings.sampling, given)
     if not source.single_answer:
         return HeldOut(prompts)
     named, truths = prompts.prompt_set.keys, prompts.prompt_set.ground_truths

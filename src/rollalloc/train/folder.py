@@ -100,7 +100,7 @@ class RunFolder:
                 refuse(self.path, self._claims.foreign(_NAMES), _REMEDY)
             self.lock()
         else:  # said now rather than when the model is loaded
-            _refuse_read_only(self.path)
+            refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
             do = "go on with it (--resume), replace what it wrote (--overwrite), or give another folder (--out)"
@@ -167,7 +167,12 @@ class RunFolder:
         ]
 
 
-def _refuse_read_only(folder: Path) -> None:
+def refuse_read_only(folder: Path) -> None:
+    """Refuse a folder that is not there and cannot be made.
+
+    Raises:
+        PermissionError: says so.
+    """
     there = next(place for place in folder.absolute().parents if place.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(there))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
-from rollalloc.generate.results import Rollouts
+from rollalloc.generate.results import Rollouts, Scoring
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Row, Span
 from rollalloc.generate.stream.partial import Partials
@@ -25,8 +25,6 @@ from rollalloc.rewards.function import Outcome, Unscored
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
 _LATER_S = 1.0  # and where nothing else can happen
 _STEPS = 10_000  # newest decoding steps that are kept
-
-Scoring = tuple[list[Generation], Future[list[Outcome]]]
 
 
 class Streamer(Rollouts):

@@ -1,0 +1,154 @@
+"""The folder of a sampled profile: made new, gone on with, or refused by name; one process at a time writes there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rollalloc.core.packing import differences
+from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import Claims, Lock, refuse
+from rollalloc.files.names import FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
+from rollalloc.files.opening import read_text
+from rollalloc.train.folder import refuse_read_only
+
+_NAMES = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
+_GROWS = "prompts"  # of the description: a profile may be given more of them
+_FOUND = "of"  # likewise: how many prompts there were to draw from
+
+
+class ProfileFolder:
+    """The folder of a profile, and its lock, which is held from `check` until the `with` is left.
+
+    Nothing is overwritten or removed but what its own manifest claims (see `rollalloc.files.claims`).
+
+    Args:
+        path: need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._claims, self._lock = Claims(path, "profile"), Lock(path, "profile")
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._begun:
+            self._lock.release()
+        else:
+            self._lock.withdraw()
+
+    def check(self, described: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Refuse a folder in which this profile can neither begin nor go on; nothing in it is changed.
+
+        Args:
+            described: the profile, as plain data.
+            overwrite: what a profile of ours wrote there may be removed.
+
+        Raises:
+            InUse: another process samples into it.
+            FileExistsError: it holds what is not ours.
+            PermissionError: it cannot be made there.
+            ValueError: it holds a profile made under other settings; names them.
+        """
+        if self.path.exists():
+            refuse(self.path, self._claims.foreign(_NAMES), "give another folder (--out), or move it away")
+            self._lock.take()
+        else:
+            refuse_read_only(self.path)
+        saved = self.saved()
+        if saved is None or overwrite:
+            return
+        others = [*differences(_fixed(saved), _fixed(described), "profile")]
+        if saved[_GROWS] > described[_GROWS]:
+            others.append(f"profile.{_GROWS}: saved {saved[_GROWS]}, given {described[_GROWS]}")
+        if others:
+            do = "give what it was made with, another folder (--out), or replace what is there (--overwrite)"
+            raise ValueError(
+                f"{self.path} holds a profile that was made under other settings: {'; '.join(others)}; {do}"
+            )
+
+    def is_whole(self, prompts: int, n: int) -> bool:
+        """Whether n rollouts are there of so many prompts, or of all that there are."""
+        saved = self.saved()
+        if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
+            return False
+        return self.rollouts() == n * saved[_GROWS]
+
+    def begin(self, *, overwrite: bool = False) -> int:
+        """Make it ours, once `check` found nothing against it; the prompts of the profile before, 0 where it is new."""
+        self._lock.take()
+        if overwrite:
+            self._claims.remove(_NAMES)
+        saved = self.saved()
+        self._claims.add(_NAMES)
+        self._begun = True
+        return 0 if saved is None else int(saved[_GROWS])
+
+    def describe(self, described: Mapping[str, Any]) -> None:
+        """Say what the profile is made with; all but its rollouts is there by then."""
+        write_text(self.path / PROFILE, json.dumps(described, indent=2))
+
+    def saved(self) -> dict[str, Any] | None:
+        """The description of the profile that is there; None where there is none.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        path = self.path / PROFILE
+        if not path.exists():
+            return None
+        try:
+            saved = json.loads(read_text(path))
+            if not all(isinstance(saved[name], int) for name in (_GROWS, _FOUND)):
+                raise TypeError(f"expected numbers of prompts, found {saved[_GROWS]!r} of {saved[_FOUND]!r}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} does not describe a profile ({error}); it is damaged: replace it (--overwrite), or give another "
+                "folder (--out)"
+            ) from None
+        return saved
+
+    def rollouts(self) -> int:
+        """Whole lines of the log.
+
+        Raises:
+            ValueError: one of them is not the rollout that belongs there.
+        """
+        return len(self._ends()) - 1
+
+    def cut(self, rollouts: int) -> None:
+        """Take from the log what comes after so many rollouts: a wave that a kill left unfinished."""
+        if (self.path / ROLLOUTS).exists():
+            os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
+
+    def _ends(self) -> list[int]:
+        """Bytes up to the end of each whole line of the log, 0 first; what a kill left of a last line does not count."""
+        ends, path = [0], self.path / ROLLOUTS
+        if not path.exists():
+            return ends
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines):
+                if not line.endswith(b"\n"):
+                    break
+                if not _is_rollout(line, number):
+                    what = f"{path}:{number + 1}: expected rollout {number} of the profile, found something else"
+                    raise ValueError(f"{what}; replace what is there (--overwrite), or give another folder (--out)")
+                ends.append(ends[-1] + len(line))
+        return ends
+
+
+def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in described.items() if name not in (_GROWS, _FOUND)}
+
+
+def _is_rollout(line: bytes, number: int) -> bool:
+    try:
+        return json.loads(line)["rollout"] == number
+    except (ValueError, TypeError, KeyError):
+        return False

@@ -1,0 +1,202 @@
+"""Sampled profiles: what is in the folder, that they go on after a kill, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc.core.errors import NoScores
+from rollalloc.data.feature_file import read_features
+from rollalloc.files.claims import InUse, Lock
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.advise.sampling import _boundary, _waves, sample_profile
+from rollalloc.lab.waste.readers import read_log
+
+REWARD = """
+import time
+
+def half(data_source, solution_str, ground_truth, extra_info):
+    return float(len(solution_str) % 2)
+
+def poor(data_source, solution_str, ground_truth, extra_info):
+    if "s1" in solution_str:
+        time.sleep(3600)
+    if "s2" in solution_str:
+        raise KeyError("no such answer")
+    return 1.0
+
+def never(data_source, solution_str, ground_truth, extra_info):
+    raise KeyError("no such column")
+"""
+
+
+@pytest.fixture
+def rewarded(run_of, tmp_path):
+    """(name of a reward, **changes of the source) → a run that is scored by it."""
+    (tmp_path / "rewards.py").write_text(REWARD)
+
+    def made(name, **changes):
+        run = run_of()
+        return replace(run, source=replace(run.source, reward=f"{tmp_path / 'rewards.py'}:{name}", **changes))
+
+    return made
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def profile(rewarded, tmp_path):
+    """A profile of 40 prompts of 80, three rollouts each: its folder."""
+    sample_profile(rewarded("half"), tmp_path / "profile", prompts=40, n=3, seed=5)
+    return tmp_path / "profile"
+
+
+def test_prompts_are_drawn_without_replacement_and_each_gets_its_rollouts(profile):
+    rows = logged(profile)
+    assert [row["rollout"] for row in rows] == list(range(120))
+    assert set(Counter(row["key"] for row in rows).values()) == {3}
+    assert {row["metric"] for row in rows} == {0.0, 1.0}
+    assert all(isinstance(row["text"], str) and row["tokens"] > 0 and row["truncated"] in (False, True) for row in rows)
+    groups = read_log(profile).groups
+    assert (len(groups), set(groups.size_V.tolist())) == (40, {3})
+
+
+def test_texts_and_features_of_prompts_are_found_by_the_key_of_the_log(profile):
+    texts = {row["key"]: row["prompt"] for row in map(json.loads, (profile / "prompts.jsonl").read_text().splitlines())}
+    keys = list(dict.fromkeys(row["key"] for row in logged(profile)))
+    assert list(texts) == keys
+    assert all(isinstance(text, str) for text in texts.values())
+    assert len(read_features(profile / "features.safetensors", keys)) == 40
+    described = json.loads((profile / "profile.json").read_text())
+    assert (described["prompts"], described["of"], described["n"], described["seed"]) == (40, 80, 3, 5)
+
+
+def test_fewer_prompts_than_asked_are_all(rewarded, tmp_path):
+    sample_profile(rewarded("half"), tmp_path / "all", prompts=1000, n=1)
+    assert len({row["key"] for row in logged(tmp_path / "all")}) == 80
+
+
+@pytest.mark.parametrize("bytes_left", [0, 1, 700, 9001, -1])
+def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profile, bytes_left):
+    log = profile / "rollouts.jsonl"
+    whole = log.read_bytes()
+    os.truncate(log, bytes_left % len(whole))
+    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+    assert log.read_bytes() == whole
+
+
+def test_a_profile_that_was_killed_before_its_first_rollout_goes_on(rewarded, profile):
+    whole = (profile / "rollouts.jsonl").read_bytes()
+    for name in ("rollouts.jsonl", "profile.json", "rewards.json"):
+        (profile / name).unlink()
+    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+    assert (profile / "rollouts.jsonl").read_bytes() == whole
+
+
+def test_a_whole_profile_loads_no_model(rewarded, profile, monkeypatch):
+    monkeypatch.delattr("rollalloc.lab.advise.sampling.Policy.load")
+    assert sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5) == profile / "rollouts.jsonl"
+
+
+def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):
+    before = logged(profile)
+    sample_profile(rewarded("half"), profile, prompts=50, n=3, seed=5)
+    after = logged(profile)
+    assert after[:120] == before
+    assert len({row["key"] for row in after}) == 50
+    assert len(read_features(profile / "features.safetensors", [row["key"] for row in after[::3]])) == 50
+
+
+def test_other_settings_are_refused_by_name(rewarded, profile, tmp_path):
+    run = rewarded("half")
+    warmer = replace(run, settings=replace(run.settings, sampling=Sampling(3, temperature=0.5)))
+    for changed, how, named in (
+        (run, {"seed": 6}, "profile.seed: saved 5, given 6"),
+        (run, {"n": 4}, "profile.n: saved 3, given 4"),
+        (run, {"prompts": 39}, "profile.prompts: saved 40, given 39"),
+        (warmer, {}, "profile.sampling.temperature: saved 1.0, given 0.5"),
+        (rewarded("poor"), {}, "profile.source.reward"),
+    ):
+        with pytest.raises(ValueError, match=r"made under other settings.*--overwrite") as refused:
+            sample_profile(changed, profile, **{"prompts": 40, "n": 3, "seed": 5} | how)
+        assert named in str(refused.value)
+    (tmp_path / "rewards.py").write_text(REWARD + "\n")
+    with pytest.raises(ValueError, match=r"profile\.digests\..*rewards\.py"):
+        sample_profile(run, profile, prompts=40, n=3, seed=5)
+
+
+def test_where_it_is_computed_and_how_much_at_once_may_change(rewarded, profile):
+    run = rewarded("half", reward_workers=1)
+    run = replace(run, settings=replace(run.settings, sampling=replace(run.settings.sampling, max_rows=2)))
+    sample_profile(run, profile, prompts=40, n=3, seed=5)
+
+
+def test_what_is_not_ours_is_neither_overwritten_nor_removed(rewarded, profile, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "rollouts.jsonl").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=r"mine holds rollouts\.jsonl, which .*rollalloc did not write"):
+            sample_profile(rewarded("half"), mine, overwrite=overwrite)
+    assert [path.name for path in mine.rglob("*")] == ["rollouts.jsonl"]
+    (profile / "notes.txt").write_text("mine")
+    sample_profile(rewarded("half"), profile, prompts=2, n=2, overwrite=True)
+    assert (len(logged(profile)), (profile / "notes.txt").read_text()) == (4, "mine")
+
+
+def test_a_log_that_was_changed_is_refused(rewarded, profile):
+    log = profile / "rollouts.jsonl"
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[1:]))
+    with pytest.raises(ValueError, match=r"rollouts\.jsonl:1: expected rollout 0 of the profile"):
+        sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+
+
+def test_two_at_a_time_are_refused(rewarded, profile, monkeypatch):
+    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0)
+    with Lock(profile, "profile"), pytest.raises(InUse, match="in use by process"):
+        sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+
+
+@pytest.mark.e2e
+def test_a_reward_that_hangs_or_raises_leaves_rollouts_unscored(rewarded, tmp_path):
+    run = rewarded("poor", reward_workers=1, reward_limit_s=0.5)
+    sample_profile(run, tmp_path / "poor", prompts=8, n=2)
+    rows = logged(tmp_path / "poor")
+    hung = [row for row in rows if "s1" in row["text"]]
+    raised = [row for row in rows if "s2" in row["text"] and "s1" not in row["text"]]
+    assert hung
+    assert raised
+    assert all(row["metric"] is None and row["unscored"] for row in hung + raised)
+    assert all(row["metric"] == 1.0 for row in rows if row not in hung + raised)
+    assert json.loads((tmp_path / "poor" / "rewards.json").read_text())["lost"]
+
+
+def test_a_reward_that_never_scores_ends_it(rewarded, tmp_path):
+    with pytest.raises(NoScores, match=r"none of 64 rollouts has a score, .*no such column.*--overwrite"):
+        sample_profile(rewarded("never"), tmp_path / "never", prompts=80, n=4)
+    sample_profile(rewarded("half"), tmp_path / "never", prompts=8, n=4, overwrite=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("prompts", 0), ("n", 0), ("seed", -1), ("n", 1.5)])
+def test_numbers_out_of_range_are_refused(run_of, tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
+        sample_profile(run_of(), tmp_path / "new", **{name: value})
+    assert not (tmp_path / "new").exists()
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_waves_cover_all_prompts_once_and_begin_at_the_same_ones(begin, end):
+    waves = list(_waves(begin, end))
+    assert [prompt for first, after in waves for prompt in range(first, after)] == list(range(begin, end))
+    assert all(one[1] == other[0] and _boundary(other[0]) == other[0] for one, other in pairwise(waves))
+    assert 0 <= _boundary(begin) <= begin
+    assert _boundary(_boundary(begin)) == _boundary(begin)
