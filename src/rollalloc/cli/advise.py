@@ -10,25 +10,32 @@ from rich.text import Text
 
 from rollalloc.cli.options import with_fields
 from rollalloc.cli.progress import staged
-from rollalloc.cli.reading import LogPath, Reading, interval, table
+from rollalloc.cli.reading import interval, table
+from rollalloc.cli.sampled import Asked
 
 if TYPE_CHECKING:
     from rollalloc.lab.advise.profile import Profile
 
 
-@with_fields(Reading)
+@with_fields(Asked)
 def advise(
-    reading: Reading,
-    path: LogPath,
+    asked: Asked,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            help="A file, a folder or a glob of rollout logs; without one a profile is sampled.", metavar="LOG"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
-    """Say how the success rates of a log's prompts are spread."""
+    """Say how the success rates of prompts are spread, by a log, or by a profile of a model that is sampled first."""
     from rollalloc.lab.advise.profile import profile_of
 
     console = Console()
-    reading.check(seed=seed)
+    asked.check(seed=seed)
+    at, reading = asked.log(path, seed)
     with staged() as shown:
-        profile = profile_of(reading.read(path, shown), threshold=reading.threshold, seed=seed)
+        profile = profile_of(reading.read(at, shown), threshold=reading.threshold, seed=seed)
     _show_rates(console, profile)
     for note in profile.notes:
         console.print(Text(f"- {note}"))

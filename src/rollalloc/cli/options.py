@@ -80,13 +80,51 @@ LabelledParameters = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What the command line says of a run, whatever the recipe."""
+class Sampled:
+    """What the command line says of a model, its prompts, and how rollouts are sampled and scored."""
 
     task: Annotated[
         str | None,
         titled("Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME of reasoning-gym.", _WHAT),
     ] = None
+    model: Annotated[
+        str | None, titled("Causal language model, by name or folder, instead of a built-in task.", _WHAT)
+    ] = None
+    prompts: Annotated[
+        list[Path] | None,
+        titled("Training prompts, Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source),
+    ] = None
+    reward: Annotated[
+        str | None,
+        titled("Reward function, package.module:function or file.py:function, called as verl's compute_score.", _WHAT),
+    ] = None
+    drop_overlong: Annotated[
+        bool, titled("Leave out prompts that do not fit the model's context.", _WHAT, "--drop-overlong")
+    ] = False
+    max_new_tokens: Annotated[int | None, titled("Maximum tokens per rollout (default: 1024).", _HOW)] = None
+    temperature: Annotated[float, titled("Sampling temperature.", _HOW)] = 1.0
+    kv_tokens: Annotated[
+        int | None, titled("Maximum tokens in the key-value cache; rollouts that do not fit wait.", _HOW)
+    ] = None
+    reward_workers: Annotated[
+        int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
+    ] = 1
+    reward_limit: Annotated[float, titled("Seconds in which a rollout must be scored.", _HOW)] = 10.0
+    reward_cache: Annotated[int, titled("Scores to cache (0 for a reward that is not deterministic).", _HOW)] = 10_000
+    overlong_buffer: Annotated[
+        int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
+    ] = None
+    max_rows: Annotated[int | None, titled("Maximum rollouts decoded at once.", _STREAM)] = None
+    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU where there is one).", _HOW)] = None
+    tasks: Annotated[Path, output("Folder in which built-in tasks are made and kept.", parser=folder)] = Path(
+        "runs/tasks"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Sampled):
+    """What the command line says of a run, whatever the recipe."""
+
     settings: Annotated[
         str,
         titled(
@@ -95,19 +133,8 @@ class Given:
             _WHAT,
         ),
     ] = "defaults"
-    model: Annotated[
-        str | None, titled("Causal language model, by name or folder, instead of a built-in task.", _WHAT)
-    ] = None
-    prompts: Annotated[
-        list[Path] | None,
-        titled("Training prompts, Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source),
-    ] = None
     heldout: Annotated[
         Path | None, titled("Held-out prompts to evaluate on, in the same schema.", _WHAT, parser=source)
-    ] = None
-    reward: Annotated[
-        str | None,
-        titled("Reward function, package.module:function or file.py:function, called as verl's compute_score.", _WHAT),
     ] = None
     single_answer: Annotated[
         bool,
@@ -117,14 +144,6 @@ class Given:
             "--single-answer",
         ),
     ] = False
-    drop_overlong: Annotated[
-        bool, titled("Leave out prompts that do not fit the model's context.", _WHAT, "--drop-overlong")
-    ] = False
-    max_new_tokens: Annotated[int | None, titled("Maximum tokens per rollout (default: 1024).", _HOW)] = None
-    temperature: Annotated[float, titled("Sampling temperature.", _HOW)] = 1.0
-    kv_tokens: Annotated[
-        int | None, titled("Maximum tokens in the key-value cache; rollouts that do not fit wait.", _HOW)
-    ] = None
     learning_rate: Annotated[
         float | None, titled("AdamW learning rate (default: the task's, or 1e-6 for a model of your own).", _HOW)
     ] = None
@@ -172,20 +191,11 @@ class Given:
     ] = None
     target: Annotated[float | None, titled("Held-out accuracy at which the run stops.", _HOW)] = None
     eval_every: Annotated[int | None, titled("Rollouts between two evaluations.", _HOW)] = None
-    reward_workers: Annotated[
-        int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
-    ] = 1
-    reward_limit: Annotated[float, titled("Seconds in which a rollout must be scored.", _HOW)] = 10.0
-    reward_cache: Annotated[int, titled("Scores to cache (0 for a reward that is not deterministic).", _HOW)] = 10_000
-    overlong_buffer: Annotated[
-        int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
-    ] = None
     engine: Annotated[str, titled("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
     staleness: Annotated[
         int | None,
         titled("Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap.", _STREAM),
     ] = None
-    max_rows: Annotated[int | None, titled("Maximum rollouts decoded at once.", _STREAM)] = None
     on_weight_update: Annotated[
         str, titled("async: running rollouts at a weight update continue, restart or stop.", _STREAM)
     ] = "continue"
@@ -205,7 +215,6 @@ class Given:
             "async: seconds without a sign of life after which a generator is given up, and the run saved.", _STREAM
         ),
     ] = 600.0
-    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU where there is one).", _HOW)] = None
     features: Annotated[
         str | None,
         titled(
@@ -214,9 +223,6 @@ class Given:
         ),
     ] = None
     track: Annotated[list[str] | None, output("Tracker: tensorboard or wandb; repeatable.")] = None
-    tasks: Annotated[Path, output("Folder in which built-in tasks are made and kept.", parser=folder)] = Path(
-        "runs/tasks"
-    )
 
 
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

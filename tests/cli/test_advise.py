@@ -1,0 +1,70 @@
+"""`rollalloc advise` on a model and prompts of one's own: the profile that it samples first."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+REWARD = """
+import os, signal
+
+calls = 0
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    global calls
+    calls += 1
+    if calls > 20 and os.path.exists("kill"):
+        os.remove("kill")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(len(solution_str) % 2)
+"""
+ADVISE = ("advise", "--model", "model", "--prompts", "prompts.parquet", "--reward", "killing.py:score")
+ADVISE = (*ADVISE, "--max-new-tokens", 4, "--device", "cpu", "--reward-workers", 0, "--sample-prompts", 16)
+
+
+@pytest.mark.e2e
+def test_a_profile_that_is_killed_goes_on_by_the_same_command_to_the_same_rollouts(own, script):
+    (own / "killing.py").write_text(REWARD)
+    (own / "kill").touch()
+    assert script(*ADVISE, "--out", "killed").returncode == -signal.SIGKILL
+    begun = (own / "killed" / "rollouts.jsonl").read_bytes()
+    for folder in ("killed", "unbroken"):
+        done = script(*ADVISE, "--out", folder)
+        assert done.returncode == 0, done.stderr
+        assert "64 rollouts of 16 prompts" in done.stdout
+    whole = (own / "unbroken" / "rollouts.jsonl").read_bytes()
+    assert 0 < len(begun) < len(whole)
+    assert (own / "killed" / "rollouts.jsonl").read_bytes() == whole
+
+
+def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read_again(call, own, tmp_path):
+    code, output = call(
+        *ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--sample-n", 2, "--out", tmp_path / "new"
+    )
+    assert code == 0, output
+    assert "32 rollouts of 16 prompts" in output
+    described = json.loads((tmp_path / "new" / "profile.json").read_text())
+    assert (described["prompts"], described["of"], described["n"]) == (16, 24, 2)
+    assert "32 rollouts of 16 prompts" in call("advise", tmp_path / "new")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give a log of rollouts, or --model with --prompts and --reward, or --task"),
+        (("log.jsonl", "--model", "model"), "--model: means nothing beside a log"),
+        (("log.jsonl", "--sample-n", 4), "--sample-n: means nothing beside a log"),
+        ((*ADVISE[1:], "--format", "trl"), "--format: means nothing for a profile"),
+        (("--task", "sort", "--reward", "a.py:f"), "--reward: a task has its own"),
+        (("--model", "model"), "--model needs --prompts and --reward"),
+        ((*ADVISE[1:], "--sample-n", 0), "n must be a whole number of at least 1"),
+        ((*ADVISE[1:], "--out", "model/config.json"), "model/config.json is a file"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(call, words, said):
+    code, output = call("advise", *words)
+    assert code == 2
+    assert said in " ".join(output.split())
+    assert "Traceback" not in output
