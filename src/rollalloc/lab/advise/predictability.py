@@ -74,7 +74,7 @@ class _Events:
 
     @property
     def hits_E(self) -> Floats:
-        return np.concatenate([self.hits_P, np.zeros(len(self.hits_P))])
+        return np.concatenate([self.hits_P, np.zeros_like(self.hits_P)]).astype(np.float64)
 
     @property
     def count_E(self) -> Floats:

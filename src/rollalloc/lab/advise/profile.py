@@ -6,56 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rollalloc.lab.advise.predictability import Predictability
-from rollalloc.lab.advise.rates import RateMixture, fit_rates
+from rollalloc.lab.advise.doubts import notes_of, too_few
+from rollalloc.lab.advise.lengths import Lengths, Watcher, lengths_of, with_seconds
+from rollalloc.lab.advise.predictability import Predictability, predictability_of
+from rollalloc.lab.advise.rates import Ints, RateMixture, fit_rates
+from rollalloc.lab.advise.rewards import RewardReading, read_rewards
+from rollalloc.lab.advise.shares import alike, pairs_differ
+from rollalloc.lab.waste.finding import chosen
 from rollalloc.lab.waste.groups import Groups, Log
-from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
+from rollalloc.lab.waste.shares import Share
+
+__all__ = ["SIZES", "Lengths", "Predictability", "Profile", "RewardReading", "profile_of"]
 
 SIZES = (2, 4, 8, 16, 32)  # of groups whose variance is told
-_RIGHT = 0.5
 
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of a rollout.
-
-    Attributes:
-        p50: median.
-        p95: 95th percentile.
-        longest: that was logged.
-        truncated: share that hit the limit; None: the log does not say.
-        correlation: rank correlation of length and success; None: one of them does not vary.
-    """
-
-    p50: Share
-    p95: Share
-    longest: int
-    truncated: Share | None
-    correlation: Share | None
-
-
-@dataclass(frozen=True, slots=True)
-class RewardReading:
-    """What rewards are like.
-
-    Attributes:
-        low: the lowest.
-        high: the highest.
-        values: different ones.
-        graded: whether there are more than two.
-        unscored: share of rollouts without one.
-        usual: share of the scored that have the most frequent value.
-        rules_out: what these rewards rule out, in sentences.
-    """
-
-    low: float
-    high: float
-    values: int
-    graded: bool
-    unscored: Share
-    usual: Share
-    rules_out: tuple[str, ...] = ()
+Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +34,8 @@ class Profile:
         rollouts: logged.
         n: usual size of a group.
         rates: success rates over prompts.
-        zero_variance: share of groups without variance, by rollouts of a group.
+        zero_variance: share of groups without variance, by rollouts of a group; where rewards are graded and groups are
+            smaller than that, of groups all right or all wrong, which is at least as much.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that nearly always are.
         mean: success rate.
@@ -107,58 +75,65 @@ class Profile:
         }
 
 
-def profile_of(log: Log, *, threshold: float | None = None, seed: int = 0, resamples: int = 200) -> Profile:
+def profile_of(
+    log: Log, *, threshold: float | None = None, from_step: int | None = None, features_PD: Features | None = None,
+    gpus: int | None = None, seed: int = 0, resamples: int = 200, watcher: Watcher = lambda done, of: None,
+) -> Profile:  # fmt: skip
     """The profile that a log gives.
 
     Args:
         log: as read.
-        threshold: rewards of at least this are right, a finite number; by default half way between lowest and highest.
+        threshold: rewards of at least this are right, a finite number; None: those nearer to the highest than to the lowest.
+        from_step: groups logged before it are left out; at least 0.
+        features_PD: numbers of each prompt of the log, in the order of its keys; by default those of the texts it has.
+        gpus: of the cluster on which stopping and running ahead are simulated, at least 2; None: they are not.
         seed: of everything random, at least 0.
         resamples: of bootstraps over prompts.
+        watcher: called before each simulation.
 
     Raises:
-        ValueError: a log that has only sums, or no score at all.
+        ValueError: a log that has only sums, no score at all, or no group at or after `from_step`.
     """
-    if log.groups is None:
-        raise ValueError("expected rollouts, the log has only sums; train with --log-rollouts")
-    groups = log.groups
-    judged, reward = _judged(groups, threshold)
-    hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
-    scored = np.flatnonzero(judged.scored_V)
-    rates = fit_rates(hits_V[scored], judged.scored_V[scored], judged.prompt_V[scored], seed=seed, resamples=resamples)
-    prompts = len(np.unique(judged.prompt_V))
-    few = f"{prompts} prompts, where {LEAST_PROMPTS} are the least" if prompts < LEAST_PROMPTS else ""
+    groups, _ = chosen(log, from_step)
+    if groups is None:
+        raise ValueError(
+            "expected rollouts, the log has only sums; train with --log-rollouts, and give the folder with rollouts.jsonl"
+        )
+    reward = read_rewards(groups, threshold)
+    judged = groups.judged(reward.threshold)
+    n = int(np.median(groups.size_V))
+    rates = fit_rates(*_counts(judged), seed=seed, resamples=resamples)
+    predictability, unpredicted = predictability_of(judged, features_PD, seed=seed, resamples=resamples)
+    lengths = lengths_of(judged, seed=seed, resamples=resamples)
+    if lengths is not None and gpus is not None:
+        lengths = with_seconds(lengths, judged, n, gpus=gpus, seed=seed, watcher=watcher)
+    graded = reward.graded and threshold is None
+    zero_variance = {n: (alike(groups, n) if graded else None) or rates.zero_variance(n) for n in SIZES}
+    prompts = len(np.unique(groups.prompt_V))
     return Profile(
         prompts=prompts,
         rollouts=len(groups.rewards_R),
-        n=int(np.median(groups.size_V)),
+        n=n,
         rates=rates,
-        zero_variance={n: rates.zero_variance(n) for n in SIZES},
+        zero_variance=zero_variance,
         hopeless=rates.hopeless,
         solved=rates.solved,
         mean=rates.mean,
-        predictability=None,
-        lengths=None,
+        predictability=predictability,
+        lengths=lengths,
         reward=reward,
-        right_pairs_differ=None,
-        notes=tuple(log.notes),
-        too_few=few,
+        right_pairs_differ=pairs_differ(judged),
+        notes=tuple(notes_of(log, judged, reward, unpredicted, seed)),
+        too_few=too_few(judged, rates, prompts),
     )
 
 
-def _judged(groups: Groups, threshold: float | None) -> tuple[Groups, RewardReading]:
-    """The groups with 1 for what is right and 0 for what is wrong, and what the rewards were like.
-
-    Raises:
-        ValueError: no score at all.
-    """
-    known_R = groups.rewards_R[~np.isnan(groups.rewards_R)]
-    if not known_R.size:
-        raise ValueError("expected rewards, none of the log's rollouts has one; --reward names another field")
-    value_U, times_U = np.unique(known_R, return_counts=True)
-    low, high = float(value_U[0]), float(value_U[-1])
-    if threshold is None:
-        threshold = (low + high) / 2 if high > low else _RIGHT
-    unscored = Share(1 - len(known_R) / len(groups.rewards_R), None)
-    usual = Share(float(times_U.max() / len(known_R)), None)
-    return groups.judged(threshold), RewardReading(low, high, len(value_U), len(value_U) > 2, unscored, usual)
+def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
+    """Right rollouts, scored ones and the prompt of each visit; of each prompt where visits are of one rollout."""
+    hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
+    count_V, prompt_V = judged.scored_V, judged.prompt_V
+    if np.median(judged.size_V) < 2:
+        hits_V, count_V = (np.bincount(prompt_V, each).astype(np.int64) for each in (hits_V, count_V))
+        prompt_V = np.arange(len(hits_V))
+    scored = np.flatnonzero(count_V)
+    return hits_V[scored], count_V[scored], prompt_V[scored]

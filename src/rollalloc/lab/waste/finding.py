@@ -94,7 +94,7 @@ def find(
         ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
     """
     check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
-    groups, stepless = _chosen(log, from_step)
+    groups, stepless = chosen(log, from_step)
     groups = None if groups is None else groups.judged(threshold)
     booked = {} if log.accounts is None or from_step is not None else log.accounts
     booked = {cause: rollouts for cause, rollouts in booked.items() if cause != "open"}
@@ -104,7 +104,7 @@ def find(
     finding = Finding(log.format, rollouts, None, booked)
     if groups is None:
         finding.refused = "there are no rollouts in this log, only sums"
-        finding.notes += [*_unusable(log), *log.notes]
+        finding.notes += [*unusable(log), *log.notes]
         return finding
     compared = groups.take(groups.size_V > 1)
     finding.alone = len(groups) - len(compared)
@@ -122,7 +122,7 @@ def find(
         finding.refused = str(refused)
     if finding.alone:
         finding.notes.append(ALONE.format(finding.alone))
-    finding.notes += [*_unusable(log), *_warnings(compared, threshold, seed)]
+    finding.notes += [*unusable(log), *_warnings(compared, threshold, seed)]
     if from_step is not None and stepless:
         finding.notes.append(
             f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
@@ -131,7 +131,7 @@ def find(
     return finding
 
 
-def _chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
+def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
     """The groups that are asked for, None where there are only sums; and how many have no step.
 
     Raises:
@@ -222,7 +222,8 @@ def _support(forecast: Forecast, own: Mapping[str, Recipe]) -> list[str]:
     ]
 
 
-def _unusable(log: Log) -> list[str]:
+def unusable(log: Log) -> list[str]:
+    """What of a log could not be used, in sentences."""
     found: list[str] = []
     if log.bad:
         found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
@@ -245,12 +246,19 @@ def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
         found.append(
             "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
         )
+    moved = drifted(groups, seed)
+    return [*found, moved] if moved else found
+
+
+def drifted(groups: Groups, seed: int) -> str:
+    """A sentence where the waste moved between the first and the last third of the steps beyond chance, else empty."""
     thirds = drift(groups, seed=seed)
-    if thirds is not None and thirds[0].interval and thirds[1].interval:
-        (early, late), (low, high) = thirds, zip(thirds[0].interval, thirds[1].interval, strict=True)
-        if max(low) > min(high):
-            found.append(
-                f"the waste moved from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last; "
-                "what comes next is nearer to the last, --from-step looks at it alone"
-            )
-    return found
+    if thirds is None or not thirds[0].interval or not thirds[1].interval:
+        return ""
+    (early, late), (low, high) = thirds, zip(thirds[0].interval, thirds[1].interval, strict=True)
+    if max(low) <= min(high):
+        return ""
+    return (
+        f"the waste moved from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last; "
+        "what comes next is nearer to the last, --from-step looks at it alone"
+    )

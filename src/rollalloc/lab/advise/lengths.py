@@ -1,0 +1,181 @@
+"""How long rollouts are, and what stopping the longest or running ahead could gain in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc import recipes
+from rollalloc.core.seeds import rng
+from rollalloc.lab.advise.shares import share_of
+from rollalloc.lab.simulate.cluster import Cluster, Scenario
+from rollalloc.lab.simulate.result import Priced
+from rollalloc.lab.simulate.simulation import simulate
+from rollalloc.lab.simulate.workload import Logged, Outcome
+from rollalloc.lab.waste.groups import NOT_SAID, Groups
+from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
+
+_MOST = 2048  # prompts that are looked at
+_SEEDS, _BATCHES = 5, 6
+_BATCH = 128  # rollouts of a simulated batch, about
+
+Watcher = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long rollouts are.
+
+    Attributes:
+        unit: tokens where the log has them, else characters of its texts.
+        p50: median.
+        p95: 95th percentile.
+        longest: that was logged.
+        truncated: share that hit the limit; None: the log does not say.
+        correlation: rank correlation of length and success; None: one of them does not vary.
+        faster: GRPO's seconds over those of stopping the longest and of running a batch ahead, in simulation; empty where
+            that was not asked for, or tokens are not known.
+    """
+
+    unit: Literal["tokens", "characters"]
+    p50: Share
+    p95: Share
+    longest: int
+    truncated: Share | None
+    correlation: Share | None
+    faster: Mapping[str, Share]
+
+
+def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Lengths | None:
+    """How long the rollouts of a log are; quantiles and correlation of at most 2,048 prompts, by a bootstrap over them.
+
+    Args:
+        judged: groups whose rewards are 0, 1 or NaN.
+        seed: of the resampling, at least 0.
+        resamples: of the bootstrap.
+
+    Returns:
+        None where the log has neither tokens nor texts of every rollout.
+    """
+    unit, length_R = ("tokens", judged.tokens_R)
+    if (length_R == NOT_SAID).any():
+        unit, length_R = ("characters", judged.characters_R)
+    if (length_R == NOT_SAID).any() or not len(length_R):
+        return None
+    random = rng(seed, "advise lengths")
+    visited = np.unique(judged.prompt_V)
+    chosen = random.permutation(visited)[:_MOST]
+    prompt_R = np.repeat(judged.prompt_V, judged.size_V)
+    some_R = np.isin(prompt_R, chosen)
+    row_R = np.searchsorted(np.sort(chosen), prompt_R[some_R])
+    times_BP = random.multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)), resamples)
+    told_V = judged.truncated_V != NOT_SAID
+    told = judged.take(told_V)
+    longest = int(length_R.max())
+    p50, p95 = _quantiles(length_R[some_R], row_R, times_BP)
+    return Lengths(
+        unit=unit,
+        p50=p50,
+        p95=p95,
+        longest=longest,
+        truncated=share_of(told.truncated_V, told.size_V, told.prompt_V),
+        correlation=_correlation(length_R[some_R], judged.rewards_R[some_R], row_R, times_BP),
+        faster={},
+    )
+
+
+def _quantiles(length_R: NDArray[np.int64], row_R: NDArray[np.int64], times_BP: NDArray[np.int64]) -> list[Share]:
+    order_R = np.argsort(length_R, kind="stable")
+    length_R, row_R = length_R[order_R], row_R[order_R]
+
+    def found(times_P: NDArray[np.int64]) -> NDArray[np.int64]:
+        until_R = np.cumsum(times_P[row_R])
+        return length_R[np.searchsorted(until_R, np.array([0.5, 0.95]) * until_R[-1])]
+
+    value_2 = found(np.ones(times_BP.shape[1], np.int64))
+    return _shares(value_2, [found(times_P) for times_P in times_BP], times_BP.shape[1])
+
+
+def _correlation(
+    length_R: NDArray[np.int64], right_R: NDArray[np.float64], row_R: NDArray[np.int64], times_BP: NDArray[np.int64]
+) -> Share | None:
+    """Spearman's, of what is scored."""
+    known_R = ~np.isnan(right_R)
+    _, tie_R, times_T = np.unique(length_R[known_R], return_inverse=True, return_counts=True)
+    x_R = (np.cumsum(times_T) - times_T / 2)[tie_R] / max(1, len(tie_R))
+    y_R, row_R = right_R[known_R], row_R[known_R]
+    products = (np.ones(len(x_R)), x_R, y_R, x_R * x_R, y_R * y_R, x_R * y_R)
+    sums_P6 = np.stack([np.bincount(row_R, each, times_BP.shape[1]) for each in products], 1)
+
+    def found(sums_B6: NDArray[np.float64]) -> NDArray[np.float64]:
+        count, x, y, xx, yy, xy = sums_B6.T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (xy / count - x * y / count**2) / np.sqrt(
+                (xx / count - (x / count) ** 2) * (yy / count - (y / count) ** 2)
+            )
+
+    value = found(sums_P6.sum(0)[None])
+    if not np.isfinite(value).all():
+        return None
+    drawn_B = found((times_BP @ sums_P6).astype(np.float64))
+    return _shares(value, drawn_B[np.isfinite(drawn_B)][:, None], times_BP.shape[1])[0]
+
+
+def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> list[Share]:
+    if prompts < LEAST_PROMPTS:
+        return [Share(float(each), None) for each in value_X.tolist()]
+    ends_2X = np.quantile(np.asarray(drawn_BX), (0.025, 0.975), axis=0)
+    return [
+        Share(float(each), (low, high)) for each, low, high in zip(value_X.tolist(), *ends_2X.tolist(), strict=True)
+    ]
+
+
+def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: int = 0, watcher: Watcher) -> Lengths:
+    """With what stopping the longest rollouts, or running a batch ahead, would gain on a simulated cluster.
+
+    Every rollout has the length of one that was logged for its prompt; costs are the simulator's default ones, of 7.6
+    billion parameters on H100s. Stopping is DARTS with a sampled tail; running ahead shares the GPUs between engine and
+    trainer.
+
+    Args:
+        lengths: of the same groups.
+        judged: groups whose rewards are 0, 1 or NaN.
+        n: rollouts of a group, at least 1.
+        gpus: of the cluster, at least 2.
+        seed: the first of five.
+        watcher: told of each simulation: how many before it, how many there are.
+    """
+    if lengths.unit != "tokens" or n < 2:
+        return lengths
+    workload = _logged(judged)
+    groups = min(max(1, _BATCH // n), len(workload.rollouts))
+    world = Scenario(cluster=Cluster(gpus=gpus), workload=workload, batches=_BATCHES)
+    ahead = replace(world, cluster=Cluster(gpus=gpus, schedule="async"))
+    plans = {
+        "grpo": (recipes.grpo(groups, n), world),
+        "stopping the longest": (recipes.darts(groups, n - n // 2, n // 2, tail="sampled"), world),
+        "running a batch ahead": (recipes.grpo(groups, n), ahead),
+    }
+    results = {}
+    for number, (name, (recipe, scenario)) in enumerate(plans.items()):
+        watcher(number, len(plans))
+        results[name] = [simulate(recipe, scenario, seed + each) for each in range(_SEEDS)]
+    gains = {name: Priced.of(name, found, results["grpo"]).faster for name, found in results.items() if name != "grpo"}
+    ends = {
+        name: None if gain.low is None or gain.high is None else (gain.low, gain.high) for name, gain in gains.items()
+    }
+    return replace(lengths, faster={name: Share(gain.point, ends[name]) for name, gain in gains.items()})
+
+
+def _logged(judged: Groups) -> Logged:
+    """The first 2,048 prompts of a log, as the simulator draws from them."""
+    some = judged.take(judged.prompt_V < _MOST)
+    by_prompt: dict[int, list[Outcome]] = {}
+    prompt_R = np.repeat(some.prompt_V, some.size_V)
+    for prompt, tokens, reward in zip(prompt_R.tolist(), some.tokens_R.tolist(), some.rewards_R.tolist(), strict=True):
+        by_prompt.setdefault(prompt, []).append(Outcome(max(1, tokens), False, reward > 0))
+    return Logged(rollouts=list(by_prompt.values()), source="the log")

@@ -1,0 +1,93 @@
+"""What a log's rewards are like, and what that rules out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollalloc.lab.advise.shares import share_of
+from rollalloc.lab.waste.groups import SAME, Groups
+from rollalloc.lab.waste.shares import Share
+
+_RIGHT = 0.5  # rewards of at least it are right where all are the same
+_CONSTANT = 0.98  # share of one value from which on rewards are nearly constant
+_MANY = 0.05  # share without a score from which on the reader is warned
+
+
+@dataclass(frozen=True, slots=True)
+class RewardReading:
+    """What rewards are like.
+
+    Attributes:
+        low: the lowest.
+        high: the highest.
+        values: different ones.
+        threshold: rewards of at least this count as right.
+        unscored: share of rollouts without one.
+        usual: share of the scored that have the most frequent value.
+        rules_out: what these rewards rule out, in sentences.
+    """
+
+    low: float
+    high: float
+    values: int
+    threshold: float
+    unscored: Share
+    usual: Share
+    rules_out: tuple[str, ...]
+
+    @property
+    def graded(self) -> bool:
+        """Whether there are more than two values."""
+        return self.values > 2
+
+
+def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
+    """What the rewards of a log are like.
+
+    Args:
+        groups: as logged.
+        threshold: rewards of at least this are right; None: those nearer to the highest than to the lowest.
+
+    Raises:
+        ValueError: no rollout has a score.
+    """
+    known_R = ~np.isnan(groups.rewards_R)
+    if not known_R.any():
+        raise ValueError("expected rewards, none of the log's rollouts has one; --reward names another field")
+    value_U, times_U = np.unique(groups.rewards_R[known_R], return_counts=True)
+    low, high, usual = float(value_U[0]), float(value_U[-1]), float(value_U[times_U.argmax()])
+    usual_V = np.add.reduceat(np.abs(groups.rewards_R - usual) <= SAME, groups.begin_V, dtype=np.float64)
+    unscored = share_of(groups.size_V - groups.scored_V, groups.size_V, groups.prompt_V)
+    constant = share_of(usual_V, groups.scored_V, groups.prompt_V)
+    assert unscored is not None  # there are rollouts
+    assert constant is not None  # some of them have a score
+    right = threshold if threshold is not None else (low + high) / 2 if high - low > SAME else _RIGHT
+    reading = RewardReading(low, high, len(value_U), right, unscored, constant, ())
+    return RewardReading(low, high, len(value_U), right, unscored, constant, tuple(_rules_out(reading, threshold)))
+
+
+def _rules_out(reading: RewardReading, threshold: float | None) -> list[str]:
+    found: list[str] = []
+    if threshold is None and (reading.low < -SAME or reading.high > 1 + SAME):
+        found.append(
+            f"rewards from {reading.low:g} to {reading.high:g} leave [0, 1]: methods that predict a success rate "
+            "(foresight, SPO, MoPPS, VCRL) need a metric within it beside the reward"
+        )
+    if reading.graded and threshold is None:
+        found.append(
+            f"rewards take {reading.values:,} values, and {reading.threshold:g} or more counts as right here: RAFT and "
+            "foresight need to know what is right; --threshold says it, --reward names a field that does"
+        )
+    if reading.usual.value >= _CONSTANT:
+        found.append(
+            f"{reading.usual.value:.1%} of the rewards are the same: no recipe learns much from them; other prompts, a "
+            "stronger model or a reward that tells more apart would help"
+        )
+    if reading.unscored.value > _MANY:
+        found.append(
+            f"{reading.unscored.value:.1%} of the rollouts have no score: a reward that fails or times out is paid for, and "
+            "groups shrink"
+        )
+    return found
