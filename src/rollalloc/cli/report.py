@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import isnan, nan
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from rollalloc.cli.options import place
 from rollalloc.cli.progress import say
+from rollalloc.cli.reading import table
+
+if TYPE_CHECKING:
+    from rollalloc.runs.cost import Cost
 
 _EXIT_ON_DAMAGE = 1
 
@@ -30,12 +37,24 @@ def report(
         Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=place)
     ],
     out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
+    verl: Annotated[
+        str | None,
+        typer.Option(help="FOLDER holds logs of verl's `file` logger: their validation's keys, comma-separated."),
+    ] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy that verl's runs are to reach.")] = None,
+    peak: Annotated[
+        float | None,
+        typer.Option(help="Instead, a share of the best of the first run with grpo in its name, e.g. 0.99."),
+    ] = None,
 ) -> None:
     """Write one HTML page that needs nothing else, and its figures as PNG.
 
     Only pages and figures of earlier reports are overwritten. Where something of a run could not be read the page says so,
-    and the exit code is 1.
+    and the exit code is 1. With --verl: say what each run of verl had paid when it reached a target.
     """
+    if verl is not None or target is not None or peak is not None:
+        _costs_of_verl(folder, verl, target, peak)
+        return
     from rollalloc.lab.report.page import sections, write_sections
     from rollalloc.runs.discovery import comparisons  # matplotlib takes a second to import, `--help` should not
 
@@ -49,3 +68,57 @@ def report(
     say(console, f"the report is {page}")
     if problems:
         raise typer.Exit(_EXIT_ON_DAMAGE)
+
+
+def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: float | None) -> None:
+    """A table of what each of verl's runs in a folder paid.
+
+    Raises:
+        ValueError: options that do not go together, or out of range; no log, or none with these keys.
+    """
+    from rollalloc.runs.verl_log import baseline_of, costs, logs_in, read_verl
+    from rollalloc.runs.verl_log import peak as peak_of
+
+    metrics = [name.strip() for name in (verl or "").split(",") if name.strip()]
+    if not metrics:
+        raise ValueError(
+            "--target, --peak: of runs of verl; name a key of their validation, --verl val-core/…/acc/mean@1"
+        )
+    if (target is None) == (peak is None):
+        raise ValueError("--verl: say what is to be reached, by --target ACCURACY or by --peak SHARE, one of them")
+    for option, value in (("--target", target), ("--peak", peak)):
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{option}: expected a number in (0, 1], got {value:g}")
+    runs = [read_verl(path, metrics) for path in logs_in(folder)]
+    if not runs:
+        raise ValueError(f"{folder}: no log of verl's `file` logger, STEM.jsonl with step and data in each line")
+    baseline = baseline_of(runs)
+    aim = target if target is not None else peak_of(baseline, peak or 1.0)
+    _show_costs(costs(runs, aim), baseline.name, aim)
+
+
+def _show_costs(found: Mapping[str, Cost], baseline: str, target: float) -> None:
+    names = ("rollouts", "tokens", "seconds")
+    shown = table((f"to {target:.4g}", *(cell for name in names for cell in (name, "× less"))))
+    for run, cost in found.items():
+        cells = [Text(run)]
+        for name in names:
+            ratio = found[baseline].paid[name] / cost.paid[name] if cost.paid[name] else nan
+            censored = cost.censored or found[baseline].censored
+            cells += [
+                Text(_amount(cost.paid[name], cost.censored)),
+                Text("" if censored or isnan(ratio) else f"{ratio:.2f}"),
+            ]
+        shown.add_row(*cells)
+    console = Console()
+    console.print(shown)
+    console.print(
+        Text(
+            f"× less: what {baseline} paid over it. A target is reached from the first of two validations in a row at or "
+            "above it; seconds are those of steps, without validation and checkpoints."
+        )
+    )
+
+
+def _amount(value: float, censored: bool) -> str:
+    return "not logged" if isnan(value) else f"{'> ' if censored else ''}{value:,.0f}"

@@ -1,0 +1,106 @@
+"""What verl's `file` logger writes of a run: accuracy against what was paid, as of our own runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from rollalloc.data.jsonl import read_lines
+from rollalloc.runs.cost import Cost, Curve, cost_to_target
+from rollalloc.runs.metrics import PREFIX
+
+_NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")  # within verl's timing_s/step, where they are at all
+_BASELINE = "grpo"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """A run of verl, by its log.
+
+    Attributes:
+        path: of the log.
+        curve: accuracy against rollouts, tokens, seconds of training and steps; NaN where the log does not say.
+    """
+
+    path: Path
+    curve: Curve
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return self.path.stem
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """The logs of verl in a folder, by name: files of lines whose first has `step` and `data`.
+
+    Raises:
+        OSError: the folder or a file cannot be read.
+    """
+    return [path for path in sorted(folder.glob("*.jsonl")) if path.is_file() and next(_steps(path), None) is not None]
+
+
+def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
+    """A run's curve. A last line that is broken off is left out.
+
+    Args:
+        path: of the log.
+        metrics: keys of verl's validation, e.g. val-core/openai/gsm8k/acc/mean@1; the accuracy is their mean.
+
+    Raises:
+        ValueError: no validation has these keys.
+        OSError: it cannot be read.
+    """
+    points: list[tuple[float, float, float, float, int, float, None]] = []
+    seconds, paid, tokens = 0.0, 0.0, 0.0
+    seen: dict[str, None] = {}
+    for step, data in _steps(path):
+        seconds += _number(data, "timing_s/step", 0.0) - sum(_number(data, name, 0.0) for name in _NOT_TRAINING)
+        trained = "timing_s/step" in data
+        paid = _number(data, f"{PREFIX}/rollouts_paid", nan if trained else paid)
+        tokens = _number(data, f"{PREFIX}/tokens_paid", nan if trained else tokens)
+        seen |= {name: None for name in data if name.startswith("val-")}
+        found = [_number(data, name, nan) for name in metrics]
+        if all(map(isfinite, found)):
+            points.append((paid, tokens, seconds, float(step), step, sum(found) / len(found), None))
+    if not points:
+        there = f"it has {', '.join([*seen][:6])}" if seen else "it was never validated"
+        raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {there}")
+    return LoggedRun(path, Curve(*map(tuple, zip(*points, strict=True))))
+
+
+def _steps(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each step's metrics; a line that is none of verl's is left out."""
+    for _, row in read_lines(path):
+        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("data"), dict):
+            yield row["step"], row["data"]
+
+
+def _number(data: Mapping[str, Any], name: str, otherwise: float) -> float:
+    value = data.get(name)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) and isfinite(value) else otherwise
+
+
+def baseline_of(runs: Sequence[LoggedRun]) -> LoggedRun:
+    """The run that others are held against: the first with "grpo" in its name, else the first."""
+    return next((run for run in runs if _BASELINE in run.name.lower()), runs[0])
+
+
+def peak(run: LoggedRun, share: float) -> float:
+    """That share of a run's best accuracy: with 0.99 of plain GRPO's, PODS's target (arXiv 2504.13818)."""
+    return share * max(run.curve.accuracy)
+
+
+def costs(runs: Sequence[LoggedRun], target: float) -> dict[str, Cost]:
+    """What each run had paid when it reached the target, as `rollalloc.runs.cost` has it, by name.
+
+    Args:
+        runs: at least one.
+        target: accuracy, in (0, 1].
+    """
+    found = {run.name: cost_to_target(run.curve, target) for run in runs}
+    return {name: cost for name, cost in found.items() if cost is not None}  # a run that is read has a point
