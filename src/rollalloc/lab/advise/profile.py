@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,14 @@ class Profile:
             "graded": float(self.reward.graded),
             "many_answers": 0.0 if self.right_pairs_differ is None else self.right_pairs_differ.value,
         }
+
+    def described(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rates"}
+        plain = {name: asdict(value) if is_dataclass(value) else value for name, value in rest.items()}
+        plain["zero_variance"] = {str(n): asdict(share) for n, share in self.zero_variance.items()}
+        grid = {"rate": self.rates.rate_K.tolist(), "weight": self.rates.weight_K.tolist(), "sd": asdict(self.rates.sd)}
+        return plain | {"rates": grid, "graded": self.reward.graded, "signals": self.signals()}
 
 
 def profile_of(
