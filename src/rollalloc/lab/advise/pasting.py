@@ -1,0 +1,146 @@
+"""What to paste for a chosen recipe: our command line, TRL's settings and trainer, or verl's keys; and what changes with it.
+
+Each text is made of the recipe's own parameters, so that what the tests put through the framework's validation is what is
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from shlex import join
+from typing import Any
+
+from rollalloc.lab.advise.verdict import Choice
+from rollalloc.lab.bench.methods import default
+from rollalloc.named import make_recipe
+from rollalloc.train.description import Source
+
+_STOCK = "grpo"  # what TRL and verl have themselves
+_MOST_ROWS = 8  # of a micro-batch
+_LEAST_ROWS = 2  # of a batch of TRL's
+_VERL = "python -m verl.trainer.main_ppo ..."
+_FEATURES = "features.safetensors"
+_RATES = "the best with one rollout per prompt was 0.5 to 3.3 times that of GRPO, 1.7 times in the median"
+_PLACES = Source(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
+
+
+def pasted(choice: Choice, framework: str, source: Source = _PLACES, task: str = "") -> str:
+    """The text that trains under a choice, one optimizer step a batch.
+
+    Args:
+        choice: the recipe and the shape of its batches.
+        framework: a key of `FRAMEWORKS`.
+        source: whose model, prompts and reward are named; by default their places are left open.
+        task: the built-in task that they are of, if any.
+
+    Raises:
+        ValueError: an unknown framework, or batches of a single row, which TRL does not take.
+    """
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"expected one of {', '.join(FRAMEWORKS)} to paste into, got {framework!r}")
+    return FRAMEWORKS[framework](choice, source, task)
+
+
+def parameters_of(choice: Choice) -> dict[str, Any]:
+    """The recipe's parameters, as `rollalloc.named.make_recipe` takes them: what it was measured with, in this shape."""
+    shape = {"groups": choice.groups, "n": choice.n}
+    return shape | ({"replay": choice.groups * choice.n} if "replay" in default(choice.recipe) else {})
+
+
+def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
+    """What else changes with a choice, in sentences: the shape of a batch, and the learning rate."""
+    said: list[str] = []
+    rows, before = choice.groups * choice.n, present.groups * present.n
+    kept = f"the {rows} rows of a batch stay" if rows == before else f"a batch has {rows} rows, before {before}"
+    if (choice.groups, choice.n) != (present.groups, present.n):
+        said.append(
+            f"From {present.groups} prompts × {present.n} to {choice.groups} × {choice.n} in a batch: {kept}, and each of "
+            f"its prompts is rolled out {_times(choice.n)}."
+        )
+    if (choice.n == 1) != (present.n == 1):
+        said.append(
+            "Keep your learning rate to begin with: the recipes were compared at one rate. Where rates were searched "
+            f"for, on six tasks with models of 152,000 parameters, {_RATES} (docs/leaderboard.md); of larger models nobody "
+            "knows."
+        )
+    if "replay" in parameters_of(choice):
+        said.append(
+            f"replay={rows} trains again on up to so many rows of earlier batches that did better than expected, as it was "
+            "measured; a step of the optimizer has so many rows more."
+        )
+    return tuple(said)
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
+
+
+def _ours(choice: Choice, source: Source, task: str) -> str:
+    own = ["--model", source.model, *(word for file in source.prompts for word in ("--prompts", file))]
+    sets = [word for name, value in parameters_of(choice).items() for word in ("--set", f"{name}={value}")]
+    return _continued(
+        ["rollalloc", "train", *(["--task", task] if task else [*own, "--reward", source.reward])],
+        ["--recipe", choice.recipe, *sets],
+    )
+
+
+def _trl(choice: Choice, source: Source, task: str) -> str:
+    rows = choice.groups * choice.n
+    if rows < _LEAST_ROWS:
+        raise ValueError(f"TRL trains on {_LEAST_ROWS} rows in a batch at least, got {choice.groups} × {choice.n}")
+    # TRL takes no single generation: the least that divides the batch stands for it, and the recipe's n decides.
+    each = choice.n if choice.n > 1 else _divisors(rows)[1]
+    why = f"  # TRL takes no 1: the recipe's n={choice.n} decides" if each != choice.n else ""
+    device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)
+    stock = choice.recipe == _STOCK
+    trainer = "GRPOTrainer" if stock else "AllocatedGRPOTrainer"
+    given = ", ".join(f"{name}={value}" for name, value in parameters_of(choice).items())
+    ours = "\nfrom rollalloc import recipes\nfrom rollalloc.drivers.trl import AllocatedGRPOTrainer\n"
+    return f"""\
+from trl import GRPOConfig{", GRPOTrainer" if stock else ""}
+{"" if stock else ours}
+args = GRPOConfig(
+    output_dir="runs/{choice.name}",
+    num_generations={each},{why}
+    per_device_train_batch_size={device},
+    gradient_accumulation_steps={rows // device},  # on one process: {rows} rows, of {choice.groups} prompts
+)
+trainer = {trainer}(
+    model,
+    reward_funcs,
+    args=args,
+    train_dataset=dataset,
+{"" if stock else f"    recipe=recipes.{choice.recipe}({given}),{chr(10)}"})
+trainer.train()
+"""
+
+
+def _verl(choice: Choice, source: Source, task: str) -> str:
+    shape = [
+        f"data.train_batch_size={choice.groups}",
+        f"actor_rollout_ref.rollout.n={choice.n}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={choice.groups}",
+    ]
+    lines = [_VERL, ["algorithm.adv_estimator=grpo"], shape]
+    if choice.recipe == _STOCK:
+        return _continued(*lines)
+    parameters = {name: value for name, value in parameters_of(choice).items() if name not in ("groups", "n")}
+    made = ""
+    if make_recipe(choice.recipe, parameters_of(choice)).reads_features:
+        prompts = [word for file in source.prompts for word in ("--prompts", file)]
+        made = join(["rollalloc", "features", "--model", source.model, *prompts, "--out", _FEATURES]) + "\n"
+        parameters["features"] = _FEATURES
+    keys = [f"+trainer.v1.rollalloc.{name}={value}" for name, value in ({"recipe": choice.recipe} | parameters).items()]
+    return made + _continued(*lines, ["trainer.v1.trainer_mode=rollalloc", *keys])
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _continued(*lines: str | list[str]) -> str:
+    """A command over several lines."""
+    return " \\\n    ".join(line if isinstance(line, str) else join(line) for line in lines) + "\n"
+
+
+FRAMEWORKS: Mapping[str, Callable[[Choice, Source, str], str]] = {"rollalloc": _ours, "trl": _trl, "verl": _verl}

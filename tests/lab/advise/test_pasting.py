@@ -1,0 +1,99 @@
+"""What is pasted for rollalloc itself, and what is said beside it; TRL and verl: tests/drivers/{trl,verl}/test_pasted.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from rollalloc.cli import app
+from rollalloc.cli.options import Given, parameters_of
+from rollalloc.cli.sources import run_of
+from rollalloc.data.prompts import write_prompts
+from rollalloc.lab.advise import pasting
+from rollalloc.lab.advise.pasting import FRAMEWORKS, changes, pasted
+from rollalloc.lab.advise.verdict import CHOICES, Choice
+from rollalloc.lab.bench.methods import default
+from rollalloc.named import make_recipe
+from rollalloc.train.description import Source
+
+LEADERBOARD = Path(__file__).parents[3] / "docs" / "leaderboard.md"
+
+
+def parsed(text):
+    """What `rollalloc train` takes a command for."""
+    program, command, *words = shlex.split(text.replace("\\\n", ""))
+    assert (program, command) == ("rollalloc", "train")
+    return get_command(app.app).commands["train"].make_context("train", words).params
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_our_own_command_trains_under_the_choice(name, tmp_path):
+    choice = CHOICES[name]
+    file = tmp_path / "my prompts.jsonl"
+    write_prompts(file, [{"data_source": "mine", "prompt": "1 + 1", "reward_model": {"ground_truth": "2"}}])
+    said = parsed(pasted(choice, "rollalloc", Source(model="my model", prompts=(str(file),), reward="a b.py:f")))
+    given = Given(**{each: said[each] for each in ("model", "prompts", "reward")}, max_rollouts=1)
+    run = run_of(given, said["recipe"], parameters_of(said["set_"]), 0)
+    stage = run.made_recipe().stages[0]
+    assert (run.made_recipe().groups, stage.size.n) == (choice.groups, choice.n)
+    assert (run.source.model, run.source.prompts, run.source.reward) == ("my model", (str(file),), "a b.py:f")
+
+
+def test_a_built_in_task_is_named_by_itself():
+    said = parsed(pasted(CHOICES["raft"], "rollalloc", task="skills/late"))
+    assert (said["task"], said["model"], said["recipe"]) == ("skills/late", None, "raft")
+
+
+@pytest.mark.parametrize("name", ["reinforce", "raft", "foresight", "grpo"])
+def test_the_parameters_are_those_that_were_measured(name):
+    """The evidence is of the defaults, 64 rows a batch."""
+    measured = default(name)
+    choice = Choice(name, measured["groups"], measured["n"])
+    assert make_recipe(name, pasting.parameters_of(choice)) == make_recipe(name, measured)
+
+
+def test_what_changes_is_said_and_no_more():
+    eight, four, one = Choice("grpo", 8, 8), Choice("grpo", 16, 4), Choice("reinforce", 64, 1)
+    assert changes(eight, eight) == ()
+    [shape] = changes(four, eight)
+    assert shape.startswith("From 8 prompts × 8 to 16 × 4 in a batch: the 64 rows of a batch stay")
+    shape, rate, replay = changes(one, eight)
+    assert "rolled out once" in shape
+    assert "Keep your learning rate to begin with" in rate
+    assert replay.startswith("replay=64 trains again")
+    assert "a batch has 32 rows, before 64" in changes(Choice("grpo", 8, 4), eight)[0]
+
+
+def test_the_learning_rates_are_those_of_the_leaderboard():
+    found = re.findall(
+        r"--task (\S+) --recipes (\S+) .*--learning-rate (\S+) .*--settings tuned", LEADERBOARD.read_text("utf-8")
+    )
+    rates = {(task, recipe): float(rate) for task, recipe, rate in found}
+    tasks = {task for task, _ in rates}
+    ratios = [
+        rates[task, one] / rates[task, "grpo"]
+        for task in tasks
+        for one in ("reinforce", "raft", "foresight")
+        if (task, one) in rates
+    ]
+    assert len(tasks) == 6
+    least, most, median = min(ratios), max(ratios), np.median(ratios)
+    assert f"{least:.1f} to {most:.1f} times that of GRPO, {median:.1f} times in the median" in pasting._RATES
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_names_of_files_are_quoted(framework):
+    text = pasted(CHOICES["foresight"], framework, Source(model="a; rm -rf b", prompts=("c d",), reward="e:f"))
+    assert "; rm" not in text or "'a; rm -rf b'" in text
+
+
+def test_what_cannot_be_pasted_is_refused():
+    with pytest.raises(ValueError, match="one of rollalloc, trl, verl to paste into, got 'slime'"):
+        pasted(CHOICES["raft"], "slime")
+    with pytest.raises(ValueError, match="TRL trains on 2 rows in a batch at least, got 1 × 1"):
+        pasted(Choice("raft", 1, 1), "trl")
