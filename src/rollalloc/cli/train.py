@@ -46,6 +46,9 @@ def train(
     log_rollouts: Annotated[
         bool, output("Write each rollout's text and score to rollouts.jsonl.", "--log-rollouts")
     ] = False,
+    no_notices: Annotated[
+        bool, output("Do not say when most of the last rollouts taught nothing.", "--no-notices")
+    ] = False,
 ) -> None:
     """Train one model under one recipe."""
     from rollalloc.cli.sources import budget_said, run_of
@@ -64,7 +67,7 @@ def train(
         raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
     run = run_of(given, recipe, parameters_of(set_), seed)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
-    saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts}
+    saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts, "notices": not no_notices}
     run = replace(run, settings=replace(run.settings, **saving))
     if given.task:
         one_thread()

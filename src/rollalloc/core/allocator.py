@@ -31,8 +31,10 @@ from rollalloc.core.events import (
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.run import Run
+from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import QUARANTINED, PromptStatistics
 from rollalloc.core.table import PromptTable
+from rollalloc.core.teaching import Teaching
 
 
 class Allocator:
@@ -257,6 +259,16 @@ class Allocator:
         """Rollouts paid, by cause; the sum is what was ordered."""
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
+
+    @property
+    def teaching(self) -> Teaching:
+        """Whether the last rollouts still taught; read only."""
+        return self._run.teaching
+
+    @property
+    def selection(self) -> Selection:
+        """What the batch trains on beside what was sampled, until the next `Updated`; read only."""
+        return self._run.selection
 
     def scoreless(self) -> bool:
         """Whether the run is over for want of scores: most rollouts failed, and none has a score, or none any more."""

@@ -53,6 +53,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
         discard_waiting(run)
     run.budgets.next_batch()
     run.barren = 0  # the weights will be others
+    run.teaching.look()
     run.batch = Batch(tuple(rows), run.version, short_because)
     run.changed()
     return run.batch
@@ -124,6 +125,7 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
     trained = [done[at] for at in chosen]
+    run.selection.train(group, list(map(_tokens, trained)))
     rollouts, versions = map(_rollout, trained), map(_version, trained)
     # By the thousand: a loop of Python's own would cost more than all else of a batch.
     made = list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, weights, versions))
@@ -146,4 +148,4 @@ def _checked_rows(
     return chosen, weights
 
 
-_id, _rollout, _version = map(attrgetter, ("id", "rollout", "version"))
+_id, _rollout, _tokens, _version = map(attrgetter, ("id", "rollout", "tokens", "version"))

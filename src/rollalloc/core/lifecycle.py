@@ -15,6 +15,7 @@ from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.statistics import QUARANTINED
 from rollalloc.core.table import GONE
+from rollalloc.core.teaching import outcomes
 
 _LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
 _NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # None, or an array or a tensor of several values
@@ -93,6 +94,7 @@ def on_updated(run: Run, event: Updated) -> None:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
     run.kl_sum += _moved(event)
     run.version = version
+    run.selection.begin()
     run.changed()
     if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
         run.release.extend(map(_rollout, run.batch.rows))
@@ -214,6 +216,8 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     if group.prompt != GONE:
         run.statistics.pay(group.prompt, tokens)
         _learn_lengths(run, group)
+        if group.phase in OVER:
+            run.selection.end_late(group, tokens)
 
 
 def _learn_lengths(run: Run, group: Group) -> None:
@@ -298,6 +302,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     run.changed()
     if group.prompt == GONE:
         return
+    run.selection.end(group)
+    run.teaching.add(outcomes(group, fate))
     run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
     if quarantined:

@@ -14,8 +14,10 @@ from rollalloc.core.group import Group
 from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, StopRule, View
+from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
+from rollalloc.core.teaching import Teaching
 
 
 class Run:
@@ -36,6 +38,8 @@ class Run:
         batch: handed out, not yet followed by `Updated`.
         finished: why the run is over.
         accounts: rollouts that are over, by cause.
+        teaching: whether the last of them still taught.
+        selection: what is trained on beside what was sampled, since the last update.
         barren: candidates dropped since a group last became ready.
         failing: groups that ended without a score, because rollouts failed, since a rollout last had one.
         settled: nothing changed since the last decision, which need not be taken again.
@@ -63,6 +67,7 @@ class Run:
         self.finished: str | None = None
         self.next_group = self.next_rollout = 0
         self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
+        self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
         self.settled = False
         self._view: View | None = None

@@ -34,7 +34,8 @@ _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
     "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "finished", "cancel", "release", "accounts", "budgets",
-    "statistics", "pool", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
+    "statistics", "pool", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept", "teaching",
+    "selection",
 )  # fmt: skip
 
 
@@ -62,6 +63,8 @@ def dump(run: Run) -> dict[str, Any]:
         "trailing": [group.state_dict() for group in flight.trailing()],
         "batch": None if run.batch is None else _dump_batch(run.batch),
         "kept": [list(row) for row in run.kept.values()],
+        "teaching": run.teaching.state_dict(),
+        "selection": run.selection.state_dict(),
     }
 
 
@@ -134,6 +137,10 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     run.budgets.load_state_dict(state["budgets"])
     run.statistics.load_state_dict(state["statistics"], source_N)
     run.pool.load_state_dict(state["pool"], source_N)
+    with reading("teaching"):
+        run.teaching.load_state_dict(state["teaching"])
+    with reading("selection"):
+        run.selection.load_state_dict(state["selection"])
     with reading("memory"):
         _load_memory(run, unpack_tree(state["memory"]), source_N, state["recipe"]["prompts"])
         run.recipe.prompts.check(run.memory, run.table)

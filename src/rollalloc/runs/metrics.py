@@ -17,7 +17,8 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
-from rollalloc.runs.values import AGES, AMOUNT, COUNT, COUNTS, LENGTHS, NUMBER, TEXT, Field
+from rollalloc.core.teaching import WINDOW
+from rollalloc.runs.values import AGES, AMOUNT, COUNT, COUNTS, FIGURES, LENGTHS, NUMBER, TEXT, Field
 
 PREFIX = "rollalloc"
 
@@ -91,6 +92,28 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("steps_in_batch", "steps", "of the optimizer", ("batch", "verl")),
         Metric("learning_rate", "", "of the last one", _BATCH),
         Metric("update_seconds", "s", "of this update", _BATCH),
+    ),
+    "What is trained on beside what was sampled": (
+        Metric(
+            "selection/tokens_sampled", "tokens", "mean length of all rollouts of groups that ended", _BATCHES, FIGURES
+        ),
+        Metric("selection/tokens_trained", "tokens", "the same of the batch's fresh rows", _BATCHES),
+        Metric(
+            "selection/difficulty_sampled",
+            "0 to 1",
+            "mean of 1 - predicted pass rate, or 1 - their group's",
+            _BATCHES,
+            FIGURES,
+        ),
+        Metric("selection/difficulty_trained", "0 to 1", "the same of the batch's fresh rows", _BATCHES),
+        Metric(
+            "teaching/OUTCOME",
+            "share",
+            f"of the last {WINDOW:,} rollouts in groups `all_wrong`, `all_right`, `all_alike`, `mixed`; "
+            "of those not compared within one, `wrong`, `right`, `between`",
+            _BATCHES,
+            FIGURES,
+        ),
     ),
     "A recipe that predicts (foresight, SPO, MoPPS)": (
         Metric("prediction/rollouts", "rollouts", "predicted between the last two fits", _PREDICTION),
@@ -228,8 +251,8 @@ def prediction(core: Allocator) -> dict[str, Any]:
     return {"prediction": {name: value for name, value in figures if not name.startswith("weight/")}}
 
 
-def of_batch(batch: Batch) -> dict[str, Any]:
-    """What is trained on; groups are those of this batch, without what is replayed."""
+def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
+    """What is trained on, before `Updated` is told of it; groups are those of this batch, without what is replayed."""
     ages = [batch.version - row.version for row in batch.rows]
     return {
         "rows": len(batch.rows),
@@ -238,4 +261,6 @@ def of_batch(batch: Batch) -> dict[str, Any]:
         "short": batch.short_because is not None,
         "staleness_mean": float(np.mean(ages)),
         "staleness_max": max(ages),
+        "selection": core.selection.figures(),
+        "teaching": core.teaching.shares(),
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_curve_of
+from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
 _LONGEST = 10 * 365 * 24 * 3600  # seconds left beyond which no figure is given
@@ -121,6 +122,11 @@ class RecordedRun:
     def taught(self) -> str:
         """The share of rollouts that taught, see `share_taught`."""
         return share_taught(self.accounts, self.grouped)
+
+    @property
+    def silence(self) -> str | None:
+        """That most of its last rollouts taught nothing, in words; None where they teach, or it is not known."""
+        return in_words(self.batches[-1].get("teaching") or {}) if self.batches else None
 
     @cached_property
     def curve(self) -> Curve:

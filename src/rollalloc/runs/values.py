@@ -132,6 +132,11 @@ def _counts(value: Any) -> dict[str, int]:
     return {name[:_NAME]: each for name, each in value.items()} if cut else value
 
 
+def _figures(value: Any) -> dict[str, float]:
+    expect(len(value) <= _NAMES)
+    return {name[:_NAME]: number(each) for name, each in value.items() if each is not None}
+
+
 def _ages(value: Any) -> dict[int, int]:
     return {count(int(age)): rows for age, rows in _counts(value).items()}
 
@@ -151,5 +156,6 @@ AMOUNT = Field("a finite number from 0", _amount)
 NUMBER = Field("a finite number", number)
 TEXT = Field("text", lambda value: _text(value)[:_TEXT])
 COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
+FIGURES = Field(f"finite numbers, or null, under at most {_NAMES} names", _figures)
 AGES = Field("rows by a whole number of updates", _ages)
 LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)

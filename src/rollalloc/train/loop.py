@@ -25,6 +25,7 @@ from rollalloc.generate.outcomes import mostly_unscored, no_scores
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.metrics import of_batch, totals
+from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
@@ -182,6 +183,8 @@ class Loop:
     def _train_on(self, batch: Batch) -> None:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
+        what = of_batch(self.allocator, batch)
+        self._say_if_silent(what)
         figures = self.updater.update(
             batch,
             self.roller.generations,
@@ -204,7 +207,7 @@ class Loop:
                 "batch": self.counters.batches,
                 **self.counters.made,
                 **self.roller.figures(),
-                **of_batch(batch),
+                **what,
                 "short_because": batch.short_because,
                 "ages": {str(age): ages[age] for age in sorted(ages)},
                 **self.allocator.away(),
@@ -213,6 +216,13 @@ class Loop:
                 "update_seconds": round(seconds, 4),
             }
         )
+
+    def _say_if_silent(self, what: dict[str, Any]) -> None:
+        """Say that the last rollouts taught nothing; without notices no view shall, so that no line has the shares."""
+        if not self.settings.notices:
+            what["teaching"] = {}
+        elif said := notice(self.allocator.teaching):
+            log.warning("%s", said)
 
     def _share_spent(self, budget: Budget) -> float | None:
         return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)

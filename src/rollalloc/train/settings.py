@@ -15,8 +15,8 @@ from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule
 
 Engine = Literal["sync", "async"]
-# Settings that change nothing but what is saved, and how long is waited for what does not answer:
-SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts")
+# Settings that change nothing but what is saved and said, and how long is waited for what does not answer:
+SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices")
 WAITING = ("generator_limit_s",)
 ASYNC = ("engine", "streaming")  # a run of the synchronous engine does not say them
 # A resumed run may have others of those that end it, and of those that bound its memory:
@@ -60,6 +60,7 @@ class Settings:
             asked to stop, in any case. No checkpoint changes what is trained.
         keep_checkpoints: newest checkpoints to keep, at least 1.
         log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
+        notices: say when most of the last rollouts taught nothing, in the log, `watch` and the page.
         engine: "sync": what is ordered is generated to its end, then a batch is trained. "async": rollouts stream.
         streaming: how; of the asynchronous engine only.
         generator_limit_s: seconds that what generates may give no sign of life, where it has a process of its own; then the
@@ -92,6 +93,7 @@ class Settings:
     checkpoint_minutes: float | None = 10.0
     keep_checkpoints: int = 2
     log_rollouts: bool = False
+    notices: bool = True
     engine: Engine = "sync"
     streaming: Streaming = field(default_factory=Streaming)
     generator_limit_s: float = 600.0

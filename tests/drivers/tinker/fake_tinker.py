@@ -180,9 +180,10 @@ def sequence(tokens: list[int], logprobs: list[float], reason: str) -> Any:
     if IS_INSTALLED:
         from tinker.types import SampledSequence
 
-        return SampledSequence(
+        names: dict[str, Any] = {"sequence_id": "0"} if "sequence_id" in SampledSequence.__dataclass_fields__ else {}
+        return SampledSequence(  # older SDKs know no id
+            **names,
             stop_reason=reason,  # pyright: ignore[reportArgumentType]
-            sequence_id="0",
             tokens_np=np.array(tokens, np.int32),
             logprobs_np=np.array(logprobs, np.float32),
         )

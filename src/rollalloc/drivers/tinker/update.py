@@ -145,5 +145,5 @@ def _distance(data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], logprobs
 def _renamed(name: str) -> str:
     """The service's figures by our names where we have one."""
     last = name.rsplit("/", 1)[-1]
-    known = {"grad_norm": "grad_norm", "loss:sum": "loss_sum"}
+    known = {"grad_norm": "grad_norm", "grad_norm:mean": "grad_norm", "loss:sum": "loss_sum"}
     return known.get(last, f"tinker/{last}")

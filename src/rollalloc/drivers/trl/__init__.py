@@ -6,6 +6,7 @@ except ImportError as error:
     raise ImportError("rollalloc.drivers.trl needs TRL; pip install 'rollalloc[trl]'") from error
 
 from rollalloc.drivers.trl.hook import AllocatedRollouts
+from rollalloc.drivers.trl.silence import SilenceCallback
 from rollalloc.drivers.trl.trainer import AllocatedGRPOTrainer
 
-__all__ = ["AllocatedGRPOTrainer", "AllocatedRollouts"]
+__all__ = ["AllocatedGRPOTrainer", "AllocatedRollouts", "SilenceCallback"]

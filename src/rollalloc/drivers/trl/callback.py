@@ -22,6 +22,7 @@ from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.steps import OptimizerSteps
 from rollalloc.generate.sampler import pack_generations, unpack_generations
+from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,21 @@ class AllocationCallback(TrainerCallback):
         allocation: the recipe at work.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
+        notices: say when most of the last rollouts taught nothing.
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
     """
 
     def __init__(
-        self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool, steps: OptimizerSteps | None = None
+        self,
+        allocation: Allocation,
+        *,
+        accept_recipe: bool,
+        accept_data: bool,
+        notices: bool = True,
+        steps: OptimizerSteps | None = None,
     ) -> None:
         self.allocation = allocation
-        self.accept_recipe, self.accept_data = accept_recipe, accept_data
+        self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
         self._steps = steps or OptimizerSteps()  # on the outstanding batch
 
@@ -86,6 +94,8 @@ class AllocationCallback(TrainerCallback):
             log.warning("the recipe has finished: %s", self.allocation.finished)
             control.should_training_stop = True
         elif state.global_step % steps_per_batch(args) == 0:
+            if self.notices and state.is_world_process_zero and (said := notice(self.allocation.allocator.teaching)):
+                log.warning("%s", said)
             self.allocation.trained()
             self._steps.began = False
 

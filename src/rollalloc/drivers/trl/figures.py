@@ -42,14 +42,14 @@ def generated_figures(allocation: Allocation) -> Figures:
     return found | counts
 
 
-def batch_figures(batch: Batch) -> Figures:
+def batch_figures(allocation: Allocation, batch: Batch) -> Figures:
     """What is trained on."""
     groups: dict[int, list[float]] = {}
     for row in batch.rows:
         if not row.replays:
             groups.setdefault(row.group, []).append(row.advantage)
     equal = float(np.mean([not any(advantages) for advantages in groups.values()]))
-    return {"frac_reward_zero_std": equal} | scalars(of_batch(batch))
+    return {"frac_reward_zero_std": equal} | scalars(of_batch(allocation.allocator, batch))
 
 
 def evaluated_figures(

@@ -41,6 +41,7 @@ class AllocatedRollouts(AllocationCallback):
         key: as for `AllocatedGRPOTrainer`, like the two below.
         accept_recipe: as there.
         accept_data: as there.
+        notices: as there.
 
     Raises:
         TypeError: a data set that cannot be indexed, or a reward model.
@@ -60,15 +61,15 @@ class AllocatedRollouts(AllocationCallback):
         key: str | None = None,
         accept_recipe: bool = False,
         accept_data: bool = False,
+        notices: bool = True,
     ) -> None:
         if obstacle := checks.why_not_in_equal_groups(recipe):
             raise ValueError(f"this recipe cannot go through rollout_func, {obstacle}; {_WAY_OUT}")
         checks.check_indexed(dataset)
         rewards = of_functions(reward_funcs, reward_weights, metric)
         checks.check_metric(recipe, rewards)
-        super().__init__(
-            Allocation(recipe, dataset, rewards, seed, key), accept_recipe=accept_recipe, accept_data=accept_data
-        )
+        allocation = Allocation(recipe, dataset, rewards, seed, key)
+        super().__init__(allocation, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices)
         self._use_sampler = use_sampler
         self._generator: Generator | None = None
         self._figures: dict[str, float] = {}
@@ -153,7 +154,7 @@ class AllocatedRollouts(AllocationCallback):
                 f"{sorted(sizes)}; {batch.short_because or 'some rollouts have no score'}; {_WAY_OUT}"
             )
         trainer.state.num_input_tokens_seen -= tokens_generated(rollouts)  # TRL adds those
-        self._figures = batch_figures(batch) | running_totals(self.allocation)
+        self._figures = batch_figures(self.allocation, batch) | running_totals(self.allocation)
         start = trainer.accelerator.process_index * len(prompts)
         mine = rollouts[start : start + len(prompts)]
         return _fields(

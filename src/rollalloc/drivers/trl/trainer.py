@@ -50,6 +50,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             recipe predicts (foresight), else nothing.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
+        notices: say in the log when most of the last rollouts taught nothing.
 
     Raises:
         FileNotFoundError: there is no such file of features.
@@ -67,6 +68,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         features: Path | str | None = AUTO,
         accept_recipe: bool = False,
         accept_data: bool = False,
+        notices: bool = True,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
@@ -100,7 +102,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
-            self.allocation, accept_recipe=accept_recipe, accept_data=accept_data
+            self.allocation, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
         self.add_callback(self._allocation_callback)
 
@@ -146,7 +148,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     def _count(self, batch: Batch | None) -> None:
         self.state.num_input_tokens_seen += tokens_generated(self.allocation.generated)
         metrics = self._metrics["train"]
-        for name, value in (generated_figures(self.allocation) | (batch_figures(batch) if batch else {})).items():
+        for name, value in (
+            generated_figures(self.allocation) | (batch_figures(self.allocation, batch) if batch else {})
+        ).items():
             metrics[name].append(value)
         for name, value in running_totals(self.allocation).items():
             metrics[name] = [value]  # TRL logs means, and the mean of totals is none

@@ -380,7 +380,7 @@ class Rounds:
         """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
         own = {"streaming": {"in_flight": len(self._running)}, "driver_seconds": self.seconds}
         run = totals(self.allocator) | prediction(self.allocator)
-        return scalars(run | of_batch(batch) | self._figures | own)
+        return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
 
     def state_dict(self) -> dict[str, Any]:
         """The core's state and the keys of the rows held, taken after `trained`. What runs is ordered again after a load."""

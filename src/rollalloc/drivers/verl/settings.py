@@ -35,6 +35,7 @@ class Settings:
         rollout_correction: where rows may be older than the weights, correct for it by verl's truncated importance weights
             unless those are configured otherwise.
         features: file of features of the prompts (`rollalloc features`), for a recipe that predicts; None: none.
+        notices: say in the log when most of the last rollouts taught nothing.
 
     Raises:
         ValueError: a value of another kind, or out of its range; or no such file.
@@ -48,6 +49,7 @@ class Settings:
     poll_interval: float = 0.02
     rollout_correction: bool = True
     features: str | None = None
+    notices: bool = True
 
     def __post_init__(self) -> None:
         at_least(f"{SECTION}.seed", self.seed, 0)
@@ -59,9 +61,9 @@ class Settings:
                 raise ValueError(f"{SECTION}.{name} must be a number of seconds above 0, got {seconds!r}")
         if not (_is_number(self.poll_interval) and 0 <= self.poll_interval <= 1):
             raise ValueError(f"{SECTION}.poll_interval must be in [0, 1] seconds, got {self.poll_interval!r}")
-        if not isinstance(self.rollout_correction, bool):
-            raise ValueError(f"{SECTION}.rollout_correction must be true or false, got {self.rollout_correction!r}")
-
+        for name in ("rollout_correction", "notices"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{SECTION}.{name} must be true or false, got {getattr(self, name)!r}")
         if self.features is not None and not (isinstance(self.features, str) and Path(self.features).is_file()):
             raise ValueError(
                 f"{SECTION}.features must be a file, got {self.features!r}; `rollalloc features --model MODEL --prompts "

@@ -250,7 +250,7 @@ class AllocatedWorker:
                 f"a row of the batch is {oldest} updates old, and TRL drops rows older than "
                 f"max_staleness={self._max_staleness} unseen; set it to {oldest} or more, as in the run before"
             )
-        self._figures = generated_figures(allocation) | batch_figures(batch) | running_totals(allocation)
+        self._figures = generated_figures(allocation) | batch_figures(allocation, batch) | running_totals(allocation)
         allocation.generated, allocation.logged, allocation.failed = [], {}, 0
         rows = samples_of(
             batch,

@@ -210,6 +210,25 @@ def lengths(methods: Methods) -> Figure | None:
     return _rows(methods, draw, {}, "tokens")
 
 
+def selection(methods: Methods) -> Figure | None:
+    """For each method, how much longer and harder the rows are than all rollouts; None where nothing is selected."""
+    found = {label: series.selection_over_time(runs) for label, runs in methods.items()}
+    if not any(part_X.any() for over in found.values() if over for part_X in over.values.values()):
+        return None
+
+    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
+        over = series.selection_over_time(runs)
+        if over is None:
+            return []
+        axes.axhline(0, color=RULE.light, linewidth=0.8)
+        for name, line in (("tokens", "-"), ("difficulty", "--")):
+            if name in over.values:
+                axes.plot(over.x_X, over.values[name], color=METHODS[1].light, linewidth=1.6, linestyle=line)
+        return [""]
+
+    return _rows(methods, draw, {}, "% and percentage points")
+
+
 def staleness(methods: Methods) -> Figure | None:
     """For each method, the share of rows trained on by the updates since their first token."""
     found = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}

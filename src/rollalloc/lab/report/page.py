@@ -23,7 +23,7 @@ from rollalloc.lab.report import figures, style
 from rollalloc.lab.report.overwriting import MADE_BY, refuse_others
 from rollalloc.lab.report.samples import Example, samples
 from rollalloc.lab.report.svg import inline_svg
-from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, story
+from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label, remaining, state
 
@@ -221,7 +221,14 @@ def _section(
         name=name,
         task=(summary and summary.task) or _task(runs),
         findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
-        caveats=[*([why] if why else ()), *graded(summary), *caveats(runs), *unread, *_left_out(methods)],
+        caveats=[
+            *([why] if why else ()),
+            *graded(summary),
+            *caveats(runs),
+            *silences(methods),
+            *unread,
+            *_left_out(methods),
+        ],
         charts=list(_charts(drawn, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
@@ -279,6 +286,12 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             "Length of rollouts",
             f"Median, middle half and middle four fifths of all rollouts between two batches{over}; dotted, the longest.",
             figures.lengths,
+        ),
+        (
+            "selection",
+            "What is trained on against what was sampled",
+            f"Rows less all rollouts{over}: solid, mean length in percent; dashed, expected difficulty in points.",
+            figures.selection,
         ),
         (
             "staleness",

@@ -98,6 +98,21 @@ def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     )
 
 
+def selection_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """What is trained on less what was sampled: "tokens", in percent of what was sampled, and "difficulty", in points."""
+    return _over_time(runs, _selected)
+
+
+def _selected(line: Line) -> dict[str, float] | None:
+    found = line.get("selection") or {}
+    if not found.get("tokens_sampled") or "tokens_trained" not in found:
+        return None
+    said = {"tokens": 100 * (found["tokens_trained"] / found["tokens_sampled"] - 1)}
+    if "difficulty_sampled" in found and "difficulty_trained" in found:
+        said["difficulty"] = 100 * (found["difficulty_trained"] - found["difficulty_sampled"])
+    return said
+
+
 def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
     """Share of all rows trained on by the updates between their first token and their batch; empty where not known."""
     rows: dict[int, int] = {}

@@ -62,6 +62,8 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
         target = "" if run.target is None else f" · target {run.target:g}"
         yield "accuracy", Text.assemble((sparkline(accuracy), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
     yield "spent on", _bars(run.accounts, run.paid)
+    if run.silence:
+        yield "teaching", Text(run.silence, style="yellow")
     batch = run.batches[-1] if run.batches else {}
     if prompts := batch.get("prompts") or last.get("prompts"):
         yield "prompts", _states(prompts)

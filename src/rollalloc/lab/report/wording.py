@@ -169,6 +169,16 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     return said
 
 
+def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
+    """Of each method whose last rollouts taught nothing in some run, a line: the first such run's words."""
+    said: list[str] = []
+    for label, runs in methods.items():
+        if silent := [run.silence for run in runs if run.silence]:
+            among = f" in {len(silent)} of {len(runs)} runs" if len(runs) > 1 else ""
+            said.append(f"{one_line(label)}{among}: {silent[0]}.")
+    return said
+
+
 def name_of(run: RecordedRun) -> str:
     """A run among others, in words: its label, or else its folder, for runs trained one by one may share their recipe."""
     return one_line(run.name) + ("" if run.seed is None else f", seed {run.seed}")

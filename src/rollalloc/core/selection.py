@@ -1,0 +1,90 @@
+"""What is trained on beside what was sampled: length and expected difficulty of a batch's rows and of all rollouts.
+
+A filter, a stop, an abort or staleness that leaves out the long or the hard ones shows in the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollalloc.core.group import Group
+from rollalloc.core.packing import amount, exact_keys
+
+_SUMS = ("rollouts", "tokens", "rated", "difficulty")
+
+
+class _Sums:
+    """Of some rollouts: their number, their tokens, how many have a difficulty, and these."""
+
+    def __init__(self) -> None:
+        self.rollouts = self.tokens = self.rated = 0
+        self.difficulty = 0.0
+
+    def add(self, lengths: Sequence[int], difficulty: float | None) -> None:
+        self.rollouts += len(lengths)
+        self.tokens += sum(lengths)
+        if difficulty is not None:
+            self.rated += len(lengths)
+            self.difficulty += difficulty * len(lengths)
+
+
+class Selection:
+    """Sums from one update of the weights to the next."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """The weights were updated: count anew."""
+        self._sampled, self._trained = _Sums(), _Sums()
+
+    def end(self, group: Group) -> None:
+        """A group is over; what was stopped counts with the tokens that it had."""
+        self._sampled.add([*group.lengths, *group.bounds], expected_difficulty(group))
+
+    def end_late(self, group: Group, tokens: int) -> None:
+        """A rollout that had been stopped ended when its group was over; one that never began says nothing."""
+        if tokens:
+            self._sampled.add([tokens], expected_difficulty(group))
+
+    def train(self, group: Group, lengths: Sequence[int]) -> None:
+        """Rows of a group go into the batch."""
+        self._trained.add(lengths, expected_difficulty(group))
+
+    def figures(self) -> dict[str, float | None]:
+        """Means over all rollouts and over the batch's fresh rows; None where there is nothing to take one of."""
+        return {
+            f"{what}_{which}": value / count if count else None
+            for which, sums in (("sampled", self._sampled), ("trained", self._trained))
+            for what, value, count in (
+                ("tokens", sums.tokens, sums.rollouts),
+                ("difficulty", sums.difficulty, sums.rated),
+            )
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        parts = {"sampled": self._sampled, "trained": self._trained}
+        return {which: [getattr(sums, name) for name in _SUMS] for which, sums in parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            ValueError: it is none.
+        """
+        exact_keys(state, ("sampled", "trained"), "keys")
+        for which, sums in (("sampled", self._sampled), ("trained", self._trained)):
+            for name, value in zip(_SUMS, state[which], strict=True):
+                if amount(value, name) is None:
+                    raise ValueError(f"{which}: expected numbers, got {state[which]!r}; the state is corrupt")
+                setattr(sums, name, value)
+
+
+def expected_difficulty(group: Group) -> float | None:
+    """1 - the pass rate that was predicted when the prompt was drawn, else 1 - the group's own; None without either."""
+    if group.predicted is not None:
+        return 1 - group.predicted
+    done = group.done
+    return 1 - sum(each.metric for each in done) / len(done) if done else None

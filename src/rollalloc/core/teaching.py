@@ -1,0 +1,135 @@
+"""Whether the rollouts of the last stretch still teach: a window of outcomes, and when to say that they do not.
+
+It decides nothing about the run. Every driver's checkpoints have it, so that a resumed run says what the other would have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollalloc.core.group import Group
+from rollalloc.core.packing import exact_keys, natural, naturals, rate
+
+WINDOW = 2048  # rollouts
+OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "between")
+_SILENT = OUTCOMES[:3]  # of groups whose rewards were equal
+_ALONE = OUTCOMES[4:]  # of rollouts that were not compared within a group
+_AGAIN = 16 * WINDOW  # rollouts after which it is said again although it got no worse
+_ROUNDING = 1e-6  # a mean of float32 scores may lie beside 0 or 1 by as much
+
+
+class Limits(NamedTuple):
+    """From which share on something is worth a line, below which it is over, and what more of it is clearly worse."""
+
+    begin: float
+    end: float
+    worse: float
+
+
+_OF_GROUPS, _OF_ALONE = Limits(0.5, 0.4, 0.15), Limits(0.95, 0.9, 0.03)
+
+
+def are_alone(shares: Mapping[str, float]) -> bool:
+    """Whether most rollouts were not compared within a group: one alone teaches by being better or worse than expected."""
+    return sum(shares.get(name, 0) for name in _ALONE) > 0.5
+
+
+def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
+    """The share of rollouts that taught nothing, and the limits that hold for it.
+
+    It is that of groups with equal rewards; where most rollouts are alone, of what nearly all of them are, right or wrong.
+    """
+    if are_alone(shares):
+        return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
+    return sum(shares.get(name, 0) for name in _SILENT), _OF_GROUPS
+
+
+def outcomes(group: Group, fate: str) -> Mapping[str, int]:
+    """How many of a group's scored rollouts had each outcome; `fate` is "trained" where one of them got an advantage."""
+    done = group.done
+    equal = all(each.reward == done[0].reward for each in done)
+    if len(done) == 1 or (equal and fate == "trained"):
+        return Counter(_kind(each.metric) or "between" for each in done)
+    if not equal:
+        return {"mixed": len(done)}
+    [kind, *others] = {_kind(each.metric) for each in done} or {None}
+    return {f"all_{kind}" if kind and not others else "all_alike": len(done)} if done else {}
+
+
+def _kind(metric: float) -> str | None:
+    return "wrong" if metric <= _ROUNDING else "right" if abs(metric - 1) <= _ROUNDING else None
+
+
+class Teaching:
+    """The outcomes of at least the last `WINDOW` rollouts, batch by batch.
+
+    Attributes:
+        speaks: whether it is worth a line, since the last batch, that the rollouts teach little.
+    """
+
+    def __init__(self) -> None:
+        self.speaks = False
+        self._now = Counter[str]()  # since the last batch
+        self._before = deque[Counter[str]]()  # one a batch
+        self._said: float | None = None  # the share of which it was said; None: nothing to be said since it was over
+        self._since = 0  # rollouts since then
+
+    def add(self, ended: Mapping[str, int]) -> None:
+        """Rollouts that ended, by outcome."""
+        self._now.update(ended)
+
+    def shares(self) -> dict[str, float]:
+        """Of the window's rollouts by outcome; empty while there are fewer than `WINDOW`."""
+        total = sum(self._before, Counter[str]())
+        return {name: total[name] / total.total() for name in OUTCOMES} if total.total() >= WINDOW else {}
+
+    def look(self) -> None:
+        """A batch is made: the window slides, and `speaks` says whether to say something.
+
+        Once when the share crosses its limit, and again only where it got clearly worse or after a long stretch.
+        """
+        self._since += self._now.total()
+        self._before.append(self._now)
+        self._now = Counter[str]()
+        while sum(each.total() for each in self._before) - self._before[0].total() >= WINDOW:
+            self._before.popleft()
+        share, limits = silent(self.shares())
+        if share < limits.end:
+            self._said = None
+        news = self._said is None or share >= self._said + limits.worse or self._since >= _AGAIN
+        self.speaks = share >= limits.begin and news
+        if self.speaks:
+            self._said, self._since = share, 0
+
+    _FIELDS = ("now", "before", "said", "since", "speaks")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "now": [self._now[name] for name in OUTCOMES],
+            "before": [[each[name] for name in OUTCOMES] for each in self._before],
+            "said": self._said,
+            "since": self._since,
+            "speaks": self.speaks,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            ValueError: it is none.
+        """
+        exact_keys(state, self._FIELDS, "keys")
+        self._now = _counted(state["now"])
+        self._before = deque(map(_counted, state["before"]))
+        self._said, self._since = rate(state["said"], "said"), natural(state["since"], "since")
+        if not isinstance(state["speaks"], bool):
+            raise ValueError(f"speaks: expected true or false, got {state['speaks']!r}; the state is corrupt")
+        self.speaks = state["speaks"]
+
+
+def _counted(saved: Any) -> Counter[str]:
+    counts = naturals(saved, "outcomes")
+    return Counter({name: count for name, count in zip(OUTCOMES, counts, strict=True) if count})

@@ -1,0 +1,56 @@
+"""Why the loss is zero: a callback for TRL's own `GRPOTrainer`, without a recipe, that reads what TRL logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+
+from rollalloc.core.teaching import WINDOW, Teaching, silent
+
+log = logging.getLogger(__name__)
+
+
+class SilenceCallback(TrainerCallback):
+    """Says once that most groups of the last rollouts have equal rewards, and again only where it got clearly worse.
+
+        GRPOTrainer(..., callbacks=[SilenceCallback()])
+
+    It reads `frac_reward_zero_std` and `reward` of TRL's log. A resumed run reads the log that TRL saved, and says the same.
+    """
+
+    def __init__(self) -> None:
+        self._teaching, self._step = Teaching(), 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._teaching, self._step = Teaching(), 0
+        for logged in state.log_history:
+            self._take(args, state, logged["step"], logged)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if self._take(args, state, state.global_step, logs or {}) and state.is_world_process_zero:
+            share = silent(self._teaching.shares())[0]
+            log.warning(
+                "%.0f%% of the last %s rollouts were in groups of equal rewards, whose loss is zero; mean reward %.3g. "
+                "Where they are all wrong, easier prompts or a stronger model would help, where all right, harder prompts",
+                *(100 * share, f"{WINDOW:,}", (logs or {}).get("reward", float("nan"))),
+            )
+
+    def _take(self, args: Any, state: Any, step: int, logs: Mapping[str, Any]) -> bool:
+        """Count what was logged since the line before; whether there is something to say."""
+        if (share := logs.get("frac_reward_zero_std")) is None or step <= self._step:
+            return False
+        rollouts = (step - self._step) * _rollouts_per_step(args)
+        self._step = step
+        equal = round(share * rollouts)
+        self._teaching.add({"all_alike": equal, "mixed": rollouts - equal})
+        self._teaching.look()
+        return self._teaching.speaks
+
+
+def _rollouts_per_step(args: Any) -> int:
+    """Rollouts that are new to an optimizer step, on average: TRL trains on each `num_iterations` times."""
+    rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    return max(1, rows // args.num_iterations)

@@ -1,0 +1,36 @@
+"""What is said of rollouts that have stopped teaching, the same in a log, in the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rollalloc.core.teaching import WINDOW, Teaching, are_alone, silent
+
+_WOULD_HELP = {
+    "wrong": "easier prompts or a stronger model to begin with would help",
+    "right": "harder prompts would help, or the run is done",
+    "alike": "a reward that tells rollouts apart would help",
+}
+
+
+def notice(teaching: Teaching) -> str | None:
+    """The line to be said after a batch was made; None: there is none to be said."""
+    return in_words(teaching.shares()) if teaching.speaks else None
+
+
+def in_words(shares: Mapping[str, float]) -> str | None:
+    """That most of the window's rollouts teach nothing, and what would help; None where they teach.
+
+    Args:
+        shares: of rollouts by outcome, as `Teaching.shares` or a line of the metrics has them.
+    """
+    share, limits = silent(shares)
+    if share < limits.begin:
+        return None
+    alone = are_alone(shares)
+    found = {what: shares.get(what if alone else f"all_{what}", 0.0) for what in _WOULD_HELP}
+    most, *others = sorted(found, key=lambda what: -found[what])
+    said = f"{found[most]:.0%} of the last {WINDOW:,} rollouts were {'' if alone else 'in groups that were all '}{most}"
+    if not alone:
+        said += "".join(f", {found[what]:.0%} all {what}" for what in others if found[what] >= 0.005)
+    return f"{said}: they teach next to nothing; {_WOULD_HELP[most]}"

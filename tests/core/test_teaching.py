@@ -1,0 +1,124 @@
+"""When it is said that rollouts have stopped teaching: outcomes by hand, the window, and how rarely."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollalloc import Allocator, recipes
+from rollalloc.core.teaching import OUTCOMES, WINDOW, Teaching
+
+BATCH = 64
+
+
+def spoken(shares, each=BATCH):
+    """The batches, of so many rollouts and that share of them all wrong, after which something is said."""
+    teaching, said = Teaching(), []
+    for at, share in enumerate(shares):
+        wrong = round(share * each)
+        teaching.add({"all_wrong": wrong, "mixed": each - wrong})
+        teaching.look()
+        if teaching.speaks:
+            said.append(at)
+    return said
+
+
+FULL = WINDOW // BATCH  # batches of a full window
+
+
+def test_it_is_said_once_when_the_window_is_full_and_the_share_crosses():
+    assert spoken([0.3] * 100) == []
+    assert spoken([0.6] * 100) == [FULL - 1]
+    crossing = spoken([0.0] * FULL + [1.0] * FULL)
+    assert crossing[0] == FULL + FULL // 2 - 1  # half of the window
+    assert len(crossing) == 4  # at 50%, 65%, 80% and 95%
+
+
+def test_it_is_said_again_where_it_got_clearly_worse_after_it_was_over_or_after_a_long_stretch():
+    assert len(spoken([0.6] * 100 + [0.7] * 100)) == 1
+    assert len(spoken([0.6] * 100 + [0.8] * 100)) == 2
+    assert len(spoken(([0.6] * 100 + [0.45] * 100) * 3)) == 1
+    assert len(spoken([0.6] * 100 + [0.2] * 100 + [0.6] * 100)) == 2
+    assert spoken([0.6] * 16 * FULL * 2)[1:] == [FULL - 1 + 16 * FULL]
+
+
+def test_of_one_rollout_a_prompt_only_a_success_rate_near_an_end_is_said():
+    """All wrong is half of what REINFORCE learns from: nothing is said of it until hardly anything else is left."""
+    for right, expected in ((0.5, 0), (0.9, 0), (0.97, 1)):
+        teaching, said = Teaching(), 0
+        for _ in range(100):
+            teaching.add({"right": round(right * 100), "wrong": 100 - round(right * 100)})
+            teaching.look()
+            said += teaching.speaks
+        assert said == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rewards", "expected"),
+    [
+        (recipes.grpo(1, 4), [0, 0, 0, 0], {"all_wrong": 4}),
+        (recipes.grpo(1, 4), [1, 1, 1, 1], {"all_right": 4}),
+        (recipes.grpo(1, 4), [0.3, 0.3, 0.3, 0.3], {"all_alike": 4}),
+        (recipes.grpo(1, 4), [1, 1, 0, 1], {"mixed": 4}),
+        (recipes.grpo(1, 4), [-1, -1, -1, -1], {"all_wrong": 4}),
+        (recipes.grpo(1, 4), [0, 0, None, None], {"all_wrong": 2}),
+        (recipes.dapo(1, 2, gen_groups=2, max_candidates=2), [1, 1], {"all_right": 2}),
+        (recipes.reinforce(1), [1], {"right": 1}),
+        (recipes.reinforce(1), [0], {"wrong": 1}),
+        (recipes.reinforce(1), [0.4], {"between": 1}),
+        (recipes.reinforce(1), [7.5], {"between": 1}),
+        (recipes.raft(1, 2), [1, 1], {"right": 2}),  # trained on, so that they were not compared
+        (recipes.raft(1, 2), [0, 0], {"all_wrong": 2}),
+    ],
+)
+def test_outcomes_by_hand(drive, recipe, rewards, expected):
+    driver = drive(recipe, 2, default=tuple(rewards))
+    driver.answer(driver.ask().generate[:1])
+    driver.ask()
+    teaching = driver.allocator.state_dict()["teaching"]
+    counts = [sum(of) for of in zip(teaching["now"], *teaching["before"], strict=True)]
+    assert {name: count for name, count in zip(OUTCOMES, counts, strict=True) if count} == expected
+
+
+COUNTS = st.dictionaries(st.sampled_from(OUTCOMES), st.integers(0, 900), max_size=4)
+
+
+@given(st.lists(COUNTS, max_size=40), st.integers(0, 40))
+def test_a_run_that_was_saved_says_what_the_other_says(added, at):
+    whole, saved = Teaching(), Teaching()
+    for number, ended in enumerate(added):
+        if number == at:
+            state = json.loads(json.dumps(saved.state_dict()))
+            saved = Teaching()
+            saved.load_state_dict(state)
+        for each in (whole, saved):
+            each.add(ended)
+            each.look()
+        assert (whole.speaks, whole.shares()) == (saved.speaks, saved.shares())
+
+
+@given(st.lists(COUNTS, max_size=40))
+def test_the_window_is_the_shortest_that_holds_so_many_rollouts(added):
+    teaching = Teaching()
+    for ended in added:
+        teaching.add(ended)
+        teaching.look()
+    totals, counted = [sum(ended.values()) for ended in added], 0
+    while counted < len(added) and sum(totals[len(totals) - counted :]) < WINDOW:
+        counted += 1
+    shares = teaching.shares()
+    if sum(totals) < WINDOW:
+        assert shares == {}
+    else:
+        window = sum((Counter(ended) for ended in added[len(added) - counted :]), Counter())
+        assert shares == {name: window[name] / window.total() for name in OUTCOMES}
+
+
+def test_a_corrupt_state_is_refused():
+    allocator = Allocator(recipes.grpo(1, 2), 2, 0)
+    state = allocator.state_dict()
+    for name, junk in (("said", 2), ("since", -1), ("speaks", 1), ("now", [1]), ("before", [[0.5] * 7])):
+        with pytest.raises(ValueError, match="teaching"):
+            allocator.load_state_dict(state | {"teaching": state["teaching"] | {name: junk}})

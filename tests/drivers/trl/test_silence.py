@@ -1,0 +1,60 @@
+"""Why the loss is zero, said beside TRL's own trainer from what it logs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rollalloc.drivers.trl import SilenceCallback
+
+ARGS = SimpleNamespace(
+    per_device_train_batch_size=8, world_size=2, gradient_accumulation_steps=8, num_iterations=1
+)  # 128 rollouts a step
+
+
+def logged(shares, *, every=10):
+    return [
+        {"step": every * at, "frac_reward_zero_std": share, "reward": 0.05, "loss": 0.0}
+        for at, share in enumerate(shares, start=1)
+    ]
+
+
+def state_of(history):
+    return SimpleNamespace(log_history=list(history), global_step=0, is_world_process_zero=True)
+
+
+def told(callback, state, lines):
+    for line in lines:
+        state.global_step = line["step"]
+        callback.on_log(ARGS, state, None, logs={name: value for name, value in line.items() if name != "step"})
+
+
+def test_it_is_said_once_with_what_would_help(caplog):
+    callback, state = SilenceCallback(), state_of([])
+    callback.on_train_begin(ARGS, state, None)
+    told(callback, state, logged([0.8] * 20))
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith(
+        "80% of the last 2,048 rollouts were in groups of equal rewards, whose loss is zero; mean reward 0.05"
+    )
+    assert said.endswith("all wrong, easier prompts or a stronger model would help, where all right, harder prompts")
+
+
+def test_a_line_without_the_metric_says_nothing(caplog):
+    callback, state = SilenceCallback(), state_of([])
+    told(callback, state, [{"step": 100, "eval_loss": 1.0}] * 3)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("at", [1, 5, 30])
+def test_a_resumed_run_says_what_the_other_says(at, caplog):
+    lines = logged([0.3] * 3 + [0.6] * 10 + [0.9] * 20 + [0.1] * 10 + [0.7] * 10)
+    whole, resumed = SilenceCallback(), SilenceCallback()
+    told(whole, state_of([]), lines[:at])
+    caplog.clear()
+    told(whole, state_of([]), lines[at:])
+    expected = [record.message for record in caplog.records]
+    state = state_of(lines[:at])
+    resumed.on_train_begin(ARGS, state, None)
+    caplog.clear()
+    told(resumed, state, lines[at:])
+    assert [record.message for record in caplog.records] == expected
