@@ -1,0 +1,217 @@
+"""The profile of logs that were made up: what each of its parts must come to, and what is said of logs that tell little."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import Group, columns
+
+from rollalloc.lab.advise.profile import SIZES, profile_of
+from rollalloc.lab.advise.shares import alike, pairs_differ, share_of
+from rollalloc.lab.waste.groups import Gathering, Log
+
+NAN = float("nan")
+SIGNALS = ("zero_variance_4", "mean_rate", "spread", "auc", "graded", "many_answers")
+
+
+def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, tokens=None):
+    """A log of groups of rewards, one prompt each; texts and tokens by (group, rollout)."""
+    gathering = Gathering()
+    for group, row in enumerate(rewards):
+        for at, reward in enumerate(row):
+            gathering.add(
+                group,
+                f"p{group if prompts is None else prompts[group]}",
+                None if steps is None else steps[group],
+                None if reward is None else float(reward),
+                asked=asked and asked(group),
+                answered=answered and answered(group, at),
+                tokens=tokens and tokens(group, at),
+            )
+    return Log("verl", gathering.groups())
+
+
+def drawn(prompts=200, n=4, seed=0, rates=None):
+    random = np.random.default_rng(seed)
+    rates = random.random(prompts) if rates is None else rates
+    return (random.random((len(rates), n)) < np.asarray(rates)[:, None]).astype(float)
+
+
+def profiled(rewards, **more):
+    return profile_of(log_of(rewards, **more), resamples=30)
+
+
+def test_a_profile_has_every_signal_and_is_plain_data():
+    found = profiled(drawn(), answered=lambda group, at: str(at), tokens=lambda group, at: 5 + at)
+    assert tuple(found.signals()) == SIGNALS
+    assert tuple(found.zero_variance) == SIZES
+    assert (found.prompts, found.rollouts, found.n, found.too_few) == (200, 800, 4, "")
+    assert found.signals()["many_answers"] == 1
+    assert json.loads(json.dumps(found.described()))["signals"] == found.signals()
+
+
+def test_what_is_not_known_stands_at_what_says_nothing():
+    signals = profiled([[0, 1]] * 12).signals()
+    assert (signals["auc"], signals["many_answers"], signals["graded"]) == (0.5, 0, 0)
+
+
+def test_success_that_the_text_tells_is_told_by_features_and_what_it_does_not_tell_is_not():
+    told, blind = (drawn(200, rates=[0.9 if group % 2 else 0.1 for group in range(200)]) for _ in range(2))
+    long = profiled(told, asked=lambda group: "x" * (5 + 40 * (group % 2))).predictability
+    same = profiled(blind, asked=lambda group: "x").predictability
+    assert long.features.auc.value > 0.85
+    assert 0.45 < same.features.auc.value < 0.55
+    assert same.record.auc.value > 0.8
+    assert long.both.log_loss.value < long.blind.value
+
+
+def test_what_predicts_nothing_has_half_of_the_pairs():
+    """1,000 rollouts of 250 prompts of one rate: an AUC's standard error is .019 by the rollouts; 4 of them have 6e-5."""
+    random = np.random.default_rng(1)
+    found = profiled(drawn(250, rates=[0.5] * 250), asked=lambda group: str(random.random())).predictability
+    for told in (found.features, found.record, found.both):
+        assert told.auc.value == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([[1, 1, 1, 1]] * 30, "nothing to predict"),
+        ([[0, 1, 0, 1]] * 12, "success cannot be predicted from 12 prompts, 20 are the least"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said(rewards, said):
+    found = profiled(rewards)
+    assert found.predictability is None
+    assert any(said in note for note in found.notes)
+
+
+def test_prompts_of_one_rollout_have_no_record():
+    found = profiled(drawn(60, n=1), asked=str).predictability
+    assert (found.record, found.both) == (None, None)
+    assert found.features is not None
+    assert "no record" in found.note
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (log_of([[0, 1, 1]] * 3), "3 prompts say nothing of others"),
+        (log_of(drawn(100, n=1)), "most prompts have one scored rollout"),
+        (log_of([row for row in drawn(400) if 0 < row.sum() < 4]), "the log was filtered before it was written"),
+        (log_of(drawn(16)), "the share of groups of 4 without variance may be anything from"),
+    ],
+)
+def test_too_few_says_what_would_help(log, said):
+    found = profile_of(log, resamples=30)
+    assert said in found.too_few
+    assert "sample" in found.too_few
+
+
+def test_a_log_that_was_not_filtered_is_not_said_to_be():
+    for seed in range(5):
+        assert profiled(drawn(300, n=8, seed=seed)).too_few == ""
+        assert profiled(drawn(300, rates=[0.5] * 300, seed=seed)).too_few == ""
+
+
+def test_several_models_in_one_log_are_told_of():
+    rewards = np.concatenate([drawn(120, rates=[0.02] * 120), drawn(120, rates=[0.5] * 120)])
+    found = profiled(rewards, steps=[group // 20 for group in range(240)])
+    assert any("several models are mixed here" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((-1.0, 1.0), "leave [0, 1]"),
+        ((0.0, 3.0), "leave [0, 1]"),
+        ((0.0, 0.3, 1.0), "take 3 values"),
+    ],
+)
+def test_rewards_that_rule_something_out_say_what(values, said):
+    rewards = np.random.default_rng(0).choice(values, (60, 4))
+    assert any(said in sentence for sentence in profiled(rewards).reward.rules_out)
+    assert not profile_of(log_of(rewards), threshold=0.5, resamples=30).reward.rules_out
+
+
+def test_constant_and_missing_rewards_are_told_of():
+    constant = profiled([[0, 0, 0, 0]] * 59 + [[0, 0, 0, 1]]).reward.rules_out
+    assert any("of the rewards are the same" in sentence for sentence in constant)
+    missing = profiled([[0, 1, None, 1]] * 40).reward
+    assert missing.unscored.value == 0.25
+    assert any("have no score" in sentence for sentence in missing.rules_out)
+
+
+@pytest.mark.parametrize("log", [log_of([[None, None]] * 20), log_of([[NAN, NAN]] * 20)])
+def test_no_score_at_all_is_refused(log):
+    with pytest.raises(ValueError, match="none of the log's rollouts has one; --reward names another"):
+        profile_of(log)
+
+
+def test_sums_are_refused():
+    with pytest.raises(ValueError, match="the log has only sums; train with --log-rollouts"):
+        profile_of(Log("rollalloc", accounts={"trained": 5}))
+
+
+def test_of_graded_rewards_groups_are_alike_where_all_are_the_same():
+    rewards = [[0.1, 0.2, 0.1, 0.2]] * 20 + [[0.9, 0.9, 0.9, 0.9]] * 20
+    found = profiled(rewards)
+    assert found.reward.graded
+    assert found.zero_variance[4].value == 0.5  # nobody is right in the first twenty, and still they differ
+    assert found.zero_variance[2].value == pytest.approx(0.5 + 0.5 * 2 / 6)
+    assert found.zero_variance[8].value > 0.9  # all wrong or all right: the bound
+
+
+def test_lengths_have_their_tail_and_what_they_tell():
+    rewards = drawn(100, rates=[0.5] * 100)
+    found = profiled(rewards, tokens=lambda group, at: 90 - 80 * int(rewards[group, at])).lengths
+    assert (found.unit, found.longest) == ("tokens", 90)
+    assert found.correlation.value == pytest.approx(-1)
+    assert found.p50.interval[0] <= found.p50.value <= found.p95.value <= 90
+    in_text = profiled(rewards, answered=lambda group, at: "abc").lengths
+    assert (in_text.unit, in_text.p50.value, in_text.correlation) == ("characters", 3, None)
+    assert profiled(rewards).lengths is None
+
+
+def test_running_ahead_is_simulated_where_tokens_are_known():
+    log = log_of(drawn(40), tokens=lambda group, at: 100 + 300 * (at == 0))
+    faster = profile_of(log, gpus=8, resamples=30).lengths.faster
+    assert set(faster) == {"stopping the longest", "running a batch ahead"}
+    assert all(share.interval[0] <= share.value <= share.interval[1] for share in faster.values())
+    assert profile_of(log, resamples=30).lengths.faster == {}
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+
+
+def test_a_ratio_has_the_interval_of_a_ratio_over_prompts():
+    apart = share_of(np.tile([0.0, 1.0], 200), np.ones(400), np.arange(400))
+    assert apart.value == 0.5
+    assert apart.interval == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=1e-3)
+    assert share_of(np.zeros(40), np.ones(40), np.arange(40)).interval == pytest.approx((0, 1 - 0.025 ** (1 / 40)))
+    assert share_of(np.ones(40), np.ones(40), np.arange(40) % 5).interval is None
+    assert share_of(np.zeros(3), np.zeros(3), np.arange(3)) is None
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=1, max_size=6), min_size=1, max_size=12))
+def test_groups_alike_are_those_that_all_draws_without_replacement_would_give(rewards):
+    from itertools import combinations
+
+    found = alike(columns(Group(str(at), 0, row) for at, row in enumerate(rewards)), 2)
+    scored = [[reward for reward in row if reward == reward] for row in rewards]
+    each = [np.mean([a == b for a, b in combinations(row, 2)]) for row in scored if len(row) > 1]
+    assert (found is None) == (not each)
+    assert found is None or found.value == pytest.approx(np.mean(each))
+
+
+def test_right_answers_differ_by_what_they_end_with():
+    answers = ["so it is 4", "Well.\nso it is 4", "so \\boxed{4}", "\\boxed{ 4 }", "wrong"]
+    log = log_of([[1, 1, 1, 1, 0]] * 12, answered=lambda group, at: answers[at])
+    assert pairs_differ(log.groups).value == pytest.approx(4 / 6)  # two sentences, two boxes
+    bare = replace(log.groups, answer_R=np.zeros_like(log.groups.answer_R))
+    assert pairs_differ(bare) is None
