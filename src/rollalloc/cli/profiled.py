@@ -1,0 +1,97 @@
+"""A profile as tables of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rollalloc.cli.reading import table
+
+if TYPE_CHECKING:
+    from rollalloc.lab.advise.lengths import Lengths
+    from rollalloc.lab.advise.predictability import Predictability
+    from rollalloc.lab.advise.profile import Profile
+    from rollalloc.lab.waste.shares import Share
+
+_SAID = "95% interval"
+
+
+def show_profile(console: Console, profile: Profile) -> None:
+    """Print a profile as tables and its notes."""
+    console.print(_rates(profile))
+    if profile.predictability is not None:
+        console.print(_predictability(profile.predictability))
+    if profile.lengths is not None:
+        console.print(_lengths(profile.lengths))
+    notes = Table.grid(padding=(0, 1))
+    for note in profile.notes:
+        notes.add_row("-", Text(note))
+    console.print(notes)
+
+
+def _rates(profile: Profile) -> Table:
+    of = f"{profile.rollouts:,} rollouts of {profile.prompts:,} prompts"
+    shares = {
+        "mean success rate": profile.mean,
+        "deviation of the prompts' rates": profile.rates.sd,
+        "prompts hardly ever solved (rate at most .02)": profile.hopeless,
+        "prompts nearly always solved (at least .98)": profile.solved,
+        **{f"groups of {n} without variance": share for n, share in profile.zero_variance.items()},
+        "right answers of a prompt that differ": profile.right_pairs_differ,
+        "rollouts without a score": profile.reward.unscored,
+    }
+    return _estimates(of, [(name, share, _percent) for name, share in shares.items()])
+
+
+def _predictability(found: Predictability) -> Table:
+    shown = table((f"success of {found.prompts:,} prompts, told by", "AUC", _SAID, "log-loss", _SAID))
+    named = {"the prompt's text": found.features, "its other rollouts": found.record, "both": found.both}
+    for name, told in named.items():
+        if told is not None:
+            shown.add_row(name, *_cells(told.auc, _number), *_cells(told.log_loss, _number))
+    shown.add_row("nothing: the mean rate", "0.500", "", *_cells(found.blind, _number))
+    return shown
+
+
+def _lengths(lengths: Lengths) -> Table:
+    faster = [(f"seconds of GRPO over those of {name}", share, _number) for name, share in lengths.faster.items()]
+    rows = [
+        ("median", lengths.p50, _count),
+        ("95th percentile", lengths.p95, _count),
+        ("hit the limit", lengths.truncated, _percent),
+        ("rank correlation with success", lengths.correlation, _number),
+        *faster,
+    ]
+    return _estimates(f"{lengths.unit} of a rollout, at most {lengths.longest:,}", rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def _estimates(title: str, rows: list[tuple[str, Share | None, Callable[[float], str]]]) -> Table:
+    shown = table((title, "estimate", _SAID))
+    for name, share, said in rows:
+        if share is not None:
+            shown.add_row(name, *_cells(share, said))
+    return shown
+
+
+def _cells(share: Share, said: Callable[[float], str]) -> tuple[str, str]:
+    within = "too few" if share.interval is None else " – ".join(map(said, share.interval))
+    return said(share.value), within
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"

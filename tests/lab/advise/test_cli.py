@@ -1,0 +1,114 @@
+"""`rollalloc advise LOG`: what it writes of logs of every kind, and that a mistake is one message and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SAMPLES = Path(__file__).parents[1] / "waste" / "samples"
+
+
+@pytest.fixture
+def call(rollalloc):
+    """Call `rollalloc advise` with these arguments: (exit code, standard output, standard error)."""
+    return lambda *arguments: rollalloc("advise", *arguments, columns=100)
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def verl(prompts=80, n=4, score=None, seed=0):
+    """Rows of verl's dump; prompts' texts want to be markup and to move the cursor."""
+    random = np.random.default_rng(seed)
+    return [
+        {
+            "input": f"[red]{prompt}[/] \x1b[31m",
+            "output": f"[bold]{at}",
+            "score": float(random.random() < prompt % 5 / 4) if score is None else score,
+            "step": 1 + prompt // 8,
+        }
+        for prompt in range(prompts)
+        for at in range(n)
+    ]
+
+
+def said(output):
+    return " ".join(output.split())
+
+
+def test_a_log_is_profiled_and_no_text_of_it_is_shown(call, tmp_path):
+    code, out, _ = call(lines(tmp_path / "1.jsonl", verl()))
+    assert code == 0
+    for words in ("320 rollouts of 80 prompts", "mean success rate", "groups of 32 without variance", "its other rollouts",
+                  "characters of a rollout", "verl dumps what it trains on"):  # fmt: skip
+        assert words in said(out)
+    assert "[red]" not in out
+    assert "[bold]" not in out
+    assert "\x1b[31m" not in out
+    assert "…" not in out  # nothing is cut
+
+
+def test_json_has_all_of_it(call, tmp_path):
+    found = json.loads(call(lines(tmp_path / "1.jsonl", verl()), "--json")[1])["profile"]
+    assert (found["prompts"], found["rollouts"], found["n"], found["too_few"]) == (80, 320, 4, "")
+    assert found["signals"]["zero_variance_4"] == found["zero_variance"]["4"]["value"]
+    low, high = found["mean"]["interval"]
+    assert 0 < low < found["mean"]["value"] < high < 1
+
+
+@pytest.mark.parametrize("format", ["trl", "prime-rl", "rollalloc", "verl/v1", "verl/legacy"])
+def test_every_format_is_read(call, format):
+    code, out, error = call(SAMPLES / format)
+    assert (code, "mean success rate" in out) == (0, True), error
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (verl(prompts=1), "success cannot be predicted from 1 prompts"),
+        (verl(n=1), "groups have one rollout"),
+        (verl(score=1.0), "100.0% of the rewards are the same"),
+        ([*verl(), *[{"input": "a", "output": "b", "score": float("nan")}] * 40], "fields are not what they should be"),
+    ],
+)
+def test_little_is_said_of_logs_that_tell_little_and_why(call, tmp_path, rows, words):
+    code, out, error = call(lines(tmp_path / "1.jsonl", rows))
+    assert (code, words in said(out)) == (0, True), out + error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("1.jsonl", b"", "expected a log of one of these"),
+        ("1.jsonl", b"\x00\xff\xfe" * 999, "expected a log of one of these"),
+        ("1.parquet", b"\x00\xff\xfe" * 999, "not a readable parquet file"),
+        ("1.jsonl", b'{"input": "a", "output": "b", "score": null}\n' * 9, "none of the log's rollouts has one"),
+        ("1.jsonl", b'{"input": "a", "output": "b", "score": NaN}\n' * 9, "none of the log's rollouts has one"),
+        ("metrics.jsonl", b'{"kind": "end", "accounts": {"trained": 30}}\n', "the log has only sums"),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    code, _, error = call(tmp_path)
+    assert (code, words in said(error)) == (2, True), error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from-step", "99"), "--from-step 99: no group was logged at or after it"),
+        (("--threshold", "nan"), "--threshold: expected a finite number"),
+        (("--reward", "reward_of_mine"), "expected JSON lines of trainer.rollout_data_dir"),
+        (("--gpus", "1"), "--gpus"),
+        (("--seed", "-1"), "--seed"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(call, tmp_path, options, words):
+    code, _, error = call(lines(tmp_path / "1.jsonl", verl()), *options)
+    assert (code, words in said(error)) == (2, True), error
