@@ -35,8 +35,8 @@ BUDGETS: Mapping[str, int] = {  # rollouts, after which a run is censored
     "skills/balanced": 8_000,
     "skills/mixed": 8_000,
 }
-# Carried over from dev/LOG.md, "2026-11-23 · The defaults track, as one command" (plan 60388c55e859, seeds 9200 to 9207): the
-# interquartile mean of the rollouts to target of eight seeds, and how many of them reached it. These cells are not repeated.
+# Carried over from dev/LOG.md, "2026-11-23 · The defaults track, as one command" (plan 60388c55e859, seeds 9200 to 9207):
+# the interquartile mean of the rollouts to target of eight seeds, and how many reached it. These cells are not repeated.
 CARRIED_SEEDS = 8
 CARRIED: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "skills/late": {"grpo_n4": (15_094, 4), "reinforce": (4_528, 8), "foresight": (3_319, 8), "raft": (5_078, 8)},
