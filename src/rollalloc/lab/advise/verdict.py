@@ -3,61 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
+import numpy as np
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A recipe in a shape of batch.
+from rollalloc.lab.advise.choices import CHOICES, SIZES, Choice
+from rollalloc.lab.advise.evidence import Evidence, evidence
+from rollalloc.lab.advise.outcomes import Outcomes
+from rollalloc.lab.advise.profile import Profile
+from rollalloc.lab.advise.ranking import Ranked, fitted, rank
 
-    Attributes:
-        recipe: a key of `rollalloc.named.RECIPES`.
-        groups: prompts of a batch, at least 1.
-        n: rollouts of each, at least 1.
-    """
+__all__ = ["CHOICES", "Choice", "Ranked", "Verdict", "judged", "verdict_of"]
 
-    recipe: str
-    groups: int
-    n: int
-
-    @property
-    def name(self) -> str:
-        """As evidence has it: "grpo_n4", or the recipe alone where it needs no groups."""
-        return self.recipe if self.n == 1 else f"{self.recipe}_n{self.n}"
-
-    def with_rollouts(self, rollouts: int) -> Choice:
-        """The same in batches of about so many rollouts."""
-        return replace(self, groups=max(1, round(rollouts / self.n)))
-
-
-CHOICES: Mapping[str, Choice] = {  # that a verdict ranks, in the batches of 64 that the evidence is of
-    choice.name: choice
-    for choice in (
-        *(Choice("grpo", 64 // n, n) for n in (2, 4, 8, 16)),
-        *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")),
-    )
+_LEAST_SAVING = 1.1  # below which nobody should change anything
+_ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what a number of them is rounded up to
+_STEPS = 21  # at which it is looked where another value of a signal would change the choice
+_BATCH = 64  # rollouts of a batch, where only the size of a group is known
+WORDS: Mapping[str, str] = {
+    "zero_variance_4": "the share of groups of 4 without variance",
+    "mean_rate": "the mean success rate",
+    "spread": "the spread of the success rates",
+    "auc": "the AUC of predicted success",
+    "graded": "graded rewards",
+    "many_answers": "the chance that two right answers of a prompt differ",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A row of the verdict's table.
-
-    Attributes:
-        choice: in batches as large as the present ones.
-        saving: rollouts to equal learning under the present setting over those under this one, expected; above 1 it is
-            cheaper.
-        interval: of the saving, 80%, between tasks and seeds.
-        ruled_out: why it must not be used here; empty: it may be.
-        why: what speaks for or against it on these prompts, in one sentence.
-    """
-
-    choice: Choice
-    saving: float
-    interval: tuple[float, float]
-    ruled_out: str = ""
-    why: str = ""
+_GRADED_RAFT = "it trains on full marks alone; with graded rewards it learned nothing by its defaults"
+_UNBOUNDED = "it predicts success rates, and these rewards are not within [0, 1]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +56,140 @@ class Verdict:
     otherwise: tuple[str, ...]
     notes: tuple[str, ...]
     more: int = 0
+
+
+def verdict_of(profile: Profile, *, present: Choice | None = None, known: Evidence | None = None) -> Verdict:
+    """The verdict on a profile.
+
+    Args:
+        profile: of the model on the prompts.
+        present: what is trained with now; by default GRPO with the log's own groups, REINFORCE where they are of one.
+        known: evidence to judge by, instead of this package's.
+
+    Raises:
+        ValueError: a present recipe that there is no evidence on.
+    """
+    if present is None:
+        n = profile.n
+        present = Choice("grpo", max(1, round(_BATCH / n)), n) if n > 1 else Choice("reinforce", _BATCH, 1)
+    if profile.too_few:
+        more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
+        sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
+        return Verdict("too few", sentence, None, present, (), (), (), more)
+    low, high = profile.reward.low, profile.reward.high
+    ruled_out = {"raft": _GRADED_RAFT} if profile.reward.graded else {}
+    ruled_out |= {"foresight": _UNBOUNDED} if low < 0 or high > 1 else {}
+    unknown = ("many_answers",) if profile.right_pairs_differ is None else ()
+    return judged(profile.signals(), present, known or evidence(), ruled_out=ruled_out, unknown=unknown)
+
+
+def judged(
+    signals: Mapping[str, float],
+    present: Choice,
+    known: Evidence,
+    *,
+    ruled_out: Mapping[str, str] | None = None,
+    unknown: tuple[str, ...] = (),
+) -> Verdict:
+    """The verdict on a profile's signals.
+
+    Args:
+        signals: as `Profile.signals` has them.
+        present: what is trained with now.
+        known: evidence to judge by.
+        ruled_out: recipe → why it must not be used.
+        unknown: signals that nothing is known of, and that stand at what says nothing.
+
+    Raises:
+        ValueError: a present recipe that there is no evidence on.
+    """
+    outcomes = fitted(known)
+    ranked = rank(outcomes, signals, present, ruled_out)
+    best = ranked[0]
+    gains = best.interval[0] > 1 and best.saving >= _LEAST_SAVING
+    if gains or best.choice.name == present.name or present.recipe in (ruled_out or {}):
+        choice = best.choice
+    else:
+        choice = present
+    kind: Literal["switch", "keep"] = "keep" if choice.name == present.name else "switch"
+    return Verdict(
+        kind=kind,
+        sentence=_sentence(kind, ranked, present),
+        choice=choice,
+        present=present,
+        ranked=ranked,
+        otherwise=_otherwise(outcomes, signals, present, ruled_out, best.choice.name),
+        notes=_notes(outcomes, signals, known, present, unknown),
+    )
+
+
+def _sentence(kind: str, ranked: tuple[Ranked, ...], present: Choice) -> str:
+    best = ranked[0]
+    low, high = best.interval
+    if kind == "keep" and best.choice.name == present.name:
+        return f"Keep {present.words}: nothing is expected to need fewer rollouts here."
+    if kind == "keep":
+        return (
+            f"Keep {present.words}: no saving is shown. The likeliest is {best.choice.words}, {best.saving:.1f} × "
+            f"({low:.1f}–{high:.1f})."
+        )
+    shape = "One rollout" if best.choice.n == 1 else f"{best.choice.n} rollouts"
+    saves = "no figure is shown to be better" if low < 1 else "fewer rollouts"
+    expected = f"expect {low:.1f}–{high:.1f} × {saves} than {present.words}"
+    said = f"{shape} per prompt, {best.choice.groups} prompts a batch, {best.choice.words}; {expected}."
+    return f"{said} {_drawing(ranked)}".strip()
+
+
+def _drawing(ranked: tuple[Ranked, ...]) -> str:
+    """What drawing by prediction adds."""
+    row = next(row for row in ranked if row.choice.recipe == "foresight")
+    if row.ruled_out:
+        return ""
+    saving, low, high = row.over_plain
+    if low > 1:
+        return f"Drawing by prediction: {low:.1f}–{high:.1f} × fewer than REINFORCE."
+    if high < 1:
+        return f"Drawing by prediction: {1 / high:.1f}–{1 / low:.1f} × more than REINFORCE."
+    return f"Drawing by prediction: not shown to help here ({saving:.1f} ×, {low:.1f}–{high:.1f}, of REINFORCE)."
+
+
+def _otherwise(
+    outcomes: Outcomes,
+    signals: Mapping[str, float],
+    present: Choice,
+    ruled_out: Mapping[str, str] | None,
+    first: str,
+) -> tuple[str, ...]:
+    """For each signal the nearest value, within what tasks had, at which another choice would come first."""
+    said: list[str] = []
+    for name, low, high in zip(outcomes.signals, outcomes.low_K, outcomes.high_K, strict=True):
+        for value in sorted(np.linspace(low, high, _STEPS), key=lambda value: abs(value - signals[name])):
+            other = rank(outcomes, {**signals, name: float(value)}, present, ruled_out)[0].choice
+            if other.name != first:
+                how = "at most" if value < signals[name] else "at least"
+                said.append(f"If {WORDS[name]} were {how} {value:.2f} (here {signals[name]:.2f}): {other.words}.")
+                break
+    return tuple(said)
+
+
+def _notes(
+    outcomes: Outcomes, signals: Mapping[str, float], known: Evidence, present: Choice, unknown: tuple[str, ...]
+) -> tuple[str, ...]:
+    of_evidence = (
+        f"Learned from {len(known.tasks)} tasks with models of 0.15 million parameters, every method by its defaults at "
+        "one learning rate; of a pretrained model, SmolLM2-135M, there is one tie of one seed. Try it beside what you have."
+    )
+    notes = [of_evidence]
+    ranges = zip(outcomes.signals, outcomes.low_K, outcomes.high_K, outcomes.beyond(signals), strict=True)
+    for name, low, high, beyond in ranges:
+        if beyond > 0:
+            notes.append(
+                f"{WORDS[name].capitalize()} is {signals[name]:.2f}, and was {low:.2f} to {high:.2f} in the evidence: the "
+                "intervals are wider for it."
+            )
+    for name in unknown:
+        if name in outcomes.signals:
+            notes.append(f"{WORDS[name].capitalize()} is not known, and is taken as {signals[name]:.1f}.")
+    if present.recipe == "grpo" and present.n > SIZES[-1]:
+        notes.append(f"Groups of {present.n} were not run; they are taken as no better than groups of {SIZES[-1]}.")
+    return tuple(notes)
