@@ -69,6 +69,9 @@ PRESETS = {
     "sort": Preset(0.60, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),
     "rg/number_filtering_misled": Preset(0.58, 20_000, 250, tuned_on="rg/number_filtering_misled"),
+    "rg/letter_counting": Preset(0.79, 20_000, 250),
+    "rg/spell_backward": Preset(0.60, 20_000, 250),
+    "rg/count_bits": Preset(0.59, 20_000, 250),
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)

@@ -128,6 +128,31 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=600),
     ),
+    # Made for the evidence of `rollalloc advise`, see experiments/evidence.py: nobody tunes on them.
+    "rg/letter_counting": Config(
+        "letter_counting",
+        {"min_words": 2, "max_words": 4},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=300),
+    ),
+    "rg/spell_backward": Config(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 8},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=500),
+    ),
+    "rg/count_bits": Config(
+        "count_bits",
+        {"min_n": 1, "max_n": 8191},
+        single_answer=True,
+        train=2048,
+        heldout=256,
+        warm_up=WarmUp(steps=300),
+    ),
 }
 
 
