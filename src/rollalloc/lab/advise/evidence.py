@@ -33,18 +33,22 @@ class Paid:
     runs: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """A task of the evidence.
 
     Attributes:
         name: of the bench.
+        target: accuracy that costs are to.
+        milestone: it is half of the largest gain of a method, since fewer than two came to the target that was fixed before.
         signals: the mean of its profiles'.
         profiles: signals of independent profiles of 1,024 rollouts each, for what sampling alone changes.
         paid: method, a key of `rollalloc.lab.advise.verdict.CHOICES` → what it paid.
     """
 
     name: str
+    target: float
+    milestone: bool
     signals: Mapping[str, float]
     profiles: tuple[Mapping[str, float], ...]
     paid: Mapping[str, tuple[Paid, ...]]
@@ -63,7 +67,7 @@ class Task:
         return float(np.exp(np.average(logs, weights=runs))), any(one.censored for one in found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """Tasks, and where their figures come from, in words by name."""
 
@@ -76,40 +80,39 @@ class Evidence:
 
     def described(self) -> dict[str, Any]:
         """As the file holds it."""
-        return {
-            "origin": dict(self.origin),
-            "tasks": {
-                task.name: {
-                    "profiles": [dict(signals) for signals in task.profiles],
-                    "paid": {
-                        method: [[one.rollouts, one.censored, one.runs] for one in found]
-                        for method, found in task.paid.items()
-                    },
-                }
-                for task in self.tasks
-            },
-        }
+        return {"origin": dict(self.origin), "tasks": {task.name: _described(task) for task in self.tasks}}
 
 
 def evidence_of(described: Mapping[str, Any]) -> Evidence:
-    """The evidence that `Evidence.described` describes."""
-    return Evidence(
-        tuple(task_of(name, found["profiles"], found["paid"]) for name, found in described["tasks"].items()),
-        described["origin"],
-    )
+    """The evidence that `Evidence.described` describes; each task has at least one profile."""
+    tasks = tuple(_task_of(name, found) for name, found in described["tasks"].items())
+    return Evidence(tasks, described["origin"])
 
 
-def task_of(name: str, profiles: list[dict[str, float]], paid: Mapping[str, list[tuple[float, bool, int]]]) -> Task:
-    """A task by its profiles' signals, at least one, and what each method paid, as `Paid` has it."""
+def _described(task: Task) -> dict[str, Any]:
+    return {
+        "profiles": [dict(signals) for signals in task.profiles],
+        "target": task.target,
+        "milestone": task.milestone,
+        "paid": {
+            method: [[one.rollouts, one.censored, one.runs] for one in found] for method, found in task.paid.items()
+        },
+    }
+
+
+def _task_of(name: str, found: Mapping[str, Any]) -> Task:
+    profiles = found["profiles"]
     return Task(
         name=name,
+        target=found["target"],
+        milestone=found["milestone"],
         signals={signal: float(np.mean([one[signal] for one in profiles])) for signal in profiles[0]},
         profiles=tuple(profiles),
-        paid={method: tuple(Paid(*one) for one in found) for method, found in paid.items()},
+        paid={method: tuple(Paid(*one) for one in paid) for method, paid in found["paid"].items()},
     )
 
 
 @cache
 def evidence() -> Evidence:
     """The evidence of this package."""
-    return evidence_of(json.loads((files(__package__) / FILE).read_text(encoding="utf-8")))
+    return evidence_of(json.loads((files("rollalloc.lab.advise") / FILE).read_text(encoding="utf-8")))

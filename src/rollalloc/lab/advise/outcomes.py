@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ _VAGUE, _PLAIN = 100.0, 1.0  # prior variances of a and b, in squared logs
 _SLOPES, _TASKS, _SEEDS = (2.0, 0.09), (2.0, 0.09), (2.0, 0.04)
 _FAR = 30.0  # standard deviations beyond which a tail is not told apart
 _NORMAL = NormalDist()
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ def _gibbs(
         sd_C = np.sqrt(sigma2 / seen.runs_R[censored_R])
         y_R[censored_R] = _above(seen.bound_R[censored_R], mean_R[censored_R], sd_C, random)
         if at >= burn_in:
-            kept.append((theta_P, np.sqrt(tau2), np.sqrt(sigma2)))
+            kept.append((theta_P, tau2**0.5, sigma2**0.5))
     theta, tau, sigma = zip(*kept, strict=True)
     return np.array(theta), np.array(tau), np.array(sigma)
 
