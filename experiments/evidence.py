@@ -121,7 +121,8 @@ def write(out: Path, bench: Path | None, to: Path) -> None:
         places = [place for seed in PROFILES if (place := profile_place(out, task, seed)).exists()]
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
-        found[task] = {"profiles": rounded, **paid_of(task, over_of(task, out, bench))}
+        if rounded and (over := over_of(task, out, bench)):
+            found[task] = {"profiles": rounded, **paid_of(task, over)}
     origin = {
         "carried": "dev/LOG.md, 2026-11-23, the defaults track, as one command; plan 60388c55e859, seeds 9200 to 9207",
         "run": f"experiments/evidence.py; seeds {', '.join(map(str, (*FIRST_SEEDS, *MORE_SEEDS)))}, as many as were over",

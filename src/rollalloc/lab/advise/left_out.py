@@ -23,6 +23,11 @@ class Measured:
     saving: float
     bound: str = ""
 
+    def is_beyond(self, interval: tuple[float, float]) -> bool:
+        """Whether it is outside of an interval; a bound is where all that it leaves open is."""
+        low, high = interval
+        return (self.bound != "<" and self.saving > high) or (self.bound != ">" and self.saving < low)
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -30,6 +35,7 @@ class LeftOut:
 
     Attributes:
         task: its name.
+        milestone: costs are to half of the largest gain.
         first: the method that is ranked first without it.
         best: the one of `RIVALS` that paid least.
         over_best: rollouts to target of the first over those of the best; 1 where it is the best.
@@ -39,27 +45,13 @@ class LeftOut:
     """
 
     task: str
+    milestone: bool
     first: str
     best: str
     over_best: float
     at_least: bool
     ranked: Mapping[str, Ranked]
     measured: Mapping[str, Measured]
-
-    @property
-    def covered(self) -> tuple[int, int, int]:
-        """Savings within their interval, beyond it, and bounds that cannot tell."""
-        within = beyond = open_ = 0
-        for method, found in self.measured.items():
-            low, high = self.ranked[method].interval
-            above, below = found.saving > high, found.saving < low
-            if not found.bound:
-                within, beyond = within + (not above and not below), beyond + (above or below)
-            elif (found.bound == ">" and above) or (found.bound == "<" and below):
-                beyond += 1
-            else:
-                open_ += 1
-        return within, beyond, open_
 
 
 def left_out(evidence: Evidence, signals: tuple[str, ...] = SIGNALS, *, families: bool = False) -> list[LeftOut]:
@@ -93,31 +85,79 @@ def _held(task: Task, ranked: Mapping[str, Ranked]) -> LeftOut:
         if method != BASELINE and not (of_baseline and censored)
     }
     over_best = costs[first][0] / costs[best][0]
-    return LeftOut(task.name, first, best, max(1.0, over_best), costs[first][1], ranked, measured)
+    return LeftOut(task.name, task.milestone, first, best, max(1.0, over_best), costs[first][1], ranked, measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """How the recommendations did together; shares in [0, 1]."""
+    """How the recommendations did together.
+
+    Attributes:
+        near: share of tasks whose first paid at most 1.15 × what the best did.
+        far: share of tasks on which it paid more than 1.5 ×, or did not reach the target and was not the best.
+        worst: the largest such ratio.
+        covered: share of exact savings within their interval.
+        counted: exact savings.
+        bounds: savings that are bounds only.
+        contradicted: of these, those all of which is outside of the interval.
+    """
 
     near: float
     far: float
     worst: float
     covered: float
     counted: int
-    open: int
+    bounds: int
+    contradicted: int
 
 
 def bars(found: list[LeftOut]) -> Bars:
-    """The share of tasks within 1.15 × of the best, that of tasks beyond 1.5 ×, and how many intervals held the measured."""
-    over = np.array([one.over_best for one in found])
-    reached = np.array([not one.at_least or one.first == one.best for one in found])
-    within, beyond, open_ = np.array([one.covered for one in found]).sum(0).tolist()
+    """How the recommendations did together."""
+    over_T = np.array([one.over_best for one in found])
+    lost_T = np.array([one.at_least and one.first != one.best for one in found])
+    judged = [(saving, one.ranked[method].interval) for one in found for method, saving in one.measured.items()]
+    exact = [saving.is_beyond(interval) for saving, interval in judged if not saving.bound]
+    bounds = [saving.is_beyond(interval) for saving, interval in judged if saving.bound]
     return Bars(
-        near=float(((over <= 1.15) & reached).mean()),
-        far=float(((over > 1.5) | ~reached).mean()),
-        worst=float(over.max()),
-        covered=within / max(1, within + beyond),
-        counted=within + beyond,
-        open=open_,
+        near=float(((over_T <= 1.15) & ~lost_T).mean()),
+        far=float(((over_T > 1.5) | lost_T).mean()),
+        worst=float(over_T.max()),
+        covered=1 - sum(exact) / max(1, len(exact)),
+        counted=len(exact),
+        bounds=len(bounds),
+        contradicted=sum(bounds),
+    )
+
+
+def markdown(found: list[LeftOut]) -> str:
+    """The table of a guide, a line a task: what is ranked first, and savings over GRPO n = 4, predicted and measured."""
+    methods = [method for method in METHODS if method != BASELINE]
+    heads = ["left out", "ranked first", "best of five", "first / best", *(CHOICES[method].words for method in methods)]
+    lines = [heads, ["---"] * len(heads)]
+    for one in found:
+        first, best = CHOICES[one.first].words, CHOICES[one.best].words
+        over = f"{'>' if one.at_least and one.first != one.best else ''}{one.over_best:.2f}"
+        name = f"{one.task}{' †' if one.milestone else ''}"
+        lines.append([name, first, best, over, *(_cell(one, method) for method in methods)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(one: LeftOut, method: str) -> str:
+    """Predicted with its interval, then measured: in bold where it is beyond the interval."""
+    row, found = one.ranked[method], one.measured.get(method)
+    low, high = row.interval
+    said = f"{row.saving:.2f} [{low:.2f}–{high:.2f}]"
+    if found is None:
+        return f"{said}; –"
+    was = f"{found.bound}{found.saving:.2f}"
+    return f"{said}; {f'**{was}**' if found.is_beyond(row.interval) else was}"
+
+
+def summary(found: list[LeftOut]) -> str:
+    """The bars, in a sentence."""
+    of = bars(found)
+    return (
+        f"Within 1.15 × of the best on {of.near:.0%} of {len(found)} tasks, beyond 1.5 × or not at the target on "
+        f"{of.far:.0%}, {of.worst:.2f} × at worst. {of.covered:.0%} of {of.counted} measured savings are within their "
+        f"80% interval, and {of.contradicted} of {of.bounds} bounds contradict theirs."
     )

@@ -57,7 +57,7 @@ class Outcomes:
 
     def beyond(self, signals: Mapping[str, float]) -> Floats:
         """How far each signal is outside of what any task had, in standard deviations, 0 within."""
-        found_K = np.array([signals[name] for name in self.signals])
+        found_K = _read(signals, self.signals)
         return np.maximum(np.maximum(self.low_K - found_K, found_K - self.high_K), 0) / self.scale_K
 
     def drawn(
@@ -71,7 +71,7 @@ class Outcomes:
             runs: of each that are averaged, at least 1.
             seed: of the draws.
         """
-        found_K = np.array([signals[name] for name in self.signals])
+        found_K = _read(signals, self.signals)
         mean_DM = self.level_DM + self.slope_DMK @ ((found_K - self.centre_K) / self.scale_K)
         # What no task had is not known from slopes: there a method may do anything that it did between tasks, and more.
         wide = 1 + float((self.beyond(signals) ** 2).sum())
@@ -117,7 +117,7 @@ def fit(
     if not rows:
         raise ValueError(f"expected runs of {', '.join(methods)}, the evidence has none")
     task_R, method_R, bound_R, censored_R, runs_R = (np.array(column) for column in zip(*rows, strict=True))
-    found_TK = np.array([[task.signals[name] for name in signals] for task in evidence.tasks], np.float64)
+    found_TK = np.array([_read(task.signals, signals) for task in evidence.tasks])
     centre_K, spread_K = found_TK.mean(0), found_TK.std(0)
     scale_K = np.where(spread_K > 0, spread_K, 1.0)
     layout = _Layout(len(evidence.tasks), len(methods), len(signals))
@@ -136,6 +136,12 @@ def fit(
         tau_D,
         sigma_D,
     )
+
+
+def _read(signals: Mapping[str, float], names: Sequence[str]) -> Floats:
+    """Signals in order; among graded answers that differ some are worth more, so they do not count as many right ones."""
+    known = {**signals, "many_answers": signals["many_answers"] * (1 - signals["graded"])}
+    return np.array([known[name] for name in names], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +198,11 @@ def _gibbs(
     kept: list[tuple[Floats, float, float]] = []
     for at in range(burn_in + draws):
         variance_P[layout.slopes], variance_P[layout.own] = omega2, tau2
-        lower_PP = np.linalg.cholesky(gram_PP / sigma2 + np.diag(1 / variance_P))
-        middle_P = np.linalg.solve(lower_PP, weighted_RP.T @ y_R / sigma2)
-        theta_P = np.linalg.solve(lower_PP.T, middle_P + random.standard_normal(len(middle_P)))
+        # A draw of N(A⁻¹b, A⁻¹) is A⁻¹(b + η) with η ~ N(0, A) (Papandreou & Yuille 2010): one system to solve.
+        noise_R, noise_P = random.standard_normal(len(y_R)), random.standard_normal(len(variance_P))
+        seen_P = weighted_RP.T @ (y_R / sigma2 + noise_R / np.sqrt(seen.runs_R * sigma2))
+        precision_PP = gram_PP / sigma2 + np.diag(1 / variance_P)
+        theta_P = np.linalg.solve(precision_PP, seen_P + noise_P / np.sqrt(variance_P))
         mean_R = seen.design_RP @ theta_P
         omega2 = _variance(theta_P[layout.slopes], _SLOPES, random)
         tau2 = _variance(theta_P[layout.own], _TASKS, random)

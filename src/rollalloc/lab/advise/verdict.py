@@ -119,7 +119,7 @@ def judged(
         present=present,
         ranked=ranked,
         otherwise=_otherwise(outcomes, signals, present, ruled_out, best.choice.name),
-        notes=_notes(outcomes, signals, known, present, unknown),
+        notes=(_why(signals, unknown), *_notes(outcomes, signals, known, present, unknown)),
     )
 
 
@@ -170,6 +170,14 @@ def _otherwise(
                 said.append(f"If {WORDS[name]} were {how} {value:.2f} (here {signals[name]:.2f}): {other.words}.")
                 break
     return tuple(said)
+
+
+def _why(signals: Mapping[str, float], unknown: tuple[str, ...]) -> str:
+    """What the ranking goes by, on these prompts."""
+    alike = f"{signals['zero_variance_4']:.0%} of groups of 4 have rewards that are all alike and teach GRPO nothing"
+    many = f"two right answers of a prompt differ with a chance of {signals['many_answers']:.0%}, where groups pay more"
+    graded = "rewards are graded, so that most groups differ" if signals["graded"] else ""
+    return f"Why: {'; '.join(filter(None, (alike, graded, '' if unknown or signals['graded'] else many)))}."
 
 
 def _notes(
