@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -28,6 +29,7 @@ from rollalloc.cli.progress import say, staged
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
+from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Lengths, Success
 from rollalloc.named import make_recipe
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 # The values of a simulation that are options under their own names, and what each kind of them is about.
 _PANELS: Mapping[type, str] = {
     Cluster: "Cluster",
+    Hardware: "Cluster",
     Costs: "Costs",
     Lengths: "Lengths of rollouts",
     Success: "Success rates",
@@ -71,9 +74,13 @@ def _with_values(command: Callable[..., None]) -> Callable[..., None]:
         [
             option(
                 each.name,
-                each.default,
+                None if (needed := each.default is MISSING) else each.default,
                 Annotated[
-                    str if (kind_of := get_type_hints(kind)[each.name]) == Schedule else kind_of,
+                    str
+                    if (kind_of := get_type_hints(kind)[each.name]) == Schedule
+                    else kind_of | None
+                    if needed
+                    else kind_of,
                     typer.Option(help=each.metadata["says"], rich_help_panel=_PANELS[kind]),
                 ],
             )
@@ -103,7 +110,7 @@ def simulate(
     latency: Annotated[
         Path | None,
         typer.Option(
-            help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for 7.6B on H100s.",
+            help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for --model on --gpu.",
             parser=source,
         ),
     ] = None,
@@ -167,13 +174,10 @@ def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload
     cluster = dict(given[Cluster])
     if cluster["schedule"] not in SCHEDULES:
         raise ValueError(f"--schedule must be one of {', '.join(SCHEDULES)}, got {cluster['schedule']!r}")
-    costs, curve = Costs(**given[Costs]), latency and read_latency(latency)
-    return [
-        Scenario(
-            cluster=Cluster(gpus=number, **cluster), costs=costs, latency=curve, workload=workload, **given[Scenario]
-        )
-        for number in gpus
-    ]
+    hardware, curve = Hardware(**given[Hardware]), latency and read_latency(latency)
+    costs = hardware.costs(**{name: value for name, value in given[Costs].items() if value is not None})
+    said = {"hardware": hardware, "costs": costs, "latency": curve, "workload": workload, **given[Scenario]}
+    return [Scenario(cluster=Cluster(gpus=number, **cluster), **said) for number in gpus]
 
 
 def _priced(
@@ -203,7 +207,9 @@ def _described(scenario: Scenario) -> dict[str, Any]:
     del cluster["gpus"]
     return {
         "cluster": cluster,
-        "costs": asdict(scenario.costs),
+        "hardware": scenario.hardware.describe(),
+        "kv_tokens": scenario.room if isfinite(scenario.room) else None,
+        "costs": asdict(scenario.charges),
         "latency": asdict(scenario.curve),
         "workload": scenario.workload.describe(),
         **{name: getattr(scenario, name) for name in ("prompt_tokens", "batches", "warmup")},
@@ -240,7 +246,15 @@ def _table(priced: Sequence[Priced], *, wide: bool) -> Table:
 def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:
     """What a reader should know, each a sentence."""
     workload = scenario.workload.describe()
-    notes = [f"Latency: {scenario.curve.source}. Rollouts: {workload['source']}, {workload['prompts']:,} prompts."]
+    holds = (
+        f"{scenario.room:,.0f} tokens of context fit"
+        if isfinite(scenario.room)
+        else "without --kv-tokens any context fits"
+    )
+    notes = [
+        f"Latency: {scenario.curve.source}; {holds} on a replica.",
+        f"Rollouts: {workload['source']}, {workload['prompts']:,} prompts.",
+    ]
     if workload.get("left_out"):
         notes.append(
             f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out: if they were "
@@ -251,6 +265,11 @@ def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:
             f"That success rates rise, by {workload['learning']:g} of their logit an update, is an assumption."
         )
     for each in priced:
+        if preempted := each.figures["preempted"].point:
+            notes.append(
+                f"{each.label}, {each.gpus} GPUs: {preempted:,.0f} times a batch a rollout was put back, since a replica's "
+                f"memory for keys and values, {scenario.room:,.0f} tokens, was full: fewer --slots, or more GPUs a replica."
+            )
         short = [result for result in each.results if result.why is not None]
         if short:
             batches = min(result.batches for result in short)

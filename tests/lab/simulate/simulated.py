@@ -19,6 +19,10 @@ class Given:
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
 
+    @property
+    def longest(self) -> int:
+        return max(self.tokens)
+
     def world(self, seed: int) -> Given:
         return self
 

@@ -27,7 +27,7 @@ def test_a_table_compares_recipes_on_each_cluster(call):
     assert [words[:2] for words in named[::3]] == [["2", "grpo"], ["4", "grpo"]]
     assert [words[0] for words in named if words[0].isalpha() or "_" in words[0]] == ["darts", "pilot_commit"] * 2
     assert "[" in out  # an interval over five seeds
-    assert "the default curve" in out
+    assert "arithmetic for qwen2.5-7b on h100; 990,164 tokens of context fit on a replica" in " ".join(out.split())
     narrow = call(*SMALL, "--recipes", "grpo", columns=60)[1]
     assert "decoding" not in narrow
 
@@ -99,7 +99,7 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     code, out, _ = call(*own, "--batches", 1)
     assert code == 0
     said = " ".join(out.split())
-    assert "curve.csv. Rollouts: " in said
+    assert "curve.csv; without --kv-tokens any context fits on a replica. Rollouts: " in said
     assert "8 prompts" in said
     code, out, _ = call(*own, "--fit", "--json")
     assert code == 0
@@ -146,6 +146,15 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         (("--latency", "nothing.csv"), "nothing.csv"),
         (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
         (("--fit",), "--fit fits what --log reads"),
+        (("--model", "gpt"), "model must be one of qwen2.5-1.5b, qwen2.5-3b,"),
+        (("--gpu", "h1"), "gpu must be one of a100, h100, h200, got 'h1'"),
+        (("--memory-share", "1.5"), "memory_share must be at most 1"),
+        (
+            ("--model", "qwen2.5-32b", "--limit", "30000"),
+            "qwen2.5-32b on 1 h100 has memory for keys and values of 26,702 tokens, a rollout may need 30,200",
+        ),
+        (("--model", "qwen2.5-32b", "--memory-share", "0.5"), "of 0 tokens, a rollout may need 8,392"),
+        (("--kv-tokens", "8391"), "--kv-tokens is for a memory of 8,391 tokens, a rollout may need 8,392"),
     ],
 )
 def test_a_mistake_is_one_message_before_anything_runs(call, monkeypatch, tmp_path, arguments, says):
@@ -172,3 +181,23 @@ def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):
     assert code == 2
     assert "\x1b[2J" not in err
     assert "line 1: expected" in " ".join(err.split())
+
+
+def test_a_memory_that_is_full_is_said(call):
+    code, out, _ = call(*SMALL, "--recipes", "grpo", "--kv-tokens", 9000, "--median", 3000)
+    assert code == 0
+    said = " ".join(out.split())
+    assert "times a batch a rollout was put back, since a replica's memory for keys and values, 9,000 tokens" in said
+    assert "put back" not in call(*SMALL, "--recipes", "grpo")[1]
+
+
+def test_costs_are_the_hardware_s_where_none_is_given(call):
+    code, out, _ = call(
+        *SMALL, "--recipes", "grpo", "--json", "--model", "qwen2.5-14b", "--gpu", "a100", "--logprob", 0.5
+    )
+    assert code == 0
+    said = json.loads(out)
+    assert said["costs"]["train"] == pytest.approx(6 * 14.7e9 / (0.4 * 312e12))
+    assert said["costs"]["logprob"] == 0.5
+    assert said["kv_tokens"] == 216_674  # (0.9 * 80 GB - 29.4 GB) / 196,608 bytes
+    assert all(each in str(said["hardware"]["sources"]) for each in ("Qwen/Qwen2.5-14B", "A100 data sheet"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
+from simulated import FREE
 
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency, default_latency, fitted_latency, read_latency
+from rollalloc.lab.simulate.cost import Latency, fitted_latency, read_latency
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():
@@ -20,14 +22,6 @@ def test_nothing_is_said_beyond_the_last_point():
         ValueError, match="given ends at a concurrency of 4, --slots is 5: measure further, or give --slots 4"
     ):
         Latency((2, 4), (1.0, 3.0)).table(5)
-
-
-def test_the_default_curve_is_the_documented_one():
-    table = default_latency(1, 256).table(256)
-    assert table[1] == pytest.approx(6.5e-3 + 0.08e-3, rel=0.01)
-    assert table[256] == pytest.approx(6.5e-3 + 256 * 0.08e-3, rel=0.01)
-    assert default_latency(2, 8).table(8)[8] == pytest.approx(default_latency(1, 8).table(8)[8] / 2 + 0.56e-3)
-    assert default_latency(1, 1).table(1)[1] == table[1]
 
 
 def test_a_curve_is_read_from_csv_and_from_json(tmp_path):
@@ -86,7 +80,7 @@ def test_bytes_and_pipes_are_refused(tmp_path):
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", True])
 def test_costs_are_finite_and_not_negative(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a finite number of at least 0"):
-        Costs(**{name: value})
+        replace(FREE, **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_every_rollout_ends_once_and_time_times_gpus_is_what_was_used(name, scen
     assert simulation.stopped == sum(isinstance(event, Cancelled) for event in allocator.ended.values())
     assert fleet.free == fleet.slots - len(running)
     for at, replica in enumerate(fleet.replicas):
-        assert replica.rollouts == sum(place == at for place, _ in fleet.place.values()) <= scenario.cluster.slots
+        assert replica.rollouts == sum(placed.at == at for placed in fleet.place.values()) <= scenario.cluster.slots
     assert all(0 <= began <= ended for began, ended in allocator.spans)
     assert sum(result.gpu_seconds.values()) == pytest.approx(result.seconds * result.gpus)
     assert all(spent >= -1e-9 * result.seconds for spent in result.gpu_seconds.values())
@@ -195,3 +195,31 @@ def test_what_cannot_be_simulated_is_refused():
         simulate(RECIPES["grpo"], scenario, 0, max_staleness=-1)
     with pytest.raises(ValueError, match="200 groups per batch but there are only 64 prompts"):
         simulate(recipes.grpo(200, 4), replace(scenario, workload=Given([1])), 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(sorted(RECIPES)), scenarios(), st.integers(207, 700))
+def test_no_replica_holds_more_than_it_can(name, scenario, room):
+    """Looked at after each thing that happens: what is held is what its rollouts are long, and there is room for it."""
+    scenario = replace(scenario, latency=replace(scenario.curve, per_held=1e-4), kv_tokens=room)
+    simulation = Simulation(RECIPES[name], scenario, 0, max_staleness=None, allocator=Watched)
+    following = simulation._next
+
+    def watched():
+        events = following()
+        for replica in simulation.fleet.replicas:
+            contexts = [
+                placed.prompt + placed.made + replica.reading - placed.since
+                for placed in map(simulation.fleet.place.__getitem__, replica.running)
+            ]
+            assert replica.held == pytest.approx(sum(contexts), abs=1e-4)
+            assert replica.held <= room + 1e-4
+            assert replica.running or not replica.preempted
+        return events
+
+    simulation._next = watched
+    result = simulation.run()
+    assert sum(result.gpu_seconds.values()) == pytest.approx(result.seconds * result.gpus)
+    assert simulation.allocator.ordered == (
+        simulation.allocator.ended.keys() | simulation.fleet.place.keys() | simulation.queued
+    )

@@ -12,7 +12,7 @@ from simulated import FREE, Given
 
 from rollalloc import recipes
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Latency
+from rollalloc.lab.simulate.cost import Latency, Pace
 from rollalloc.lab.simulate.fleet import Fleet
 from rollalloc.lab.simulate.simulation import simulate
 from rollalloc.rules.sizes import Fixed
@@ -30,7 +30,7 @@ def ends_of(fleet):
 
 
 def test_three_rollouts_on_one_replica():
-    fleet = Fleet(1, STEPS.table(3))
+    fleet = Fleet(1, Pace(STEPS.table(3)))
     for rollout, tokens in enumerate((2, 3, 5)):
         fleet.start(rollout, tokens, 0)
     # Two tokens of three rollouts, then one of two, then two of one.
@@ -40,7 +40,7 @@ def test_three_rollouts_on_one_replica():
 
 
 def test_one_that_joins_later_slows_the_others_from_then_on():
-    fleet = Fleet(1, STEPS.table(2))
+    fleet = Fleet(1, Pace(STEPS.table(2)))
     fleet.start(0, 4, 0)
     fleet.pass_to(2.0)
     fleet.start(1, 1, 0)
@@ -48,7 +48,7 @@ def test_one_that_joins_later_slows_the_others_from_then_on():
 
 
 def test_a_stop_frees_its_slot_and_the_others_go_faster():
-    fleet = Fleet(1, STEPS.table(3))
+    fleet = Fleet(1, Pace(STEPS.table(3)))
     for rollout in range(3):
         fleet.start(rollout, 10, 0)
     fleet.pass_to(14.0)
@@ -58,7 +58,7 @@ def test_a_stop_frees_its_slot_and_the_others_go_faster():
 
 
 def test_what_rounding_takes_of_a_token_is_no_token_less():
-    fleet = Fleet(1, [0.0, 0.1])
+    fleet = Fleet(1, Pace([0.0, 0.1]))
     fleet.start(0, 10, 0)
     fleet.pass_to(0.3)
     assert 0.3 / 0.1 < 3
@@ -66,7 +66,7 @@ def test_what_rounding_takes_of_a_token_is_no_token_less():
 
 
 def test_a_pause_delays_what_runs_and_pauses_add_up():
-    fleet = Fleet(2, STEPS.table(1))
+    fleet = Fleet(2, Pace(STEPS.table(1)))
     fleet.start(0, 3, 0)
     fleet.start(1, 3, 1)
     fleet.pass_to(1.0)
@@ -79,8 +79,86 @@ def test_a_pause_delays_what_runs_and_pauses_add_up():
     assert (other.decoding, other.paused, other.empty) == (3.0, 0.0, 7.0)
 
 
+# ------------------------------------------------------------------------------------------------------------- context
+
+HOLDS = Pace([0.0, 1.0, 1.0, 1.0], per_held=0.5)  # a second a token, and half a second for each token that is held
+
+
+def test_what_is_held_slows_each_token():
+    fleet = Fleet(1, HOLDS)
+    fleet.start(0, 2, 0, prompt=4)
+    # Two tokens while 4 to 6 are held, 5 on average.
+    assert ends_of(fleet) == [(2 * (1 + 0.5 * 5), [0])]
+
+
+def test_those_that_hold_more_slow_the_others_until_they_end():
+    fleet = Fleet(1, HOLDS)
+    fleet.start(0, 2, 0)
+    fleet.start(1, 4, 0)
+    # Two tokens of two, 2 held on average; then the second alone, which holds 2 to 4.
+    assert ends_of(fleet) == [(2 * (1 + 0.5 * 2), [0]), (4 + 2 * (1 + 0.5 * 3), [1])]
+
+
+def test_the_last_to_begin_is_put_back_where_memory_is_full_and_its_context_is_computed_again():
+    fleet = Fleet(1, Pace([0.0, 1.0, 1.0], room=6, prefill=2.0))
+    fleet.start(0, 5, 0, prompt=1)
+    fleet.start(1, 3, 0, prompt=1)
+    # Full after 2 tokens of each; the first makes 3 more; the second has 3 of context to compute, and a token to make.
+    assert ends_of(fleet) == [(2.0, []), (5.0, [0]), (5.0 + 2.0 * 3 + 1, [1])]
+    assert (fleet.preemptions, fleet.free) == (1, 2)
+    replica = fleet.replicas[0]
+    assert (replica.decoding, replica.paused, replica.empty, replica.held) == (6.0, 6.0, 0.0, 0.0)
+
+
+def test_what_was_put_back_goes_on_in_the_order_in_which_it_began_and_before_what_is_new():
+    fleet = Fleet(1, Pace([0.0] + [1.0] * 4, room=12))
+    for rollout in range(3):
+        fleet.start(rollout, 9, 0, prompt=0)
+    fleet.pass_to(fleet.next_end())
+    assert fleet.end() == []  # 4 tokens of each: the third is put back
+    fleet.pass_to(fleet.next_end())
+    assert fleet.end() == []  # 6 of the first two: the second is put back
+    assert not fleet.fits(0, 0)
+    assert list(fleet.replicas[0].preempted) == [2, 1]
+    assert ends_of(fleet)[0] == (9.0, [0])
+    assert fleet.preemptions >= 2
+
+
+def test_one_that_is_put_back_can_be_stopped_and_keeps_what_it_made():
+    fleet = Fleet(1, Pace([0.0, 1.0, 1.0], room=6))
+    fleet.start(0, 5, 0, prompt=1)
+    fleet.start(1, 3, 0, prompt=1)
+    fleet.pass_to(fleet.next_end())
+    fleet.end()
+    fleet.pass_to(3.0)
+    assert fleet.stop(1) == 2
+    assert ends_of(fleet) == [(5.0, [0])]
+    assert fleet.free == 2
+
+
+def test_nothing_begins_where_there_is_no_room_for_its_prompt():
+    fleet = Fleet(2, Pace([0.0, 1.0, 1.0], room=10))
+    fleet.start(0, 2, 0, prompt=5)
+    assert fleet.fits(0, 3)  # and a token of each
+    assert not fleet.fits(0, 4)
+    assert fleet.fits(1, 10)
+
+
+@given(st.floats(0.1, 1e5), st.integers(1, 3), st.floats(0, 1e6), st.sampled_from([0.0, 1e-8, 0.5]))
+def test_seconds_and_tokens_are_each_other_s_inverse(tokens, rollouts, held, per_held):
+    pace = Pace([0.0, 1.0, 1.5, 4.0], per_held=per_held)
+    assert pace.tokens(pace.seconds(tokens, rollouts, held), rollouts, held) == pytest.approx(tokens, rel=1e-9)
+
+
+@given(st.integers(1, 500), st.integers(1, 3), st.integers(0, 1000))
+def test_tokens_are_taken_as_continuous_which_is_half_a_token_off(tokens, rollouts, held):
+    pace = Pace([0.0, 1.0, 1.5, 4.0], per_held=0.5)
+    steps = sum(pace.seconds_N[rollouts] + 0.5 * (held + rollouts * at) for at in range(tokens))
+    assert pace.seconds(tokens, rollouts, held) - steps == pytest.approx(0.5 * rollouts * tokens / 2)
+
+
 def test_each_begins_where_fewest_run():
-    fleet = Fleet(3, STEPS.table(3))
+    fleet = Fleet(3, Pace(STEPS.table(3)))
     places = []
     for rollout in range(6):
         places.append(fleet.least_loaded())
@@ -180,18 +258,47 @@ def test_log_probabilities_of_what_ended_are_there_when_the_rest_ends():
 # ------------------------------------------------------------------------------------------------------- other ways to it
 
 
-def token_by_token(lengths, replicas, slots, seconds_N):
-    """Each replica's rollouts by tokens left; always the shortest time until one of them ends."""
-    left, waiting, now = [[] for _ in range(replicas)], list(lengths), 0.0
+def token_by_token(lengths, replicas, slots, pace):
+    """Each replica's rollouts by tokens made; always the shortest time until one of them ends, or memory is full."""
+    decoding, back = [[] for _ in range(replicas)], [[] for _ in range(replicas)]
+    busy = [0.0] * replicas  # seconds until which its context is computed again
+    waiting, now = list(lengths), 0.0
+
+    def held(at):
+        return sum(made for made, _ in decoding[at])
+
+    def room_for(at, context):
+        return not decoding[at] or held(at) + context + len(decoding[at]) + 1 <= pace.room
+
     while True:
-        while waiting and min(map(len, left)) < slots:
-            min(left, key=len).append(float(waiting.pop(0)))
-        if not any(left):
+        for at in range(replicas):
+            while back[at] and room_for(at, back[at][-1][0]):
+                decoding[at].append(back[at].pop())
+                busy[at] = max(busy[at], now) + pace.prefill * decoding[at][-1][0]
+        while waiting:
+            least = min(range(replicas), key=lambda at: len(decoding[at]) + len(back[at]))
+            if len(decoding[least]) + len(back[least]) == slots or back[least] or not room_for(least, 0):
+                break
+            decoding[least].append([0.0, waiting.pop(0)])
+        if not any(decoding):
             return now
-        step = min(min(of) * seconds_N[len(of)] for of in left if of)
-        now += step
-        left = [[tokens - step / seconds_N[len(of)] for tokens in of] for of in left]
-        left = [[tokens for tokens in of if tokens > 1e-7] for of in left]
+        steps = []
+        for at in range(replicas):
+            if count := len(decoding[at]):
+                tokens = min(all_ - made for made, all_ in decoding[at])
+                if count > 1:
+                    tokens = min(tokens, (pace.room - held(at)) / count)
+                steps.append(max(busy[at] - now, 0.0) + pace.seconds(tokens, count, held(at)))
+        until = now + min(steps)
+        for at in range(replicas):
+            passed = until - max(now, min(busy[at], until))
+            if count := len(decoding[at]):
+                tokens = pace.tokens(passed, count, held(at))
+                decoding[at] = [[made + tokens, all_] for made, all_ in decoding[at]]
+                decoding[at] = [each for each in decoding[at] if each[1] - each[0] > 1e-7]
+                while len(decoding[at]) > 1 and held(at) > pace.room - 1e-7 * count:
+                    back[at].append(decoding[at].pop())
+        now = until
 
 
 curves = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6).map(
@@ -200,11 +307,28 @@ curves = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6).map(
 
 
 @settings(max_examples=60, deadline=None)
-@example([14, 14, 15, 1, 1, 1, 11, 1], 2, Latency((1, 2), (1.0, 2.0)))
-@given(st.lists(st.integers(1, 40), min_size=8, max_size=8), st.integers(1, 5), curves)
-def test_a_wave_takes_as_long_as_token_by_token(lengths, gpus, curve):
+@example([14, 14, 15, 1, 1, 1, 11, 1], 2, Latency((1, 2), (1.0, 2.0)), 0.0, None, 0.0)
+@given(
+    st.lists(st.integers(1, 40), min_size=8, max_size=8),
+    st.integers(1, 5),
+    curves,
+    st.sampled_from([0.0, 0.01]),
+    st.sampled_from([None, 43, 61, 97]),
+    st.sampled_from([0.0, 0.03]),
+)
+def test_a_wave_takes_as_long_as_token_by_token(lengths, gpus, curve, per_held, room, prefill):
+    curve = replace(curve, per_held=per_held)
     slots = curve.concurrency[-1]
     cluster = Cluster(gpus=gpus, slots=slots)
-    scenario = Scenario(cluster=cluster, costs=FREE, latency=curve, workload=Given(lengths), batches=1, warmup=0)
-    expected = token_by_token(lengths, gpus, slots, curve.table(slots))
+    scenario = Scenario(
+        cluster=cluster,
+        costs=replace(FREE, prefill=prefill),
+        latency=curve,
+        workload=Given(lengths),
+        batches=1,
+        warmup=0,
+        kv_tokens=room,
+        prompt_tokens=0,
+    )
+    expected = token_by_token(lengths, gpus, slots, scenario.pace)
     assert simulate(recipes.grpo(2, 4), scenario, 0).seconds == pytest.approx(expected, rel=1e-6)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any, Literal, get_args
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import OfferedPromptRule
-from rollalloc.lab.simulate.cost import Costs, Latency, at_most, default_latency, positive
+from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, positive
+from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
 
 _MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
@@ -92,20 +94,25 @@ class Scenario:
 
     Attributes:
         cluster: the GPUs.
-        costs: of what is not decoding.
-        latency: of decoding; None: the default curve.
+        hardware: the model on them, of which is known by arithmetic what is not given.
+        costs: of what is not decoding; None: by arithmetic.
+        latency: of decoding; None: by arithmetic.
+        kv_tokens: tokens whose keys and values a replica can hold; None: by arithmetic, and without end where `latency` is
+            given, since the model that it was measured on is not known.
         workload: lengths and successes.
         prompt_tokens: of every prompt.
         batches: to train and count, at least 1.
         warmup: batches before these, which are not counted: pipelines fill, records of lengths begin.
 
     Raises:
-        ValueError: a number out of its range, or more slots than the latency curve has.
+        ValueError: a number out of its range, more slots than the latency curve has, or memory too small for one rollout.
     """
 
     cluster: Cluster
-    costs: Costs = field(default_factory=Costs)
+    hardware: Hardware = field(default_factory=Hardware)
+    costs: Costs | None = None
     latency: Latency | None = None
+    kv_tokens: int | None = _says(None, "Tokens that a replica can hold; by default what --model leaves on --gpu.")
     workload: Workload = field(default_factory=Fitted)
     prompt_tokens: int = _says(200, "Tokens of every prompt.")
     batches: int = _says(8, "Batches that are counted.")
@@ -117,17 +124,49 @@ class Scenario:
         at_least("warmup", self.warmup, 0)
         for name in ("prompt_tokens", "batches", "warmup"):
             at_most(name, getattr(self, name), _MOST)
-        _ = self.seconds_N
+        if self.kv_tokens is not None:
+            at_least("kv_tokens", self.kv_tokens, 1)
+        _ = self.pace
+        self._refuse_small_memory()
+
+    def _refuse_small_memory(self) -> None:
+        longest = self.prompt_tokens + self.workload.longest
+        if longest <= self.room:
+            return
+        gpus, hardware = self.cluster.gpus_per_replica, self.hardware
+        whose = (
+            f"{hardware.model} on {gpus} {hardware.gpu}{'s' * (gpus > 1)} has memory for keys and values"
+            if self.kv_tokens is None
+            else "--kv-tokens is for a memory"
+        )
+        raise ValueError(
+            f"{whose} of {self.room:,.0f} tokens, a rollout may need {longest:,}: {self.prompt_tokens:,} of its prompt "
+            f"and {self.workload.longest:,} of its own; give more --gpus-per-replica, a --gpu with more memory, or shorter "
+            "rollouts"
+        )
+
+    @cached_property
+    def charges(self) -> Costs:
+        """The costs in force."""
+        return self.costs or self.hardware.costs()
 
     @cached_property
     def curve(self) -> Latency:
         """The latency curve in force."""
-        return self.latency or default_latency(self.cluster.gpus_per_replica, self.cluster.slots)
+        return self.latency or self.hardware.latency(self.cluster.gpus_per_replica, self.cluster.slots)
 
     @cached_property
-    def seconds_N(self) -> list[float]:
-        """Seconds per token at 0 to `slots` rollouts."""
-        return self.curve.table(self.cluster.slots)
+    def room(self) -> float:
+        """Tokens whose keys and values a replica can hold; infinity where that is not known."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
+        return inf if self.latency else self.hardware.kv_tokens(self.cluster.gpus_per_replica)
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How a replica decodes."""
+        again = self.charges.prefill / self.cluster.gpus_per_replica
+        return Pace(self.curve.table(self.cluster.slots), self.curve.per_held, self.room, again)
 
     def fitting(self, recipe: Recipe, max_staleness: int | None = None) -> Recipe:
         """The recipe as this cluster carries it out.

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from math import isfinite
+from dataclasses import MISSING, dataclass, field, fields
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ _FORMS = (
 )
 
 _MOST = 1_000_000_000  # seconds, tokens
-
-# The default curve is arithmetic, not a measurement: a dense model of 7.6 billion parameters in bf16 on an H100, which reads
-# its weights at 70% of 3.35 TB/s, the keys and values of 2,000 tokens of context likewise (57,344 bytes each: 28 layers, 4
-# key-value heads of 128), and multiplies at half of 989 TFLOP/s.
-_WEIGHTS_S = 2 * 7.6e9 / (0.7 * 3.35e12)
-_CONTEXT_S = 2_000 * 57_344 / (0.7 * 3.35e12)
-_MULTIPLY_S = 2 * 7.6e9 / (0.5 * 989e12)
-_ALL_REDUCE_S = 2 * 28 * 10e-6  # two a layer, where a replica is several GPUs
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
@@ -56,14 +48,19 @@ def at_most(name: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds that a replica needs for a token of each of its rollouts, by how many it decodes at once.
+    """Seconds that a replica needs for a token of each of its rollouts, by how many it decodes at once and what these hold.
 
-    Linear between the points, and below the first as at the first. Beyond the last nothing is known, so nothing is said.
+        t(c, K) = t(c) + per_held · K,  of c rollouts that hold K tokens of context together
+
+    t(c) is linear between the points, and below the first as at the first. Beyond the last nothing is known, so nothing is
+    said.
 
     Attributes:
         concurrency: rollouts, whole numbers of at least 1, growing.
         seconds_per_token: of a decoding step there, above 0.
         source: where it is from, for the result.
+        per_held: seconds more for each token that is held, at least 0; of a measured curve 0: the context at which it was
+            measured is in its points.
 
     Raises:
         ValueError: not such numbers, or not as many of one as of the other.
@@ -72,6 +69,7 @@ class Latency:
     concurrency: tuple[int, ...]
     seconds_per_token: tuple[float, ...]
     source: str = "given"
+    per_held: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "concurrency", tuple(self.concurrency))
@@ -88,9 +86,10 @@ class Latency:
             if at and rollouts <= self.concurrency[at - 1]:
                 raise ValueError(f"{where}: concurrency must grow, got {rollouts} after {self.concurrency[at - 1]}")
             positive(f"{where}: seconds_per_token", seconds)
+        positive(f"{self.source}: per_held", self.per_held, zero=True)
 
     def table(self, slots: int) -> list[float]:
-        """Seconds per token at 0 (where nothing is decoded) to `slots` rollouts.
+        """Seconds per token at 0 (where nothing is decoded) to `slots` rollouts that hold nothing.
 
         Raises:
             ValueError: more than the last point.
@@ -102,6 +101,38 @@ class Latency:
             )
         seconds = np.interp(np.arange(slots + 1), self.concurrency, self.seconds_per_token)
         return seconds.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a replica decodes, and how much it can hold.
+
+    With c rollouts and K tokens of context held, the next x tokens of each take
+
+        s(x) = x · (seconds_N[c] + per_held · (K + c · x / 2))
+
+    seconds: each step adds c tokens to what is held. Tokens are taken as continuous, which is half a token off.
+
+    Attributes:
+        seconds_N: seconds per token at 0 to as many rollouts as a replica has slots, nothing being held.
+        per_held: seconds more for each token held.
+        room: tokens that a replica can hold.
+        prefill: seconds to compute a token of context again.
+    """
+
+    seconds_N: Sequence[float]
+    per_held: float = 0.0
+    room: float = inf
+    prefill: float = 0.0
+
+    def seconds(self, tokens: float, rollouts: int, held: float) -> float:
+        """s(x), see above."""
+        return tokens * (self.seconds_N[rollouts] + self.per_held * (held + rollouts * tokens / 2))
+
+    def tokens(self, seconds: float, rollouts: int, held: float) -> float:
+        """x for a given s(x): the root of a quadratic, written so that it is exact where nothing grows."""
+        first = self.seconds_N[rollouts] + self.per_held * held
+        return 2 * seconds / (first + sqrt(first * first + 2 * self.per_held * rollouts * seconds))
 
 
 def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Latency:
@@ -134,22 +165,6 @@ def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Laten
             pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
     curve = [(at, seconds) for places, seconds, _ in pooled for at in places]
     return Latency(tuple(at for at, _ in curve), tuple(seconds for _, seconds in curve), "an engine's own trace")
-
-
-def default_latency(gpus_per_replica: int, slots: int) -> Latency:
-    """t(c) = (6.5 ms + 0.08 ms · c) / GPUs of a replica, and 0.6 ms more where these are several; not measured.
-
-    A roofline: weights, and each rollout's keys and values at 2,000 tokens of context, read from memory, plus each rollout's
-    multiplications. It knows no kernel launches, no scheduler and no context that grows.
-
-    Args:
-        gpus_per_replica: that share the model, at least 1.
-        slots: the last point.
-    """
-    ends = tuple(sorted({1, slots}))
-    several = _ALL_REDUCE_S if gpus_per_replica > 1 else 0.0
-    seconds = [(_WEIGHTS_S + rollouts * (_CONTEXT_S + _MULTIPLY_S)) / gpus_per_replica + several for rollouts in ends]
-    return Latency(ends, tuple(seconds), "the default curve")
 
 
 def read_latency(path: Path) -> Latency:
@@ -205,21 +220,24 @@ def _read(kind: Any, line: dict[str, str], name: str, expected: str, where: str)
         raise ValueError(f"{where}: {name}: expected {expected}, got {line[name]!r:.80}") from None
 
 
-def _cost(default: float, says: str) -> Any:
+_ARITHMETIC = "; by default arithmetic for --model on --gpu."
+
+
+def _cost(says: str, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"says": says})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What everything but decoding costs. The defaults are arithmetic for 7.6 billion parameters on H100s, not measured.
+    """What everything but decoding costs. What is a forward or backward pass, `Hardware.costs` knows by arithmetic.
 
     Attributes:
         prefill: GPU-seconds for a token of a prompt; its replica decodes nothing meanwhile. Paid once for the rollouts of
-            an order that begin on one replica together.
-        abort: seconds from the decision to stop a rollout until its slot is free; it goes on decoding meanwhile.
-        weight_sync: seconds in which new weights reach the replicas, which decode nothing.
+            an order that begin on one replica together, and for the context of one that was preempted.
         logprob: GPU-seconds of the forward pass over a token, prompts included, for its log-probability.
         train: GPU-seconds of forward and backward over a token trained on, prompts included.
+        abort: seconds from the decision to stop a rollout until its slot is free; it goes on decoding meanwhile.
+        weight_sync: seconds in which new weights reach the replicas, which decode nothing.
         train_row: GPU-seconds more for each row.
         update: seconds of the optimizer's step, on whatever number of GPUs.
 
@@ -227,13 +245,13 @@ class Costs:
         ValueError: a number below 0, or not finite.
     """
 
-    prefill: float = _cost(3.1e-5, "GPU-seconds of prefill for a token of a prompt.")
-    abort: float = _cost(0.02, "Seconds from stopping a rollout until its slot is free.")
-    weight_sync: float = _cost(2.0, "Seconds in which new weights reach the replicas.")
-    logprob: float = _cost(4e-5, "GPU-seconds of the forward pass for a token's log-probability.")
-    train: float = _cost(1.5e-4, "GPU-seconds of forward and backward for a token.")
-    train_row: float = _cost(0.0, "GPU-seconds more for each row trained on.")
-    update: float = _cost(1.0, "Seconds of the optimizer's step.")
+    prefill: float = _cost(f"GPU-seconds of prefill for a token of a prompt{_ARITHMETIC}")
+    logprob: float = _cost(f"GPU-seconds of the forward pass for a token's log-probability{_ARITHMETIC}")
+    train: float = _cost(f"GPU-seconds of forward and backward for a token{_ARITHMETIC}")
+    abort: float = _cost("Seconds from stopping a rollout until its slot is free.", default=0.02)
+    weight_sync: float = _cost("Seconds in which new weights reach the replicas.", default=2.0)
+    train_row: float = _cost("GPU-seconds more for each row trained on.", default=0.0)
+    update: float = _cost("Seconds of the optimizer's step.", default=1.0)
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -24,6 +24,7 @@ class Books:
         tail: seconds in which few rollouts ran and none waited.
         paid: rollouts ordered.
         stopped: rollouts whose end was a stop.
+        preempted: times that a rollout was put back because the memory for keys and values was full.
         tokens: generated, of rollouts that ended.
         rows: trained on.
         row_tokens: trained on, without prompts.
@@ -40,6 +41,7 @@ class Books:
     tail: float = 0.0
     paid: int = 0
     stopped: int = 0
+    preempted: int = 0
     tokens: int = 0
     rows: int = 0
     row_tokens: int = 0
@@ -59,7 +61,7 @@ class Result:
         gpu_seconds: by use, the clock times all GPUs in sum: see `Books`.
         busy_slots: share of the slots that had a rollout, over the whole time.
         tail: share of the time in which few rollouts ran and none waited.
-        paid, stopped, tokens, rows, row_tokens: as in `Books`.
+        paid, stopped, preempted, tokens, rows, row_tokens: as in `Books`.
         accounts: rollouts that were over in this time, by cause.
         why: why the run ended before all batches were trained; None where it did not.
     """
@@ -74,6 +76,7 @@ class Result:
     tail: float
     paid: int
     stopped: int
+    preempted: int
     tokens: int
     rows: int
     row_tokens: int
@@ -106,7 +109,7 @@ class Result:
             gpu_seconds={use: since(use) for use in USES},
             busy_slots=since("slot_seconds") / (slots * seconds) if seconds else 0.0,
             tail=since("tail") / seconds if seconds else 0.0,
-            **{name: since(name) for name in ("paid", "stopped", "tokens", "rows", "row_tokens")},
+            **{name: since(name) for name in ("paid", "stopped", "preempted", "tokens", "rows", "row_tokens")},
             accounts={
                 cause: count - first.accounts.get(cause, 0) for cause, count in last.accounts.items() if cause != "open"
             },
@@ -116,7 +119,7 @@ class Result:
     @property
     def per_batch(self) -> dict[str, float]:
         """What a batch costs, and shares."""
-        paid = {name: getattr(self, name) / self.batches for name in ("paid", "stopped", "tokens", "rows")}
+        paid = {name: getattr(self, name) / self.batches for name in ("paid", "stopped", "preempted", "tokens", "rows")}
         gpu_seconds = sum(self.gpu_seconds.values())
         uses = {f"{use}_share": spent / gpu_seconds if gpu_seconds else 0.0 for use, spent in self.gpu_seconds.items()}
         cost = {"seconds": self.seconds / self.batches, "gpu_seconds": gpu_seconds / self.batches}

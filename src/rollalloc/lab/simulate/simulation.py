@@ -51,11 +51,11 @@ class Simulation:
     def __init__(
         self, recipe: Recipe, scenario: Scenario, seed: int, *, max_staleness: int | None, allocator: type[Allocator]
     ) -> None:
-        self.scenario, self.cluster, self.costs = scenario, scenario.cluster, scenario.costs
+        self.scenario, self.cluster, self.costs = scenario, scenario.cluster, scenario.charges
         self.world = scenario.workload.world(seed)
         self.allocator = allocator(scenario.fitting(recipe, max_staleness), self.world.prompts, seed)
         self.seed = seed
-        self.fleet = Fleet(self.cluster.replicas, scenario.seconds_N)
+        self.fleet = Fleet(self.cluster.replicas, scenario.pace)
         self.trainer = Trainer(scenario)
         self.queue: deque[tuple[int, Order]] = deque()  # rollouts without a slot
         self.queued: set[int] = set()
@@ -110,8 +110,9 @@ class Simulation:
 
     def _asynchronously(self) -> None:
         """One ask with the free slots, and what happens next."""
-        actions = self.allocator.ask(capacity=self.fleet.free)
+        actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
+        self._fill()  # what found no memory when it was ordered
         if actions.batch is not None:
             self.trainer.begin(actions.batch, self.made, self.fleet.now)
         elif self.why is None:
@@ -149,22 +150,26 @@ class Simulation:
         self.why = actions.finished
 
     def _fill(self) -> None:
-        """Begin what waits, as far as there are slots: each rollout where fewest are."""
+        """Begin what waits, in its order, as far as there are slots and memory: each rollout where fewest are."""
         fleet, version = self.fleet, self.allocator.version
-        prefill = self.costs.prefill * self.scenario.prompt_tokens / self.cluster.gpus_per_replica
+        prompt = self.scenario.prompt_tokens
+        prefill = self.fleet.pace.prefill * prompt
         prefilled: set[tuple[int, int]] = set()
         while self.queue and fleet.free:
-            rollout, order = self.queue.popleft()
+            rollout, order = self.queue[0]
+            at = fleet.least_loaded()
+            if rollout in self.queued and not fleet.fits(at, prompt):
+                return
+            self.queue.popleft()
             if rollout not in self.queued:  # stopped before it began
                 continue
             self.queued.discard(rollout)
-            at = fleet.least_loaded()
             if prefill and (order.group, at) not in prefilled:
                 prefilled.add((order.group, at))
                 fleet.pause(at, prefill)
             outcome = self.world.outcome(order.prompt, rollout, version)
             self.made[rollout] = (outcome, version)
-            fleet.start(rollout, outcome.tokens, at)
+            fleet.start(rollout, outcome.tokens, at, prompt)
 
     # ----------------------------------------------------------------------------------------------------------- events
 
@@ -241,6 +246,7 @@ class Simulation:
             tail=self.tail,
             paid=self.allocator.paid,
             stopped=self.stopped,
+            preempted=fleet.preemptions,
             tokens=self.allocator.tokens_paid,
             rows=self.rows,
             row_tokens=self.row_tokens,
@@ -276,7 +282,7 @@ class Trainer:
 
     def begin(self, batch: Batch, made: Mapping[int, tuple[Outcome, int]], now: float) -> float:
         """Train a batch; when it will be through."""
-        costs, cluster = self._scenario.costs, self._scenario.cluster
+        costs, cluster = self._scenario.charges, self._scenario.cluster
         tokens = sum(made[row.rollout][0].tokens + self._scenario.prompt_tokens for row in batch.rows)
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
@@ -295,4 +301,4 @@ class Trainer:
         self._free_since, self.until = self.until, inf
 
     def _forward(self, tokens: int) -> float:
-        return tokens * self._scenario.costs.logprob / self._scenario.cluster.trainers
+        return tokens * self._scenario.charges.logprob / self._scenario.cluster.trainers

@@ -41,7 +41,10 @@ class World(Protocol):
 
 
 class Workload(Protocol):
-    """What worlds are drawn from."""
+    """What worlds are drawn from; no rollout is longer than `longest` tokens."""
+
+    @property
+    def longest(self) -> int: ...
 
     def world(self, seed: int) -> World: ...
 
@@ -181,6 +184,11 @@ class Fitted:
         at_least("prompts", self.prompts, 1)
         at_most("prompts", self.prompts, _PROMPTS)
 
+    @property
+    def longest(self) -> int:
+        """See `Workload`."""
+        return self.lengths.limit
+
     def world(self, seed: int) -> World:
         """Prompts drawn from the distributions."""
         random, success = rng(seed, "simulate prompts"), self.success
@@ -227,6 +235,11 @@ class Logged:
     learning: float = 0.0
     source: str = "given"
     stopped: int = 0
+
+    @property
+    def longest(self) -> int:
+        """See `Workload`."""
+        return max(each.tokens for of in self.rollouts for each in of)
 
     def world(self, seed: int) -> World:
         """The logged prompts, in the log's order."""

@@ -1,0 +1,160 @@
+"""What a model on a GPU costs by arithmetic: a roofline from published sizes and data sheets, nothing of it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rollalloc.lab.simulate.cost import Costs, Latency, at_most, positive
+
+_BYTES = 2  # of a number in bf16
+
+# What a program gets of what a data sheet promises. None of the three is of the machine that is simulated.
+BANDWIDTH_SHARE = 0.7  # of memory bandwidth while decoding: a guess; reports of serving engines lie between 0.5 and 0.8
+DECODING_SHARE = 0.5  # of FLOP/s in prefill and decoding: a guess
+TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
+_ALL_REDUCE = 10e-6  # seconds, two a layer where a replica is several GPUs: a guess
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A dense model's public sizes.
+
+    Attributes:
+        parameters: all of them, above 0.
+        layers, kv_heads, head_dim: of its attention.
+        source: where they are published.
+    """
+
+    parameters: float
+    layers: int
+    kv_heads: int
+    head_dim: int
+    source: str
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of its weights in bf16."""
+        return _BYTES * self.parameters
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in bf16."""
+        return _BYTES * 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPU:
+    """A GPU's data sheet.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: of its memory, bytes a second.
+        flops: dense bf16, a second. Data sheets of the H100 and the H200 give twice as many, with sparsity.
+        source: the data sheet.
+    """
+
+    memory: float
+    bandwidth: float
+    flops: float
+    source: str
+
+
+MODELS: Mapping[str, Model] = {
+    f"qwen2.5-{size}": Model(
+        parameters=parameters,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=128,  # hidden_size / num_attention_heads: 1536/12, 2048/16, 3584/28, 5120/40, 5120/40
+        source=f"model card and config.json of Qwen/Qwen2.5-{size.upper()}; Qwen2.5 Technical Report, arXiv 2412.15115",
+    )
+    for size, parameters, layers, kv_heads in (
+        ("1.5b", 1.54e9, 28, 2),
+        ("3b", 3.09e9, 36, 2),
+        ("7b", 7.61e9, 28, 4),
+        ("14b", 14.7e9, 48, 8),
+        ("32b", 32.5e9, 64, 8),
+    )
+}
+
+GPUS: Mapping[str, GPU] = {
+    "a100": GPU(memory=80e9, bandwidth=2.039e12, flops=312e12, source="NVIDIA A100 data sheet, 80GB SXM"),
+    "h100": GPU(memory=80e9, bandwidth=3.35e12, flops=989e12, source="NVIDIA H100 data sheet, SXM"),
+    "h200": GPU(memory=141e9, bandwidth=4.8e12, flops=989e12, source="NVIDIA H200 data sheet, SXM"),
+}
+
+
+def _says(default: Any, says: str) -> Any:
+    return field(default=default, metadata={"says": says})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """A model, the GPU that it runs on, and how much of its memory a replica may fill.
+
+    Attributes:
+        model: one of `MODELS`.
+        gpu: one of `GPUS`.
+        memory_share: of the memory for weights, keys and values, in (0, 1]; 0.9 is vLLM's `gpu_memory_utilization`.
+
+    Raises:
+        ValueError: no such name, or a share out of its range.
+    """
+
+    model: str = _says("qwen2.5-7b", f"Model whose sizes are taken: {', '.join(MODELS)}.")
+    gpu: str = _says("h100", f"GPU whose data sheet is taken: {', '.join(GPUS)}.")
+    memory_share: float = _says(0.9, "Share of a GPU's memory for weights, keys and values.")
+
+    def __post_init__(self) -> None:
+        for name, known in (("model", MODELS), ("gpu", GPUS)):
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
+        positive("memory_share", self.memory_share)
+        at_most("memory_share", self.memory_share, 1)
+
+    def latency(self, gpus: int, slots: int) -> Latency:
+        """Seconds of a decoding step of c rollouts that hold K tokens of context together, on a replica of so many GPUs.
+
+            t(c, K) = (weights / B + c · 2 · parameters / F + K · token / B) / GPUs,  and 20 µs · layers where several
+
+        with B 70% of the bandwidth and F half of the FLOP/s. A roofline whose parts follow each other: it is at most twice
+        the greater of the two times, and knows no kernel launches and no scheduler.
+
+        Args:
+            gpus: that share the model, at least 1.
+            slots: the last point.
+        """
+        model, gpu = MODELS[self.model], GPUS[self.gpu]
+        bandwidth, flops = gpus * BANDWIDTH_SHARE * gpu.bandwidth, gpus * DECODING_SHARE * gpu.flops
+        fixed = model.weight_bytes / bandwidth + (2 * model.layers * _ALL_REDUCE if gpus > 1 else 0.0)
+        ends = tuple(sorted({1, slots}))
+        seconds = tuple(fixed + rollouts * 2 * model.parameters / flops for rollouts in ends)
+        return Latency(ends, seconds, f"arithmetic for {self.model} on {self.gpu}", model.token_bytes / bandwidth)
+
+    def costs(self, **given: float) -> Costs:
+        """What is not decoding: 2 FLOPs a parameter forward and 4 backward, shares of the FLOP/s as above.
+
+        Attention's own multiplications are left out: some hundredths at 8,192 tokens.
+
+        Args:
+            given: costs by name, which are taken as they are.
+        """
+        model, gpu = MODELS[self.model], GPUS[self.gpu]
+        forward = 2 * model.parameters / gpu.flops
+        arithmetic = {
+            "prefill": forward / DECODING_SHARE,
+            "logprob": forward / TRAINING_SHARE,
+            "train": 3 * forward / TRAINING_SHARE,
+        }
+        return Costs(**{**arithmetic, **given})
+
+    def kv_tokens(self, gpus: int) -> int:
+        """Tokens whose keys and values fit beside the weights on a replica of so many GPUs; 0 where not even these fit."""
+        model, gpu = MODELS[self.model], GPUS[self.gpu]
+        room = gpus * self.memory_share * gpu.memory - model.weight_bytes
+        return max(0, int(room // model.token_bytes))
+
+    def describe(self) -> dict[str, Any]:
+        """For the result: names, and where their figures are from."""
+        return {**asdict(self), "sources": [MODELS[self.model].source, GPUS[self.gpu].source]}
