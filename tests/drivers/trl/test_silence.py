@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollalloc import Allocator, recipes
 from rollalloc.drivers.trl import SilenceCallback
+from rollalloc.drivers.trl.callback import AllocationCallback
 
 ARGS = SimpleNamespace(
     per_device_train_batch_size=8, world_size=2, gradient_accumulation_steps=8, num_iterations=1
 )  # 128 rollouts a step
+ONE_STEP = {"steps_per_generation": 1, "num_iterations": 1, "gradient_accumulation_steps": 1}  # a batch
 
 
 def logged(shares, *, every=10):
@@ -58,3 +61,17 @@ def test_a_resumed_run_says_what_the_other_says(at, caplog):
     caplog.clear()
     told(resumed, state, lines[at:])
     assert [record.message for record in caplog.records] == expected
+
+
+@pytest.mark.parametrize(("notices", "main"), [(True, True), (True, False), (False, True)])
+def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, caplog):
+    allocation = SimpleNamespace(finished=None, allocator=Allocator(recipes.grpo(2, 2), 4, 0), trained=lambda: None)
+    allocation.allocator.teaching.add({"all_wrong": 2048})
+    allocation.allocator.teaching.look()
+    callback = AllocationCallback(allocation, accept_recipe=False, accept_data=False, notices=notices)
+    state = SimpleNamespace(global_step=1, is_world_process_zero=main)
+    callback.on_step_end(
+        SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1), state, SimpleNamespace()
+    )
+    said = [record.message for record in caplog.records]
+    assert [message[:29] for message in said] == ["100% of the last 2,048 rollou"] * (notices and main)

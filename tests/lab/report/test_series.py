@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from rollalloc.lab.report import series
+from rollalloc.lab.report import figures, series
+from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun
 
 
@@ -113,3 +116,25 @@ def test_lengths_skip_batches_without_any():
     over = series.lengths_over_time([batches(*lines)])
     assert (over.x_X[0], over.x_X[-1]) == (10, 30)
     np.testing.assert_allclose(over.values["p50"], 4)
+
+
+def test_what_is_trained_on_is_held_against_what_was_sampled(write_run):
+    """By hand: rows of 9 tokens among rollouts of 10, and ten points harder; nothing is drawn where nothing differs."""
+    run = read_run(write_run("ours", batches=20))
+
+    def selected(tokens, difficulty):
+        found = {
+            "tokens_sampled": 10,
+            "tokens_trained": tokens,
+            "difficulty_sampled": 0.4,
+            "difficulty_trained": difficulty,
+        }
+        lines = [line | {"selection": found} if line["kind"] == "batch" else line for line in run.metrics]
+        return [replace(run, metrics=lines)]
+
+    over = series.selection_over_time(selected(9, 0.5))
+    assert over.values["tokens"] == pytest.approx(-10)
+    assert over.values["difficulty"] == pytest.approx(10)
+    assert series.selection_over_time([run]) is None
+    assert figures.selection({"ours": selected(9, 0.4)}) is not None
+    assert figures.selection({"ours": selected(10, 0.4), "older": [run]}) is None

@@ -127,3 +127,11 @@ def test_runs_that_were_trained_one_by_one_are_over_when_each_has_ended(write_ru
     write_run("", 1, why=None)
     assert not is_over(tmp_path / "compare", [runs[0], read_run(folders[1])])
     assert not is_over(tmp_path / "compare", [*runs, read_run(write_run("of a comparison"))])
+
+
+def test_rollouts_that_have_stopped_teaching_are_said(write_run):
+    run = read_run(write_run("ours", why=None, batches=30))
+    silent = {"all_wrong": 0.7, "mixed": 0.3}
+    text = shown([replace(run, metrics=[*run.metrics, {**run.batches[-1], "teaching": silent}])], width=200)
+    assert "teaching" not in shown([run])
+    assert "70% of the last 2,048 rollouts were in groups that were all wrong" in text
