@@ -70,8 +70,6 @@ def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, capl
     allocation.allocator.teaching.look()
     callback = AllocationCallback(allocation, accept_recipe=False, accept_data=False, notices=notices)
     state = SimpleNamespace(global_step=1, is_world_process_zero=main)
-    callback.on_step_end(
-        SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1), state, SimpleNamespace()
-    )
+    callback.on_step_end(SimpleNamespace(**ONE_STEP), state, None)
     said = [record.message for record in caplog.records]
     assert [message[:29] for message in said] == ["100% of the last 2,048 rollou"] * (notices and main)
