@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.text import Text
 
 from rollalloc.cli.options import with_fields
 from rollalloc.cli.profiled import show_profile
 from rollalloc.cli.progress import staged
-from rollalloc.cli.reading import plain
+from rollalloc.cli.reading import plain, table
 from rollalloc.cli.sampled import Asked
 
 if TYPE_CHECKING:
+    from rollalloc.lab.advise.choices import Choice
+    from rollalloc.lab.advise.verdict import Verdict
     from rollalloc.lab.waste.groups import Log
+
+_BATCH = 64  # rollouts, where --present does not say how many groups
 
 
 @with_fields(Asked)
@@ -30,6 +36,13 @@ def advise(
             help="A file, a folder or a glob of rollout logs; without one a profile is sampled.", metavar="LOG"
         ),
     ] = None,
+    present: Annotated[
+        str | None,
+        typer.Option(help="What you train with now, e.g. grpo:n=8,groups=16; by default GRPO with the log's groups."),
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="To paste into: rollalloc, trl or verl; by default what the log is of.")
+    ] = None,
     from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
     gpus: Annotated[
         int, typer.Option(help="Of the cluster on which stopping and running ahead are simulated.", min=2, max=10_000)
@@ -37,11 +50,15 @@ def advise(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say how the success rates of prompts are spread, by a log, or by a profile of a model that is sampled first."""
+    """Say which recipe and how many rollouts a prompt, by a log, or by a profile of a model that is sampled first."""
+    from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
+    from rollalloc.lab.advise.verdict import verdict_of
 
     console = Console()
     asked.check(seed=seed, from_step=from_step)
+    check_framework(framework)
+    now = None if present is None else _choice(present)
     at, reading = asked.log(path, seed)
     with staged() as shown:
         log = reading.read(at, shown)
@@ -49,10 +66,69 @@ def advise(
             log, threshold=reading.threshold, from_step=from_step, features_PD=_features(at, log), gpus=gpus, seed=seed,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
+    verdict = verdict_of(profile, present=now)
+    pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)
     if json_:
-        typer.echo(json.dumps(plain({"profile": profile.described()}), indent=2, allow_nan=False))
+        said = {"verdict": asdict(verdict), "paste": pastes, "profile": profile.described()}
+        typer.echo(json.dumps(plain(said), indent=2, allow_nan=False))
         return
+    _show_verdict(console, verdict)
     show_profile(console, profile)
+    for text in pastes:
+        console.print(Text(text), soft_wrap=True)
+
+
+def _choice(text: str) -> Choice:
+    """The setting that is trained with, as --present says it.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    from rollalloc.lab.advise.choices import Choice
+
+    recipe, _, rest = text.partition(":")
+    given = dict(part.partition("=")[::2] for part in rest.split(",")) if rest else {}
+    try:
+        numbers = {name: int(value) for name, value in given.items()}
+        n = numbers.pop("n", 1)
+        groups = numbers.pop("groups", max(1, round(_BATCH / n)) if n > 0 else 0)
+        if recipe and not numbers and min(n, groups) >= 1:
+            return Choice(recipe, groups, n)
+    except ValueError:
+        pass
+    raise ValueError(f"--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, got {text!r}")
+
+
+def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
+    """What to paste for the choice, and what changes with it; nothing where it is what one has, or too early to tell."""
+    from rollalloc.lab.advise.pasting import changes, pasted
+    from rollalloc.train.description import Source
+
+    choice = verdict.choice
+    if choice is None or choice == verdict.present:
+        return []
+    own: dict[str, Any] = {"task": asked.task or ""}
+    if asked.model and asked.prompts and asked.reward:
+        own["source"] = Source(model=asked.model, prompts=tuple(map(str, asked.prompts)), reward=asked.reward)
+    return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
+
+
+def _show_verdict(console: Console, verdict: Verdict) -> None:
+    console.print(Text(verdict.sentence, style="bold"))
+    if verdict.ranked:
+        shown = table(
+            (f"rollouts of {verdict.present.words} over those of", "prompts × rollouts", "saving", "80% interval")
+        )
+        for row in verdict.ranked:
+            shape = f"{row.choice.groups} × {row.choice.n}"
+            figures = (
+                ("ruled out", "") if row.ruled_out else (f"{row.saving:.2f} ×", "{:.2f} – {:.2f}".format(*row.interval))
+            )
+            shown.add_row(Text(row.choice.words), shape, *figures)
+        console.print(shown)
+    ruled_out = dict.fromkeys(f"{row.choice.words}: {row.ruled_out}." for row in verdict.ranked if row.ruled_out)
+    for sentence in (*ruled_out, *verdict.otherwise, *verdict.notes):
+        console.print(Text(f"- {sentence}"))
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:

@@ -12,13 +12,12 @@ from rollalloc.lab.waste.finding import drifted, unusable
 from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
-_ENOUGH = 64  # prompts from which on a profile is worth taking, at 4 rollouts each
 _WIDE = 0.25  # of an interval: more than that says too little
 _SURE = 4.0  # standard errors
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
-    """Why nothing should be decided on this log yet, and what would help; empty: it is enough.
+    """Why nothing should be decided on this log before more was sampled; empty: it is enough.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -26,20 +25,19 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
         prompts: different ones.
     """
     if prompts < LEAST_PROMPTS:
-        return f"{prompts} prompts say nothing of others: sample {_ENOUGH} or more, 4 rollouts each"
+        return f"{prompts} prompts say nothing of others"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
         return "most prompts have one scored rollout, which does not tell hard prompts from luck: sample 4 rollouts of each"
     if is_filtered(judged, rates):
         return (
             "groups whose rewards are all the same are missing, beyond chance: the log was filtered before it was written; "
-            "log what is sampled, not what is trained on, or sample a profile"
+            "what is sampled has to be logged, not what is trained on"
         )
     low, high = rates.zero_variance(4).interval or (0.0, 1.0)
     if high - low > _WIDE:
-        more = math.ceil(prompts * ((high - low) / (_WIDE / 2)) ** 2) - prompts
         said = f"the share of groups of 4 without variance may be anything from {low:.0%} to {high:.0%}"
-        return f"{said}, by {prompts:,} prompts: sample {more:,} more"
+        return f"by these {prompts:,} prompts {said}"
     return ""
 
 

@@ -36,9 +36,18 @@ def pasted(choice: Choice, framework: str, source: Source = _PLACES, task: str =
     Raises:
         ValueError: an unknown framework, or batches of a single row, which TRL does not take.
     """
-    if framework not in FRAMEWORKS:
-        raise ValueError(f"expected one of {', '.join(FRAMEWORKS)} to paste into, got {framework!r}")
+    check_framework(framework)
     return FRAMEWORKS[framework](choice, source, task)
+
+
+def check_framework(framework: str | None) -> None:
+    """Refuse what cannot be pasted into; None is the log's own.
+
+    Raises:
+        ValueError: unknown.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ValueError(f"--framework: expected one of {', '.join(FRAMEWORKS)} to paste into, got {framework!r}")
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:

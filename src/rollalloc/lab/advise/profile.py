@@ -116,8 +116,7 @@ def profile_of(
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
     if lengths is not None and gpus is not None:
         lengths = with_seconds(lengths, judged, n, gpus=gpus, seed=seed, watcher=watcher)
-    graded = reward.graded and threshold is None
-    zero_variance = {n: (alike(groups, n) if graded else None) or rates.zero_variance(n) for n in SIZES}
+    zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
     prompts = len(np.unique(groups.prompt_V))
     return Profile(
         prompts=prompts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class RewardReading:
         high: the highest.
         values: different ones.
         threshold: rewards of at least this count as right.
+        told: whether the user said so.
         unscored: share of rollouts without one.
         usual: share of the scored that have the most frequent value.
         rules_out: what these rewards rule out, in sentences.
@@ -33,14 +34,20 @@ class RewardReading:
     high: float
     values: int
     threshold: float
+    told: bool
     unscored: Share
     usual: Share
-    rules_out: tuple[str, ...]
+    rules_out: tuple[str, ...] = ()
 
     @property
     def graded(self) -> bool:
-        """Whether there are more than two values."""
-        return self.values > 2
+        """Whether there are more than two values, and nobody said which are right."""
+        return self.values > 2 and not self.told
+
+    @property
+    def outside(self) -> bool:
+        """Whether they leave [0, 1], and nobody said which are right."""
+        return (self.low < -SAME or self.high > 1 + SAME) and not self.told
 
 
 def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
@@ -64,18 +71,18 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
     assert unscored is not None  # there are rollouts
     assert constant is not None  # some of them have a score
     right = threshold if threshold is not None else (low + high) / 2 if high - low > SAME else _RIGHT
-    reading = RewardReading(low, high, len(value_U), right, unscored, constant, ())
-    return RewardReading(low, high, len(value_U), right, unscored, constant, tuple(_rules_out(reading, threshold)))
+    reading = RewardReading(low, high, len(value_U), right, threshold is not None, unscored, constant)
+    return replace(reading, rules_out=tuple(_rules_out(reading)))
 
 
-def _rules_out(reading: RewardReading, threshold: float | None) -> list[str]:
+def _rules_out(reading: RewardReading) -> list[str]:
     found: list[str] = []
-    if threshold is None and (reading.low < -SAME or reading.high > 1 + SAME):
+    if reading.outside:
         found.append(
             f"rewards from {reading.low:g} to {reading.high:g} leave [0, 1]: methods that predict a success rate "
             "(foresight, SPO, MoPPS, VCRL) need a metric within it beside the reward"
         )
-    if reading.graded and threshold is None:
+    if reading.graded:
         found.append(
             f"rewards take {reading.values:,} values, and {reading.threshold:g} or more counts as right here: RAFT and "
             "foresight need to know what is right; --threshold says it, --reward names a field that does"

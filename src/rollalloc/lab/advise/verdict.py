@@ -76,9 +76,8 @@ def verdict_of(profile: Profile, *, present: Choice | None = None, known: Eviden
         more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
         return Verdict("too few", sentence, None, present, (), (), (), more)
-    low, high = profile.reward.low, profile.reward.high
     ruled_out = {"raft": _GRADED_RAFT} if profile.reward.graded else {}
-    ruled_out |= {"foresight": _UNBOUNDED} if low < 0 or high > 1 else {}
+    ruled_out |= {"foresight": _UNBOUNDED} if profile.reward.outside else {}
     unknown = ("many_answers",) if profile.right_pairs_differ is None else ()
     return judged(profile.signals(), present, known or evidence(), ruled_out=ruled_out, unknown=unknown)
 
