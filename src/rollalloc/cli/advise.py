@@ -16,7 +16,7 @@ from rich.text import Text
 from rollalloc.cli.options import with_fields
 from rollalloc.cli.profiled import show_profile
 from rollalloc.cli.progress import staged
-from rollalloc.cli.reading import plain, table
+from rollalloc.cli.reading import plain, points, table
 from rollalloc.cli.sampled import Asked
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def _choice(text: str) -> Choice:
     """The setting that is trained with, as --present says it.
 
     Raises:
-        ValueError: not of that form.
+        ValueError: not of that form, or a recipe that there is no evidence on.
     """
-    from rollalloc.lab.advise.choices import Choice
+    from rollalloc.lab.advise.choices import Choice, mix_of
 
     recipe, _, rest = text.partition(":")
     given = dict(part.partition("=")[::2] for part in rest.split(",")) if rest else {}
@@ -92,11 +92,13 @@ def _choice(text: str) -> Choice:
         numbers = {name: int(value) for name, value in given.items()}
         n = numbers.pop("n", 1)
         groups = numbers.pop("groups", max(1, round(_BATCH / n)) if n > 0 else 0)
-        if recipe and not numbers and min(n, groups) >= 1:
-            return Choice(recipe, groups, n)
     except ValueError:
-        pass
-    raise ValueError(f"--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, got {text!r}")
+        numbers, n, groups = given, 0, 0
+    if numbers or min(n, groups) < 1:
+        raise ValueError(f"--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, got {text!r}")
+    choice = Choice(recipe, groups, n)
+    mix_of(choice)
+    return choice
 
 
 def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
@@ -124,11 +126,11 @@ def _show_verdict(console: Console, verdict: Verdict) -> None:
             figures = (
                 ("ruled out", "") if row.ruled_out else (f"{row.saving:.2f} ×", "{:.2f} – {:.2f}".format(*row.interval))
             )
-            shown.add_row(Text(row.choice.words), shape, *figures)
+            yours = " (yours)" if row.choice.name == verdict.present.name else ""
+            shown.add_row(Text(row.choice.words + yours), shape, *figures)
         console.print(shown)
     ruled_out = dict.fromkeys(f"{row.choice.words}: {row.ruled_out}." for row in verdict.ranked if row.ruled_out)
-    for sentence in (*ruled_out, *verdict.otherwise, *verdict.notes):
-        console.print(Text(f"- {sentence}"))
+    console.print(points([*ruled_out, *verdict.otherwise, *verdict.notes]))
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:

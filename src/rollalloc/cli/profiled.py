@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from rollalloc.cli.reading import table
+from rollalloc.cli.reading import points, table
 
 if TYPE_CHECKING:
     from rollalloc.lab.advise.lengths import Lengths
@@ -27,10 +26,7 @@ def show_profile(console: Console, profile: Profile) -> None:
         console.print(_predictability(profile.predictability))
     if profile.lengths is not None:
         console.print(_lengths(profile.lengths))
-    notes = Table.grid(padding=(0, 1))
-    for note in profile.notes:
-        notes.add_row("-", Text(note))
-    console.print(notes)
+    console.print(points(profile.notes))
 
 
 def _rates(profile: Profile) -> Table:

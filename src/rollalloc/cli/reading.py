@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from rollalloc.cli.options import listed
 
@@ -73,6 +74,14 @@ def table(headings: tuple[str, ...]) -> Table:
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         made.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    return made
+
+
+def points(sentences: Iterable[str]) -> Table:
+    """Sentences as a list."""
+    made = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        made.add_row("-", Text(sentence))
     return made
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.progress import staged
-from rollalloc.cli.reading import LogPath, Reading, interval, plain, table
+from rollalloc.cli.reading import LogPath, Reading, interval, plain, points, table
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
@@ -79,10 +78,7 @@ def waste(
         _show_forecast(console, finding.forecast)
     else:
         console.print(Text(f"No forecast: {finding.refused}.\n"))
-    notes = Table.grid(padding=(0, 1))
-    for note in finding.notes:
-        notes.add_row("-", Text(note))
-    console.print(notes)
+    console.print(points(finding.notes))
 
 
 def _show_waste(console: Console, finding: Finding) -> None:

@@ -28,12 +28,12 @@ def verl(prompts=80, n=4, score=None, seed=0):
     return [
         {
             "input": f"[red]{prompt}[/] \x1b[31m",
-            "output": f"[bold]{at}",
+            "output": "[bold]4",
             "score": float(random.random() < prompt % 5 / 4) if score is None else score,
             "step": 1 + prompt // 8,
         }
         for prompt in range(prompts)
-        for at in range(n)
+        for _ in range(n)
     ]
 
 
@@ -51,6 +51,40 @@ def test_a_log_is_profiled_and_no_text_of_it_is_shown(call, tmp_path):
     assert "[bold]" not in out
     assert "\x1b[31m" not in out
     assert "…" not in out  # nothing is cut
+
+
+def test_the_verdict_stands_first_then_the_ranking_then_the_profile_then_what_to_paste(call, tmp_path):
+    code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=400)), "--present", "grpo:n=16")
+    said_first, *order = (
+        "rollouts of GRPO n = 16 over those of",
+        "mean success rate",
+        "trainer.v1.trainer_mode=rollalloc",
+    )
+    places = [out.index(words) for words in (said_first, *order)]
+    assert code == 0
+    assert out.startswith(("One rollout", "Keep", "4 rollouts", "2 rollouts", "16 rollouts"))
+    assert places == sorted(places)
+    assert "GRPO n = 16 (yours)" in out
+
+
+def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
+    log = lines(tmp_path / "1.jsonl", verl(prompts=400))
+    assert "AllocatedGRPOTrainer" in call(log, "--framework", "trl", "--present", "grpo:n=16")[1]
+    assert "rollalloc train --model MODEL" in call(log, "--framework", "rollalloc", "--present", "grpo:n=16")[1]
+
+
+def test_the_present_setting_is_what_savings_are_over(call, tmp_path):
+    log = lines(tmp_path / "1.jsonl", verl(prompts=400))
+    verdict = json.loads(call(log, "--present", "grpo:n=16,groups=8", "--json")[1])["verdict"]
+    assert verdict["present"] == {"recipe": "grpo", "groups": 8, "n": 16}
+    own = json.loads(call(log, "--json")[1])["verdict"]
+    assert own["present"] == {"recipe": "grpo", "groups": 8, "n": 4}  # as many as in a step of the log
+
+
+def test_too_few_is_a_verdict(call, tmp_path):
+    code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=3)))
+    assert code == 0
+    assert said(out).startswith("Too few to tell (3 prompts say nothing of others): sample")
 
 
 def test_json_has_all_of_it(call, tmp_path):
@@ -106,6 +140,10 @@ def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path
         (("--threshold", "nan"), "--threshold: expected a finite number"),
         (("--reward", "reward_of_mine"), "expected JSON lines of trainer.rollout_data_dir"),
         (("--gpus", "1"), "--gpus"),
+        (("--present", "grpo:n=x"), "--present: expected a recipe, n and groups, such as grpo:n=8,groups=16"),
+        (("--present", "grpo:m=4"), "--present: expected a recipe"),
+        (("--present", "dapo:n=4"), "no evidence on"),
+        (("--framework", "slime"), "--framework: expected one of rollalloc, trl, verl"),
         (("--seed", "-1"), "--seed"),
     ],
 )

@@ -28,7 +28,7 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
         return f"{prompts} prompts say nothing of others"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
-        return "most prompts have one scored rollout, which does not tell hard prompts from luck: sample 4 rollouts of each"
+        return "most prompts have one scored rollout, which does not tell hard ones from luck; 4 of each would"
     if is_filtered(judged, rates):
         return (
             "groups whose rewards are all the same are missing, beyond chance: the log was filtered before it was written; "

@@ -16,7 +16,7 @@ from rollalloc.lab.advise.rates import Ints, RateMixture, fit_rates
 from rollalloc.lab.advise.rewards import RewardReading, read_rewards
 from rollalloc.lab.advise.shares import alike, pairs_differ
 from rollalloc.lab.waste.finding import chosen
-from rollalloc.lab.waste.groups import Groups, Log
+from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Share
 
 __all__ = ["SIZES", "Lengths", "Predictability", "Profile", "RewardReading", "profile_of"]
@@ -46,6 +46,7 @@ class Profile:
         right_pairs_differ: chance that two right completions of a prompt differ; None: the log does not say.
         notes: what a reader should know, in order of importance.
         too_few: what there is too little of; empty: enough.
+        groups: usually logged in a step; 0: the log does not say.
     """
 
     prompts: int
@@ -62,6 +63,7 @@ class Profile:
     right_pairs_differ: Share | None
     notes: tuple[str, ...]
     too_few: str
+    groups: int = 0
 
     def signals(self) -> dict[str, float]:
         """The numbers that a verdict is learned from; what is not known stands at what says nothing."""
@@ -133,7 +135,14 @@ def profile_of(
         right_pairs_differ=pairs_differ(judged),
         notes=tuple(notes_of(log, judged, reward, unpredicted, seed)),
         too_few=too_few(judged, rates, prompts),
+        groups=_groups(groups),
     )
+
+
+def _groups(groups: Groups) -> int:
+    """Groups of a step, the median; 0 where steps are not known."""
+    _, times_S = np.unique(groups.step_V[groups.step_V != NO_STEP], return_counts=True)
+    return int(np.median(times_S)) if times_S.size else 0
 
 
 def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:

@@ -63,7 +63,8 @@ def verdict_of(profile: Profile, *, present: Choice | None = None, known: Eviden
 
     Args:
         profile: of the model on the prompts.
-        present: what is trained with now; by default GRPO with the log's own groups, REINFORCE where they are of one.
+        present: what is trained with now; by default GRPO with the log's own groups, as many as in a step of it;
+            REINFORCE where they are of one.
         known: evidence to judge by, instead of this package's.
 
     Raises:
@@ -71,7 +72,7 @@ def verdict_of(profile: Profile, *, present: Choice | None = None, known: Eviden
     """
     if present is None:
         n = profile.n
-        present = Choice("grpo", max(1, round(_BATCH / n)), n) if n > 1 else Choice("reinforce", _BATCH, 1)
+        present = Choice("grpo" if n > 1 else "reinforce", profile.groups or max(1, round(_BATCH / n)), n)
     if profile.too_few:
         more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
