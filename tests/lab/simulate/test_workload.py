@@ -42,6 +42,47 @@ def test_the_limit_cuts_and_says_so_and_nothing_is_shorter_than_a_token():
     assert made[..., 1].mean() == pytest.approx(0.291, abs=0.025)
 
 
+def test_lengths_drift_by_their_logarithm_with_each_update():
+    lengths = Lengths(median=1000.0, runaway=0.0, limit=100_000, drift=-0.1)
+    world = Fitted(prompts=50, lengths=lengths, success=CERTAIN).world(0)
+    before, after = (drawn(world, 20, version)[..., 0] for version in (0, 5))
+    assert after / before == pytest.approx(np.full(before.shape, np.exp(-0.5)), rel=0.05)  # to whole tokens
+    longer = Fitted(prompts=50, lengths=Lengths(drift=1.0), success=CERTAIN).world(0)
+    assert set(drawn(longer, 5, 10**6)[..., 0].ravel()) == {8192}
+
+
+@pytest.mark.parametrize("correlation", [-1.0, -0.6, 0.6])
+def test_length_and_success_are_correlated_and_rates_and_lengths_are_not_changed_by_it(correlation):
+    plain, tied = (
+        drawn(
+            Fitted(prompts=400, success=Success(hopeless=0, solved=0, alpha=5, beta=5, correlation=rho)).world(0), 100
+        )
+        for rho in (0.0, correlation)
+    )
+    assert (plain[..., 0] == tied[..., 0]).all()
+    # Standard error of the mean of 40,000 differences of rates: 0.0035.
+    assert tied[..., 2].mean() == pytest.approx(plain[..., 2].mean(), abs=0.014)
+    means = [np.log(tied[..., 0])[tied[..., 2] == right].mean() for right in (0, 1)]
+    assert np.sign(means[1] - means[0]) == np.sign(correlation)
+
+
+def test_median_lengths_and_rates_are_correlated_over_prompts():
+    """Of normal scores -0.8: Spearman's is then -0.79; standard error 0.02 with 1,000 prompts and 40 rollouts each."""
+    success = Success(hopeless=0.0, solved=0.0, correlation_between=-0.8)
+    made = drawn(Fitted(prompts=1000, success=success, lengths=Lengths(within=0.1, runaway=0.0)).world(0), 40)
+    ranks = [np.argsort(np.argsort(made[..., at].mean(axis=1))) for at in (0, 2)]
+    assert np.corrcoef(*ranks)[0, 1] == pytest.approx(-0.78, abs=0.08)
+    rates = Fitted(prompts=1000, success=Success(hopeless=0.0, solved=0.0)).world(0)
+    assert drawn(rates, 40)[..., 2].mean() == pytest.approx(made[..., 2].mean(), abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["drift", "correlation", "correlation_between"])
+@pytest.mark.parametrize("value", [1.5, -2, float("nan"), True, "1"])
+def test_what_lies_in_minus_one_to_one_is_held_to_it(name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be a number in \[-1, 1\]"):
+        (Lengths if name == "drift" else Success)(**{name: value})
+
+
 def test_success_is_by_prompt():
     success = Success(hopeless=0.3, solved=0.2, alpha=2.0, beta=6.0)
     rates = drawn(Fitted(prompts=1000, success=success).world(2), 100)[..., 2].mean(axis=1)

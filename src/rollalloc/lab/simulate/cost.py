@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rollalloc.core.recipe import at_least
 from rollalloc.files.opening import read_text
 
 _FIELDS = ("concurrency", "seconds_per_token")
@@ -240,6 +241,8 @@ class Costs:
         weight_sync: seconds in which new weights reach the replicas, which decode nothing.
         train_row: GPU-seconds more for each row.
         update: seconds of the optimizer's step, on whatever number of GPUs.
+        score: seconds from a rollout's end until its reward is known; its slot is free meanwhile.
+        scorers: rollouts that are scored at a time at most; 0: all that ended.
 
     Raises:
         ValueError: a number below 0, or not finite.
@@ -252,7 +255,10 @@ class Costs:
     weight_sync: float = _cost("Seconds in which new weights reach the replicas.", default=2.0)
     train_row: float = _cost("GPU-seconds more for each row trained on.", default=0.0)
     update: float = _cost("Seconds of the optimizer's step.", default=1.0)
+    score: float = _cost("Seconds from a rollout's end until its reward is known.", default=0.0)
+    scorers: int = _cost("Rollouts that are scored at a time at most; 0: all that ended.", default=0)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             positive(each.name, getattr(self, each.name), zero=True)
+        at_least("scorers", self.scorers, 0)

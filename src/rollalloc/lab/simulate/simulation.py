@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from operator import attrgetter
 
@@ -61,6 +61,8 @@ class Simulation:
         self.queued: set[int] = set()
         self.made: dict[int, tuple[Outcome, int]] = {}  # outcome, version at the first token; until it is released
         self.stopping: deque[tuple[float, int]] = deque()  # when the slot will be free; all wait for equally long
+        self.scoring: deque[tuple[float, Done]] = deque()  # when the reward is known; in the order in which they ended
+        self.scorers = deque([0.0] * self.costs.scorers)  # when each is free, the next one first
         self.peak = 0  # most rollouts at a time since the last update
         self.tail = self.unused = 0.0
         self.stopped = self.rows = self.row_tokens = 0
@@ -93,7 +95,7 @@ class Simulation:
         self._take(actions)
         at_once = bool(self.allocator.recipe.stopping)
         held: list[Event] = []
-        while self.fleet.place or self.queued:
+        while self.fleet.place or self.queued or self.scoring:
             if at_once:
                 self.allocator.tell(self._next() or ())
                 self._take(self.allocator.ask(capacity=0))
@@ -177,14 +179,17 @@ class Simulation:
         """Let the next thing happen: what to tell; None where it is that the trainer is through."""
         ends = self.fleet.next_end()
         stops = self.stopping[0][0] if self.stopping else inf
-        moment = min(ends, stops, self.trainer.until)
+        scored = self.scoring[0][0] if self.scoring else inf
+        moment = min(ends, stops, scored, self.trainer.until)
         if moment == inf:
             raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
         self._pass_to(moment)
         if moment == ends:
             events: list[Event] = []
             while self.fleet.next_end() <= moment + TOGETHER:  # on whatever replica
-                events += map(self._done, self.fleet.end())
+                events += self._scored(map(self._done, self.fleet.end()))
+        elif moment == scored:
+            events = [self.scoring.popleft()[1]]
         elif moment == stops:
             events = self._stop()
         else:
@@ -206,6 +211,18 @@ class Simulation:
             self.trainer.look_at(outcome, self.fleet.now)
         right = float(outcome.right)
         return Done(rollout, right, right, outcome.tokens, version, self.allocator.version, outcome.truncated)
+
+    def _scored(self, ended: Iterable[Done]) -> Iterable[Event]:
+        """Those whose reward is known at once; the others wait for it."""
+        if not self.costs.score:
+            return ended
+        for done in ended:
+            begins = max(self.fleet.now, self.scorers.popleft()) if self.scorers else self.fleet.now
+            known = begins + self.costs.score
+            if self.costs.scorers:
+                self.scorers.append(known)
+            self.scoring.append((known, done))
+        return ()
 
     def _stop(self) -> list[Event]:
         """Those whose slots are free now; one that ended meanwhile was told of as done."""

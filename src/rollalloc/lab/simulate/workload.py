@@ -21,6 +21,8 @@ _BLOCK = 4096  # rollouts whose draws are made together
 _BLOCKS = 8  # held at a time
 _WIDEST = 10  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
 _LONGEST, _PROMPTS = 100_000_000, 10_000_000  # tokens of a rollout, prompts
+_NORMAL, _LEAST = NormalDist(), 1e-16
+_MOST_LOG = 100.0  # of a length over its median: what is longer is cut off in any case
 _RIGHT = 0.5  # metric from which on a logged rollout counts as right
 
 
@@ -67,6 +69,8 @@ class Lengths:
         within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
         runaway: share of rollouts that never end by themselves, in [0, 1].
         limit: tokens of a rollout at most, at least 1.
+        drift: added to the logarithm of lengths with each update, in [-1, 1]; below 0 answers get shorter. An assumption:
+            what a recipe teaches is what no simulation knows.
 
     Raises:
         ValueError: a number out of its range.
@@ -77,6 +81,7 @@ class Lengths:
     within: float = _says(0.5, "Deviation of the logarithm of lengths within a prompt.")
     runaway: float = _says(0.01, "Share of rollouts that run to the limit whatever the prompt.")
     limit: int = _says(8192, "Tokens of a rollout at most.")
+    drift: float = _says(0.0, "Added to the logarithm of lengths with each update, below 0: shorter: an assumption.")
 
     def __post_init__(self) -> None:
         positive("median", self.median)
@@ -85,6 +90,7 @@ class Lengths:
         for name in ("between", "within"):
             at_most(name, getattr(self, name), _WIDEST)
         share("runaway", self.runaway)
+        within_one("drift", self.drift)
         at_least("limit", self.limit, 1)
         at_most("limit", self.limit, _LONGEST)
 
@@ -100,6 +106,9 @@ class Success:
         beta: likewise.
         learning: by how much the logit of each rate rises with an update. An assumption: how fast a policy learns is what
             no simulation knows.
+        correlation: of a rollout's length and its success within a prompt, in [-1, 1]: of the normal scores behind both, so
+            that rates and lengths each stay what they are. Below 0 right answers are shorter.
+        correlation_between: of a prompt's median length and its success rate, likewise.
 
     Raises:
         ValueError: a number out of its range.
@@ -110,6 +119,10 @@ class Success:
     alpha: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
     beta: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
     learning: float = _says(0.0, "How much the logit of each success rate rises with an update: an assumption.")
+    correlation: float = _says(0.0, "Of length and success within a prompt; below 0 right answers are shorter.")
+    correlation_between: float = _says(
+        0.0, "Of median length and success rate over prompts; below 0 hard ones are longer."
+    )
 
     def __post_init__(self) -> None:
         share("hopeless", self.hopeless)
@@ -119,6 +132,18 @@ class Success:
         positive("alpha", self.alpha)
         positive("beta", self.beta)
         positive("learning", self.learning, zero=True)
+        within_one("correlation", self.correlation)
+        within_one("correlation_between", self.correlation_between)
+
+
+def within_one(name: str, value: Any) -> None:
+    """Refuse what is no number in [-1, 1].
+
+    Raises:
+        ValueError: says what was expected and what came.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -1 <= value <= 1:
+        raise ValueError(f"{name} must be a number in [-1, 1], got {value!r}")
 
 
 def share(name: str, value: Any) -> None:
@@ -166,7 +191,7 @@ class _Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Lengths and success rates from distributions, independent of each other.
+    """Lengths and success rates from distributions, independent of each other but for the correlations that are given.
 
     Attributes:
         prompts: in the data set, at least 1.
@@ -192,11 +217,16 @@ class Fitted:
     def world(self, seed: int) -> World:
         """Prompts drawn from the distributions."""
         random, success = rng(seed, "simulate prompts"), self.success
-        median_N = self.lengths.median * np.exp(self.lengths.between * random.standard_normal(self.prompts))
+        score_N = random.standard_normal(self.prompts)
+        median_N = self.lengths.median * np.exp(self.lengths.between * score_N)
         kind_N = random.random(self.prompts)
         rate_N = random.beta(success.alpha, success.beta, self.prompts)
         rate_N = np.where(kind_N < success.hopeless, 0.0, np.where(kind_N >= 1 - success.solved, 1.0, rate_N))
-        return _FittedWorld(self.lengths, median_N.tolist(), _Rates(rate_N.tolist(), success.learning), _Draws(seed))
+        if correlation := success.correlation_between:  # the same rates, put in the order of a score of their own
+            own_N = correlation * score_N + sqrt(1 - correlation**2) * random.standard_normal(self.prompts)
+            rate_N = np.sort(rate_N)[np.argsort(np.argsort(own_N))]
+        rates = _Rates(rate_N.tolist(), success.learning)
+        return _FittedWorld(self.lengths, success.correlation, median_N.tolist(), rates, _Draws(seed))
 
     def describe(self) -> dict[str, Any]:
         """For the result."""
@@ -205,16 +235,23 @@ class Fitted:
 
 
 class _FittedWorld:
-    def __init__(self, lengths: Lengths, medians: Sequence[float], rates: _Rates, draws: _Draws) -> None:
+    def __init__(
+        self, lengths: Lengths, correlation: float, medians: Sequence[float], rates: _Rates, draws: _Draws
+    ) -> None:
         self.prompts = len(medians)
+        self._drift, self._correlation, self._rest = lengths.drift, correlation, sqrt(1 - correlation**2)
         self._medians, self._rates, self._draws = medians, rates, draws
         self._within, self._runaway, self._limit = lengths.within, lengths.runaway, lengths.limit
 
     def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
         """See `World`."""
         normal, runaway, wins, _ = self._draws(rollout)
+        if self._correlation:  # 1 - wins is as uniform, and the less of it the more likely a success
+            score = self._correlation * normal + self._rest * _NORMAL.inv_cdf(min(max(1 - wins, _LEAST), 1 - _LEAST))
+            wins = 1 - _NORMAL.cdf(score)
         right = wins < self._rates(prompt, version)
-        tokens = self._limit + 1 if runaway < self._runaway else self._medians[prompt] * exp(self._within * normal)
+        drifted = exp(min(self._within * normal + self._drift * version, _MOST_LOG))
+        tokens = self._limit + 1 if runaway < self._runaway else self._medians[prompt] * drifted
         return (
             Outcome(self._limit, True, right) if tokens > self._limit else Outcome(max(1, round(tokens)), False, right)
         )
