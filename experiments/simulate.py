@@ -4,6 +4,7 @@ python experiments/simulate.py speed      # simulated rollouts per minute
 python experiments/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
 python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python experiments/simulate.py darts      # DARTS, part by part, in the published shape
+python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +23,10 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
+from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.simulation import simulate
-from rollalloc.lab.simulate.workload import Fitted, Lengths, Outcome, read_rollouts
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Workload, read_rollouts
+from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.sizes import Fixed
 
 SEEDS = range(5)
@@ -58,6 +61,10 @@ class Exactly:
 
     def __init__(self, tokens: Sequence[int], limit: int) -> None:
         self.tokens, self.limit, self.prompts = tokens, limit, len(tokens)
+
+    @property
+    def longest(self) -> int:
+        return self.limit
 
     def world(self, seed: int) -> Exactly:
         return self
@@ -154,10 +161,10 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
 # ----------------------------------------------------------------------------------------------------------------- DARTS
 
 
-def arms(tail: Any) -> dict[str, Recipe]:
+def arms(tail: Any, groups: int = 256) -> dict[str, Recipe]:
     """What is selected, without and with sizes that adapt."""
-    darts = recipes.darts(256, 7, 1, tail=tail)
-    return {"12 each": replace(darts, stages=(replace(darts.stages[0], size=Fixed(12)),)), "adaptive": darts}
+    darts = recipes.darts(groups, 7, 1, tail=tail)
+    return {"12 each": _fixed(darts, 12), "adaptive": darts}
 
 
 def darts(schedule: Any = "sync") -> None:
@@ -185,5 +192,118 @@ def darts(schedule: Any = "sync") -> None:
             )  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------------ published figures
+
+LONG = Lengths(median=6000.0, limit=27_648)  # of models that reason at length; deviations are the defaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A published setting, batch and GPUs divided by four alike; what a paper does not say is the simulator's default."""
+
+    model: str
+    gpu: str = "h100"
+    gpus: int
+    share: int  # GPUs a replica
+    lengths: Lengths = field(default_factory=Lengths)
+
+    def seconds(
+        self,
+        recipe: Recipe,
+        seed: int,
+        workload: Workload | None = None,
+        batches: int = 2,
+        warmup: int = 0,
+        **cluster: Any,
+    ) -> float:
+        """Of a batch."""
+        scenario = Scenario(
+            cluster=Cluster(gpus=self.gpus, gpus_per_replica=self.share, **cluster),
+            hardware=Hardware(model=f"qwen2.5-{self.model}", gpu=self.gpu),
+            workload=workload or Fitted(lengths=self.lengths),
+            batches=batches,
+            warmup=warmup,
+        )
+        return simulate(recipe, scenario, seed).per_batch["seconds"]
+
+
+def _darts(shape: Shape, groups: int, seed: int) -> float:
+    """12 for 8, shortest only, log-probabilities beside: what streams and is selected, without sizes that adapt."""
+    faster = shape.seconds(arms("none", groups)["12 each"], seed, overlap=True)
+    return shape.seconds(recipes.grpo(groups, 8), seed) / faster
+
+
+def _rollpacker(shape: Shape, groups: int, seed: int) -> float:
+    """Four rounds of prompts that are not among the longest fifth, the first 8 of 10 rollouts each, and one of these.
+
+    Which prompts are long is known beforehand, and what is decoded of them in short rounds costs nothing: an upper bound.
+    """
+    world = Fitted(prompts=1000, lengths=shape.lengths).world(seed)
+    drawn = [[world.outcome(prompt, 32 * prompt + at, 0) for at in range(32)] for prompt in range(world.prompts)]
+    drawn.sort(key=lambda of: sum(each.tokens for each in of))
+    plain, short, long = (Logged(rollouts=part) for part in (drawn, drawn[:800], drawn[800:]))
+    first = _fixed(recipes.darts(groups, 8, 0, tail="none"), 10)
+    grpo = recipes.grpo(groups, 8)
+    packed = 4 * shape.seconds(first, seed, workload=short) + shape.seconds(grpo, seed, workload=long)
+    return 5 * shape.seconds(grpo, seed, workload=plain) / packed
+
+
+def _areal(shape: Shape, groups: int, seed: int) -> float:
+    """A quarter of the GPUs trains, 4 versions of staleness, 4 batches on the way."""
+    grpo = recipes.grpo(groups, 16)
+    ahead = replace(grpo, intake=Ahead(Fill(), 3 * groups), max_staleness=4)
+    behind = shape.seconds(ahead, seed, batches=3, warmup=4, schedule="async", trainer_share=0.25)
+    return shape.seconds(grpo, seed) / behind
+
+
+def _duet(shape: Shape, groups: int, seed: int) -> float:
+    """Half of the rollouts: its budget without its choice of prompts and its stops, for which there is no rule here."""
+    return shape.seconds(recipes.grpo(groups, 8), seed) / shape.seconds(recipes.grpo(groups, 4), seed)
+
+
+def _pilot_commit(shape: Shape, groups: int, seed: int) -> float:
+    piloted = shape.seconds(recipes.pilot_commit(groups, 16, 48, 3 * groups), seed, batches=3, warmup=2)
+    return piloted / shape.seconds(recipes.grpo(groups, 64), seed)
+
+
+def _dapo(shape: Shape, groups: int, seed: int) -> float:
+    return shape.seconds(recipes.dapo(groups, 64, 3 * groups), seed) / shape.seconds(recipes.grpo(groups, 64), seed)
+
+
+def _fixed(recipe: Recipe, n: int) -> Recipe:
+    return replace(recipe, stages=(replace(recipe.stages[0], size=Fixed(n)),))
+
+
+def published(seeds: str = "3") -> None:
+    """Seconds of the published baseline over each method's, or its step's seconds over the baseline's; nothing is fitted."""
+    h200 = Shape(model="14b", gpu="h200", gpus=16, share=1, lengths=Lengths(limit=4096))
+    sixteen = Lengths(median=3000.0, limit=16_384)
+    rows: list[tuple[str, str, Callable[[Shape, int, int], float], Shape, int]] = [
+        ("DARTS 3B", "1.29", _darts, Shape(model="3b", gpus=8, share=1), 64),
+        ("DARTS 7B", "1.45", _darts, Shape(model="7b", gpus=8, share=1), 64),
+        ("DARTS 14B", "1.63", _darts, Shape(model="14b", gpus=8, share=2), 32),
+        ("DARTS 32B", "1.77", _darts, Shape(model="32b", gpus=8, share=4, lengths=sixteen), 32),
+        ("RollPacker 7B", "2.03–2.56", _rollpacker, Shape(model="7b", gpus=8, share=1, lengths=sixteen), 32),
+        ("RollPacker 32B", "2.03–2.56", _rollpacker, Shape(model="32b", gpus=32, share=4, lengths=sixteen), 32),
+        ("AReaL 1.5B", "2.77", _areal, Shape(model="1.5b", gpus=32, share=1, lengths=LONG), 128),
+        ("AReaL 7B", "2.27", _areal, Shape(model="7b", gpus=48, share=1, lengths=LONG), 128),
+        ("AReaL 32B", "1.64", _areal, Shape(model="32b", gpus=96, share=4, lengths=LONG), 128),
+        ("DUET, half of the budget", "2.51", _duet, Shape(model="1.5b", gpus=2, share=1), 32),
+        ("Pilot-Commit 14B, a step over GRPO's", "1.21", _pilot_commit, h200, 32),
+        ("DAPO 14B, a step over GRPO's", "1.83", _dapo, h200, 32),
+    ]
+    print("| system | published | simulated | off by |\n|---|---|---|---|")
+    for name, figure, measured, shape, groups in rows:
+        found = [measured(shape, groups, seed) for seed in range(int(seeds))]
+        point, band = statistics.mean(found), [float(each) for each in figure.split("–")]
+        nearest = min(max(point, band[0]), band[-1])
+        print(
+            f"| {name} | {figure} | {point:.2f} ({min(found):.2f} to {max(found):.2f}) | {point / nearest - 1:+.0%} |",
+            flush=True,
+        )
+
+
 if __name__ == "__main__":
-    {"speed": speed, "sampler": sampler, "engine": engine, "darts": darts}[sys.argv[1]](*sys.argv[2:])
+    {"speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published}[sys.argv[1]](
+        *sys.argv[2:]
+    )

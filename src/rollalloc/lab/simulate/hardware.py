@@ -11,7 +11,7 @@ from rollalloc.lab.simulate.cost import Costs, Latency, at_most, positive
 _BYTES = 2  # of a number in bf16
 
 # What a program gets of what a data sheet promises. None of the three is of the machine that is simulated.
-BANDWIDTH_SHARE = 0.7  # of memory bandwidth while decoding: a guess; reports of serving engines lie between 0.5 and 0.8
+BANDWIDTH_SHARE = 0.7  # of memory bandwidth while decoding: a guess
 DECODING_SHARE = 0.5  # of FLOP/s in prefill and decoding: a guess
 TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
 _ALL_REDUCE = 10e-6  # seconds, two a layer where a replica is several GPUs: a guess
