@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import signal
 
+import pyarrow.parquet
 import pytest
+
+from rollalloc.data.prompts import load_prompts
 
 REWARD = """
 import os, signal
@@ -50,6 +53,19 @@ def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read
     assert "32 rollouts of 16 prompts" in call("advise", tmp_path / "new")[1]
 
 
+def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
+    file = tmp_path / "curriculum.parquet"
+    words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "profile")
+    code, output = call(*words, "--export", file, "--mix", "gaussian:0.5,0.2")
+    assert code == 0, output
+    assert "16 prompts, with weights to draw them by, are in" in output
+    rows = pyarrow.parquet.read_table(file).to_pylist()
+    assert sum(row["weight"] for row in rows) == pytest.approx(1)
+    assert {row["rollouts"] for row in rows} == {4}
+    assert set(load_prompts(file).keys) == {row["key"] for row in rows}
+    assert call(*words, "--export", file)[0] == 0  # over its own
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -59,6 +75,10 @@ def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read
         ((*ADVISE[1:], "--format", "trl"), "--format: means nothing for a profile"),
         (("--task", "sort", "--reward", "a.py:f"), "--reward: a task has its own"),
         (("--model", "model"), "--model needs --prompts and --reward"),
+        ((*ADVISE[1:], "--mix", "uniform"), "--mix: says how a curriculum is drawn; give --export"),
+        ((*ADVISE[1:], "--export", "a.csv"), "ends in .parquet"),
+        ((*ADVISE[1:], "--export", "prompts.parquet"), "prompts.parquet is not what `rollalloc advise` writes"),
+        ((*ADVISE[1:], "--out", "here", "--export", "here/a.parquet"), "in the folder of the log"),
         ((*ADVISE[1:], "--sample-n", 0), "n must be a whole number of at least 1"),
         ((*ADVISE[1:], "--out", "model/config.json"), "model/config.json is a file"),
     ],

@@ -171,7 +171,7 @@ def test_a_file_system_without_locks_is_said_and_used(trainer_of, tmp_path, monk
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.train.folder.os.access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr("rollalloc.files.claims.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(PermissionError, match="cannot be made, give another folder"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())

@@ -59,15 +59,18 @@ def advise(
     asked.check(seed=seed, from_step=from_step)
     check_framework(framework)
     now = None if present is None else _choice(present)
+    asked.check_export(asked.out if path is None else Path(path))
     at, reading = asked.log(path, seed)
     with staged() as shown:
         log = reading.read(at, shown)
+        features_PD = _features(at, log)
         profile = profile_of(
-            log, threshold=reading.threshold, from_step=from_step, features_PD=_features(at, log), gpus=gpus, seed=seed,
+            log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, gpus=gpus, seed=seed,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
     verdict = verdict_of(profile, present=now)
     pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)
+    asked.write_export(Path(at), log, profile, features_PD, from_step=from_step, seed=seed)
     if json_:
         said = {"verdict": asdict(verdict), "paste": pastes, "profile": profile.described()}
         typer.echo(json.dumps(plain(said), indent=2, allow_nan=False))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rollalloc.cli.exported import Exported
 from rollalloc.cli.options import Given, Sampled, folder, output, titled
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
@@ -22,7 +23,7 @@ _OF_LOGS = ("format", "weights", "group_size")  # options on how a log is read t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Reading, Sampled):
+class Asked(Reading, Sampled, Exported):
     """How a log is read, or of what model on which prompts a profile is sampled, as the command line says it."""
 
     reward: Annotated[
@@ -89,9 +90,8 @@ class Asked(Reading, Sampled):
             leave(console, f"left at once; the same command goes on from the last whole wave in {place}", SIGINT)
 
 
-_OF_SAMPLING = tuple(
-    each.name for each in fields(Asked) if each.name not in {of_reading.name for of_reading in fields(Reading)}
-)
+_OF_BOTH = {each.name for kind in (Reading, Exported) for each in fields(kind)}
+_OF_SAMPLING = tuple(each.name for each in fields(Asked) if each.name not in _OF_BOTH)
 
 
 def _name(run: Run) -> str:

@@ -126,6 +126,17 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
         )
 
 
+def refuse_read_only(folder: Path) -> None:
+    """Refuse a folder that is not there and cannot be made.
+
+    Raises:
+        PermissionError: says so.
+    """
+    there = next(place for place in folder.absolute().parents if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(there))
+
+
 def remove_empty(folder: Path) -> None:
     """Remove a folder unless something is in it."""
     try:

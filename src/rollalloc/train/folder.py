@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Protocol, Self
 
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Features
-from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse
+from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
@@ -165,14 +163,3 @@ class RunFolder:
             for file in (self.path / folder).rglob("*")
             if file.is_symlink() or not file.is_dir()
         ]
-
-
-def refuse_read_only(folder: Path) -> None:
-    """Refuse a folder that is not there and cannot be made.
-
-    Raises:
-        PermissionError: says so.
-    """
-    there = next(place for place in folder.absolute().parents if place.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(there))

@@ -136,6 +136,19 @@ def predictability_of(
     )
 
 
+def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], *, seed: int = 0) -> Floats:
+    """The rate that its features give each prompt, by a ridge logistic regression on the other folds, shape (P,).
+
+    Args:
+        hits_P: right rollouts of each, in [0, count].
+        count_P: rollouts of each with a score.
+        features_PD: finite numbers of each.
+        seed: of the folds, at least 0.
+    """
+    fold_P = rng(seed, "advise predicted rates").permutation(len(hits_P)) % _FOLDS
+    return _said(_Events(hits_P, count_P, fold_P), np.tile(features_PD, (2, 1)))[: len(hits_P)]
+
+
 def _record(events: _Events) -> Floats:
     """The logit of what each rollout's record lets expect, shape (2P, 1); mixtures are fitted to the other folds."""
     right_P, wrong_P = np.empty(len(events.hits_P)), np.empty(len(events.hits_P))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollalloc.core.packing import differences
+from rollalloc.data._files import read_rows
 from rollalloc.files.atomic import write_text
-from rollalloc.files.claims import Claims, Lock, refuse
+from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
-from rollalloc.train.folder import refuse_read_only
 
 _NAMES = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
+_KIND = "profile"
 _GROWS = "prompts"  # of the description: a profile may be given more of them
 _FOUND = "of"  # likewise: how many prompts there were to draw from
 
@@ -31,7 +32,7 @@ class ProfileFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._claims, self._lock = Claims(path, "profile"), Lock(path, "profile")
+        self._claims, self._lock = Claims(path, _KIND), Lock(path, _KIND)
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -141,6 +142,25 @@ class ProfileFolder:
                     raise ValueError(f"{what}; replace what is there (--overwrite), or give another folder (--out)")
                 ends.append(ends[-1] + len(line))
         return ends
+
+
+def prompts_beside(log: Path) -> dict[str, dict[str, Any]]:
+    """The rows of the prompts of a profile by key, where a log is in the folder of one; else none.
+
+    Args:
+        log: a file, or its folder.
+
+    Raises:
+        ValueError: the file that has them is damaged.
+    """
+    folder = log if log.is_dir() else log.parent
+    if PROMPTS not in Claims(folder, _KIND).names() or not (folder / PROMPTS).is_file():
+        return {}
+    rows = [row for _, row in read_rows(folder / PROMPTS)]
+    try:
+        return {row["key"]: row for row in rows}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / PROMPTS} is damaged ({error}); sample the profile again (--overwrite)") from None
 
 
 def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,9 +81,27 @@ class RateMixture:
             hits_P: right rollouts of each, in [0, count].
             count_P: rollouts of each; 0 gives the mean of all.
         """
+        return self.expected(self.rate_K, hits_P, count_P)
+
+    def expected(self, value_K: Floats, hits_P: Ints, count_P: Ints) -> Floats:
+        """E[f(p) | s of n], shape (P,); `value_K` is f at each rate of the grid, counts are as for `posterior_mean`."""
+        chance_CK, cell_P = self._posterior(hits_P, count_P)
+        return (chance_CK @ value_K)[cell_P]
+
+    def quantile(self, level: float, hits_P: Ints, count_P: Ints) -> Floats:
+        """The least rate of the grid that the rate of such prompts stays below with this chance, shape (P,).
+
+        The mixture is taken for known. Counts are as for `posterior_mean`.
+        """
+        chance_CK, cell_P = self._posterior(hits_P, count_P)
+        at_C = np.minimum((chance_CK.cumsum(1) < level).sum(1), len(self.rate_K) - 1)
+        return self.rate_K[at_C][cell_P]
+
+    def _posterior(self, hits_P: Ints, count_P: Ints) -> tuple[Floats, Ints]:
+        """The chance of each rate for different counts, shape (C, K), and which of them each prompt has."""
         cell_C2, cell_P = _cells(hits_P, count_P)
         joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
-        return (joint_CK @ self.rate_K / joint_CK.sum(1))[cell_P]
+        return joint_CK / joint_CK.sum(1, keepdims=True), cell_P
 
     def _of(self, functional: Callable[[Floats], Floats]) -> Share:
         value = float(functional(self.weight_K[None])[0])

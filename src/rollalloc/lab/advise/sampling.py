@@ -1,7 +1,7 @@
 """A profile sampled: some rollouts of some prompts, scored, before anything is trained or paid for.
 
 The folder has `rollouts.jsonl` in the schema of `rollalloc train --log-rollouts`, a group a prompt; `prompts.jsonl` and
-`features.safetensors`, the text and the features of each prompt under the key that the log has; and `profile.json`, what it
+`features.safetensors`, the rows and the features of the prompts under the keys that the log has; and `profile.json`, what it
 was made with. Every draw is a function of (seed, prompt, rollout), and rollouts are made in waves that begin at the same
 prompts each time: a profile that was killed and went on is the profile that was not.
 """
@@ -164,10 +164,16 @@ def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
 
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
-    """The text of each drawn prompt, and what the model makes of it, under its key."""
+    """Each drawn prompt as a row in verl's schema, and what the model makes of it, both under its key."""
     given = train.prompt_set
     rows = [
-        {"key": given.keys[prompt], "data_source": given.sources[prompt], "prompt": given.prompts[prompt]}
+        {
+            "key": given.keys[prompt],
+            "data_source": given.sources[prompt],
+            "prompt": given.prompts[prompt],
+            "reward_model": {"ground_truth": given.ground_truths[prompt]},
+            "extra_info": given.extra_infos[prompt],
+        }
         for prompt in drawn
     ]
     write_text(folder / PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,213 @@
+"""A curriculum out of a profile: a row a prompt, with its rate and how often it should be drawn.
+
+| column | |
+|---|---|
+| `key` | of the prompt, as the log has it |
+| `rollouts`, `right` | that have a score; of these |
+| `rate`, `rate_low`, `rate_high` | mean and 95% interval of the posterior under the fitted mixture, taken for known |
+| `tokens` | mean of a rollout; empty where the log does not say |
+| `predicted` | the rate that features of the prompt give, from other prompts only; empty where there are none |
+| `weight` | chance of being drawn under the mix; the column sums to 1 |
+| `pool` | hard, normal or easy: prime-rl's default pools, by `rate` |
+
+Where the profile was sampled here, its rows in verl's schema stand beside these columns (`data_source`, `prompt`,
+`reward_model`, `extra_info`): the file is then one of prompts, for verl (`data.train_files`), for TRL (a data set with
+`prompt`) and for `rollalloc train`.
+
+As of November 2026 none of the three draws by a weight of each prompt. verl 0.9.1's `trainer.v1.sampler.custom_sampler` is
+the class of a replay buffer, and its loader shuffles or does not; TRL 1.16's sampler repeats a permutation; prime-rl's
+`DifficultyPoolSampler` weighs pools by the latest mean reward of each task. So for verl and TRL draw rows with the chances
+`weight`; prime-rl's pools take the mean `weight` of each `pool`, times the number of prompts, and its state's `task_rewards`
+the `rate` of each `key`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.data._files import is_readable
+from rollalloc.files.atomic import written
+from rollalloc.lab.advise.predictability import LEAST_PROMPTS, predicted_rates
+from rollalloc.lab.advise.rates import Floats, Ints, RateMixture
+from rollalloc.lab.waste.groups import NOT_SAID, Groups
+from rollalloc.rules.predictions import Foresight
+
+MIXES = "variance, uniform, gaussian:MEAN,DEVIATION or foresight"
+_POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: the largest rate of each
+_BINS = 10  # of rates, each drawn as often by a uniform mix
+_MARK = {b"rollalloc": b"curriculum"}  # in the file's metadata: it may be written again
+
+
+def curriculum_of(
+    judged: Groups,
+    rates: RateMixture,
+    mix: str,
+    *,
+    features_PD: NDArray[np.float32] | None = None,
+    prompts: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """A row for each prompt that was rolled out, sorted by key.
+
+    Args:
+        judged: groups whose rewards are 0, 1 or NaN.
+        rates: the mixture fitted to them.
+        mix: as for `weights_of`.
+        features_PD: numbers of each of its prompts; by default the log's own.
+        prompts: further columns by key.
+        seed: of the folds in which rates are predicted, at least 0.
+
+    Raises:
+        ValueError: as `weights_of`.
+    """
+    visited = judged.visited
+    hits_P, count_P, tokens_P = _sums(judged, visited)
+    features_PD = judged.features_PD if features_PD is None else features_PD
+    rate_P = rates.posterior_mean(hits_P, count_P)
+    columns = {
+        "key": [judged.keys[prompt] for prompt in visited],
+        "rollouts": count_P.tolist(),
+        "right": hits_P.tolist(),
+        "rate": rate_P.tolist(),
+        "rate_low": np.minimum(rates.quantile(0.025, hits_P, count_P), rate_P).tolist(),
+        "rate_high": np.maximum(rates.quantile(0.975, hits_P, count_P), rate_P).tolist(),
+        "tokens": [None if np.isnan(tokens) else tokens for tokens in tokens_P.tolist()],
+        "predicted": _predicted(hits_P, count_P, features_PD[visited], seed),
+        "weight": weights_of(mix, rates, hits_P, count_P).tolist(),
+        "pool": [next(name for name, most in _POOLS.items() if rate <= most) for rate in np.minimum(rate_P, 1.0)],
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [dict((prompts or {}).get(row["key"], {})) | row for row in rows]
+
+
+def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Floats:
+    """The chance with which each prompt is to be drawn, shape (P,), sum 1.
+
+        variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
+        uniform: of ten bins of E[p] each that has prompts is drawn as often;  foresight: as `rules.predictions.Foresight`
+        draws by E[p], ∝ .9 p(1 − p)³ + .1 uniformly
+
+    Args:
+        mix: one of these.
+        rates: the mixture that the counts are from.
+        hits_P: right rollouts of each prompt, in [0, count].
+        count_P: rollouts of each.
+
+    Raises:
+        ValueError: an unknown mix, or numbers that are none of one, or one under which no prompt would be drawn.
+    """
+    name, (mean, deviation) = _mixed(mix)
+    rate_K, mean_P = rates.rate_K, rates.posterior_mean(hits_P, count_P)
+    if name == "foresight":
+        return Foresight().chances(mean_P)
+    if name == "uniform":
+        bin_P = np.minimum((mean_P * _BINS).astype(np.int64), _BINS - 1)
+        weight_P = 1 / np.bincount(bin_P)[bin_P]
+    elif name == "variance":
+        weight_P = rates.expected(rate_K * (1 - rate_K), hits_P, count_P)
+    else:
+        with np.errstate(over="ignore"):  # as far off as that the chance is 0
+            density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
+        weight_P = rates.expected(density_K, hits_P, count_P)
+    if not weight_P.sum() > 0:
+        raise ValueError(f"{mix}: no prompt has such a rate, so that none would be drawn; give a larger deviation")
+    return weight_P / weight_P.sum()
+
+
+def check_export(path: Path, mix: str, log: Path | None) -> None:
+    """Refuse a place where no curriculum can be written, and a mix that there is not; changes nothing.
+
+    Args:
+        path: of the file.
+        mix: as for `weights_of`.
+        log: that it is made from; a file of Parquet in its folder would pass for TRL's log. None: not known yet.
+
+    Raises:
+        ValueError: another ending than .parquet, a place among the logs, or no such mix.
+        FileExistsError: something is there that is no curriculum of ours.
+    """
+    _mixed(mix)
+    if path.suffix != ".parquet":
+        raise ValueError(
+            f"expected the name of a file that ends in .parquet, got {str(path)!r}; e.g. curriculum.parquet"
+        )
+    if log is not None and not log.is_file() and path.resolve().is_relative_to(log.resolve()):
+        raise ValueError(
+            f"{path} is in the folder of the log, where it would be read as one of TRL's; give another place"
+        )
+    if os.path.lexists(path) and not _is_own(path):
+        raise FileExistsError(f"{path} is not what `rollalloc advise` writes; move it away, or give another place")
+
+
+def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as Parquet, whole or not at all, in place of none or of an earlier curriculum.
+
+    Raises:
+        FileExistsError: something else is there.
+        ValueError: prompts that Parquet cannot hold.
+        OSError: it cannot be written there.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    if os.path.lexists(path) and not _is_own(path):
+        raise FileExistsError(f"{path} is not what `rollalloc advise` writes; move it away, or give another place")
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    columns = {name: values for name, values in columns.items() if any(value != {} for value in values)}
+    try:
+        table = pyarrow.table(columns).replace_schema_metadata(_MARK)
+        with written(path) as beside:
+            pyarrow.parquet.write_table(table, beside)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: Parquet cannot hold these prompts ({error}); give each field one type") from error
+
+
+def _is_own(path: Path) -> bool:
+    import pyarrow.parquet
+
+    if path.is_symlink() or not path.is_file() or not is_readable(path):
+        return False
+    return (pyarrow.parquet.read_schema(path).metadata or {}).items() >= _MARK.items()
+
+
+def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
+    """A mix's name, and of a Gaussian its mean and deviation."""
+    if mix in ("variance", "uniform", "foresight"):
+        return mix, (0.0, 1.0)
+    name, _, given = mix.partition(":")
+    try:
+        mean, deviation = map(float, given.split(","))
+    except ValueError:
+        mean, deviation = np.nan, np.nan
+    if name != "gaussian" or not (0 <= mean <= 1 and 0 < deviation < np.inf):
+        within = "with a mean in [0, 1] and a deviation above 0"
+        raise ValueError(f"expected a mix of {MIXES} {within}, got {mix!r}; e.g. gaussian:0.5,0.15")
+    return name, (mean, deviation)
+
+
+def _sums(judged: Groups, visited: Ints) -> tuple[Ints, Ints, Floats]:
+    """Right rollouts, those with a score, and the mean of the tokens that are known, of each prompt that was visited."""
+    prompt_R = np.repeat(judged.prompt_V, judged.size_V)
+    said_R = judged.tokens_R != NOT_SAID
+
+    def total(value_R: NDArray[Any]) -> Floats:
+        return np.bincount(prompt_R, value_R, len(judged.keys))[visited].astype(np.float64)
+
+    with np.errstate(invalid="ignore"):  # 0 of 0 where nothing is known
+        tokens_P = total(np.where(said_R, judged.tokens_R, 0)) / total(said_R)
+    hits_P, count_P = total(np.nan_to_num(judged.rewards_R)), total(~np.isnan(judged.rewards_R))
+    return hits_P.astype(np.int64), count_P.astype(np.int64), tokens_P
+
+
+def _predicted(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], seed: int) -> list[float | None]:
+    """Rates by features; None for all prompts where there are too few, all are alike, or features are not known."""
+    differ = 0 < hits_P.sum() < count_P.sum()
+    if len(hits_P) < LEAST_PROMPTS or not differ or not features_PD.size or not np.isfinite(features_PD).all():
+        return [None] * len(hits_P)
+    return predicted_rates(hits_P, count_P, features_PD, seed=seed).tolist()
