@@ -90,7 +90,8 @@ def _choice(text: str) -> Choice:
     from rollalloc.lab.advise.choices import Choice, mix_of
 
     recipe, _, rest = text.partition(":")
-    given = dict(part.partition("=")[::2] for part in rest.split(",")) if rest else {}
+    parts = [part.partition("=") for part in rest.split(",")] if rest else []
+    given = {name: value for name, _, value in parts}
     try:
         numbers = {name: int(value) for name, value in given.items()}
         n = numbers.pop("n", 1)

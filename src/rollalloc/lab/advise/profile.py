@@ -80,7 +80,10 @@ class Profile:
     def described(self) -> dict[str, Any]:
         """All of it as plain data."""
         rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rates"}
-        plain = {name: asdict(value) if is_dataclass(value) else value for name, value in rest.items()}
+        plain = {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in rest.items()
+        }
         plain["zero_variance"] = {str(n): asdict(share) for n, share in self.zero_variance.items()}
         grid = {"rate": self.rates.rate_K.tolist(), "weight": self.rates.weight_K.tolist(), "sd": asdict(self.rates.sd)}
         return plain | {"rates": grid, "graded": self.reward.graded, "signals": self.signals()}
