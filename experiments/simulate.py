@@ -5,6 +5,7 @@ python experiments/simulate.py sampler    # seconds of a real wave of our sample
 python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python experiments/simulate.py darts      # DARTS, part by part, in the published shape
 python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
+python experiments/simulate.py ahead      # GRPO with one batch and more generated while one is trained
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollalloc import recipes
+from rollalloc import Allocator, recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
 from rollalloc.lab.simulate.hardware import Hardware
-from rollalloc.lab.simulate.simulation import simulate
+from rollalloc.lab.simulate.simulation import Simulation, simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Workload, read_rollouts
 from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.sizes import Fixed
@@ -303,7 +304,34 @@ def published(seeds: str = "3") -> None:
         )
 
 
+# ----------------------------------------------------------------------------------------------------------------- ahead
+
+
+def ahead() -> None:
+    """GRPO, 128 × 8, synchronous, and 1, 2 and 4 batches ahead: its seconds per batch over each one's, and what is too old.
+
+    With a staleness of just as many updates, with what `streamed` allows where none is said, and with more.
+    """
+    recipe = recipes.grpo(128, 8)
+    for gpus in (8, 16, 32, 64, 512):
+        base: list[float] = []
+        for batches, staleness in ((0, 0), (1, None), (2, 2), (2, None), (2, 8), (4, 4), (4, None)):
+            schedule: Any = "async" if batches else "sync"
+            cluster = Cluster(gpus=gpus, schedule=schedule, ahead=batches or None)
+            scenario = Scenario(cluster=cluster)
+            runs = [Simulation(recipe, scenario, seed, max_staleness=staleness, allocator=Allocator) for seed in SEEDS]
+            seconds = [each.run().per_batch["seconds"] for each in runs]
+            base = base or seconds
+            ratio = interval([theirs / ours for theirs, ours in zip(base, seconds, strict=True)])
+            made = [each.allocator for each in runs]
+            stale = sum(each.accounts()["stale"] for each in made) / sum(each.paid for each in made)
+            print(f"{gpus} GPUs, {batches} ahead, staleness {made[0].recipe.max_staleness}: {ratio.point:.2f} "
+                  f"[{ratio.low:.2f}–{ratio.high:.2f}], too old {stale:.1%}", flush=True)  # fmt: skip
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published, "ahead": ahead,
+}  # fmt: skip
+
 if __name__ == "__main__":
-    {"speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -89,6 +89,12 @@ def test_so_does_what_is_trained_in_another_way(started, forked_generators, engi
     assert started("foresight", *ENGINES[engine], "--staleness", 1, *also)
 
 
+def test_a_run_two_batches_ahead_starts(started):
+    """Under a model that is not trained some rollouts are long: none is older than twice as many updates."""
+    batches = started("grpo", "--engine", "async", "--no-overlap", "--ahead", 2)
+    assert_none_too_old(batches, 4)
+
+
 def test_the_command_of_a_user_starts(started):
     """In a process that is spawned; transformers leaves hooks on the model where it made features."""
     assert started("foresight", "--engine", "async", "--staleness", 1)
@@ -189,6 +195,9 @@ def sliding(own):
     ("recipe", "options", "words"),
     [
         ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
+        ("grpo", ("--engine", "sync", "--ahead", 2), "--ahead: only the asynchronous engine knows it"),
+        ("grpo", ("--engine", "async", "--ahead", 0), "ahead must be a whole number of at least 1"),
+        ("grpo", ("--engine", "async", "--ahead", 3, "--staleness", 2), "ahead=3: the last of so many batches is"),
         ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
         ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
         ("grpo", ("--engine", "async", "--backend", "vllm", "--no-overlap"), "leave out --no-overlap"),

@@ -29,6 +29,9 @@ def opened(rule, need, held_S, running_S, max_staleness=1):
         (Ahead(Fill(), 6), 4, (0,), (0,), 10),
         (Ahead(Fill(), 6), 1, (3,), (5,), 2),
         (Ahead(Fill(), 6), 0, (4,), (6,), 0),
+        (Ahead(Fill(), 6), 0, (9,), (0,), 1),  # a trainer that is slower: what is ready beyond its batch counts
+        (Ahead(Fill(), 6), 0, (12,), (0,), 0),
+        (Ahead(KeepInFlight(12), 6), 0, (10,), (5,), 0),
         (Ahead(KeepInFlight(12), 6), 0, (4, 4), (5, 1), 7),  # five further on, where six are wanted
         (Ahead(KeepInFlight(12), 5), 0, (4, 4), (5, 1), 0),
     ],

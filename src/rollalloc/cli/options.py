@@ -196,6 +196,13 @@ class Given(Sampled):
         int | None,
         titled("Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap.", _STREAM),
     ] = None
+    ahead: Annotated[
+        int | None,
+        titled(
+            "async: batches generated while one trains, at least (default: the recipe's, mostly 1); raises --staleness.",
+            _STREAM,
+        ),
+    ] = None
     on_weight_update: Annotated[
         str, titled("async: running rollouts at a weight update continue, restart or stop.", _STREAM)
     ] = "continue"

@@ -32,6 +32,7 @@ from rollalloc.lab.simulate.cost import Costs
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Lengths, Success
 from rollalloc.named import make_recipe
+from rollalloc.recipes.streaming import streaming_notes
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
@@ -139,7 +140,7 @@ def simulate(
         return
     console = Console()
     console.print(_table(priced, wide=console.width >= _NARROW))
-    for line in _notes(scenarios[0], priced):
+    for line in [*_streaming_notes(scenarios[0], made, staleness), *_notes(scenarios[0], priced)]:
         say(console, line)
 
 
@@ -241,6 +242,13 @@ def _table(priced: Sequence[Priced], *, wide: bool) -> Table:
         if number + 1 < len(priced) and priced[number + 1].gpus != each.gpus:
             table.add_section()
     return table
+
+
+def _streaming_notes(scenario: Scenario, recipes: Mapping[str, Recipe], staleness: int | None) -> list[str]:
+    if scenario.cluster.schedule == "sync":
+        return []
+    made = {label: (recipe, scenario.fitting(recipe, staleness)) for label, recipe in recipes.items()}
+    return [f"{label}: {note}." for label, both in made.items() for note in streaming_notes(*both)]
 
 
 def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:

@@ -43,6 +43,7 @@ _OF_OWN_RUNS = (
     *("lora", "lora_alpha", "lora_target"),
 )
 _OF_STREAMING = (
+    "ahead",
     "on_weight_update",
     "keep_stopped",
     "overlap",
@@ -73,7 +74,7 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     refuse_missing(_streaming(given))
     made = _own_run if given.task is None else _task_run
     run = made(given, recipe, parameters, seed)
-    run = replace(run, track=tuple(given.track or ()), staleness=given.staleness)
+    run = replace(run, track=tuple(given.track or ()), staleness=given.staleness, ahead=given.ahead)
     if given.max_rows is not None:
         sampling = replace(run.settings.sampling, max_rows=given.max_rows)
         run = replace(run, settings=replace(run.settings, sampling=sampling))

@@ -55,7 +55,9 @@ def train(
     from rollalloc.core.errors import NoScores
     from rollalloc.lab.bench.presets import made
     from rollalloc.lab.report.wording import held_out
+    from rollalloc.named import make_recipe
     from rollalloc.processes.stopping import Stopped
+    from rollalloc.recipes.streaming import streaming_notes
     from rollalloc.runs.reader import read_run
     from rollalloc.train.checkpoint import newest
     from rollalloc.train.description import Run
@@ -89,12 +91,9 @@ def train(
         say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
     elif resume:
         say(console, f"resuming; the newest checkpoint is that after batch {at}")
-    if given.engine == "async" and run.made_recipe().max_staleness == 0:
-        say(
-            console,
-            f"{run.recipe} trains on the newest weights only, so nothing overlaps; --staleness 1 allows it",
-            "yellow",
-        )
+    if given.engine == "async":
+        for note in streaming_notes(make_recipe(run.recipe, run.parameters), run.made_recipe()):
+            say(console, note, "yellow")
     if run.source.heldout is None:
         say(console, "no --heldout prompts: the accuracy will not be known", "yellow")
     progress = RunProgress(console, run.max_rollouts)

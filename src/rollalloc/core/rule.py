@@ -226,6 +226,17 @@ class JudgeTraits(Traits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteTraits(Traits):
+    """What a promote rule says of itself.
+
+    Attributes:
+        in_waves: it suits rollouts that come in waves; where they stream `recipes.streamed` puts another in its place.
+    """
+
+    in_waves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowTraits(Traits):
     """What a row rule says of itself; sizes and stops read both from the view.
 
@@ -387,6 +398,10 @@ class PromoteRule(Rule):
     """Which of the groups that passed a stage go on, at most k: into the next stage or, after the last, into a batch."""
 
     __slots__ = ()
+
+    @property
+    def traits(self) -> PromoteTraits:
+        return PromoteTraits()
 
     @abstractmethod
     def __call__(

@@ -1,4 +1,5 @@
-"""Methods as values: each function returns a `Recipe`, and `mix` composes two of them.
+"""Methods as values: each function returns a `Recipe`, `mix` composes two of them, and
+`streamed` makes of one what suits rollouts that stream.
 
 Every field of a recipe is filled here; change one with `dataclasses.replace`. A recipe is closed: no field copies another,
 so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_staleness=0)`. Each function raises a
@@ -11,6 +12,7 @@ from rollalloc.recipes.mixing import SLOTS, Side, mix
 from rollalloc.recipes.pilots import cgrpo, pilot_commit, racing, reinforce_ada
 from rollalloc.recipes.single import foresight, raft, reinforce, spo
 from rollalloc.recipes.sizes import darts, knapsack, pods
+from rollalloc.recipes.streaming import streamed
 
 __all__ = [
     "SLOTS",
@@ -33,5 +35,6 @@ __all__ = [
     "reinforce_ada",
     "rloo",
     "spo",
+    "streamed",
     "vcrl",
 ]

@@ -11,12 +11,14 @@ from rollalloc.core.rule import Act, PromoteRule
 from rollalloc.recipes.groups import grpo
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
+_Promote = Literal["top_variance", "random", "oldest", "most_recent"]
 _PROMOTE: Mapping[str, PromoteRule] = {
-    "top_variance": promote.TopVariance(),
+    "top_variance": promote.TopVariance(always=True),
     "random": promote.RandomOrder(),
     "oldest": promote.Oldest(),
     "most_recent": promote.MostRecent(),
 }
+_IN_WAVES = promote.TopVariance()
 _MOST_ROUNDS = 1000  # more would fill the memory before anything is said
 
 
@@ -29,7 +31,7 @@ def pilot_commit(
     p_upper: float = 0.25,
     p_solve: float = 1.0,
     max_staleness: int = 4,
-    promote: Literal["top_variance", "random", "oldest", "most_recent"] = "top_variance",
+    promote: _Promote | None = None,
     max_candidates: int | None = None,
     reprobe_every: int | None = None,
     deviation: advantages.Deviation | None = None,
@@ -49,7 +51,8 @@ def pilot_commit(
         p_solve: pilot means of at least this evict the prompt; above 1 none is evicted.
         max_staleness: updates of the weights after which a pilot is too old to train on.
         promote: which prompts in the window get commits when there are more than needed: "top_variance", "random", "oldest"
-            or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale.
+            or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale. None:
+            "top_variance" in waves; where rollouts stream "oldest", since the highest is known only when all pilots are in.
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
         deviation: as for `grpo`.
@@ -60,13 +63,14 @@ def pilot_commit(
     at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
     at_least("n_commit", n_commit, 1)
     at_least("gen_groups", gen_groups, 1)
-    one_of("promote", promote, tuple(_PROMOTE))
+    if promote is not None:
+        one_of("promote", promote, tuple(_PROMOTE))
     base = grpo(groups, n_pilot, deviation)
     window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
     return replace(
         base,
         stages=(
-            Stage("pilot", sizes.Fixed(n_pilot), window, None, _PROMOTE[promote]),
+            Stage("pilot", sizes.Fixed(n_pilot), window, None, _PROMOTE[promote] if promote else _IN_WAVES),
             replace(base.stages[0], name="commit", size=sizes.Fixed(n_commit)),
         ),
         intake=intake.KeepInFlight(gen_groups, ahead=True),

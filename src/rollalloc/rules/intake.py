@@ -123,10 +123,10 @@ class Estimated(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(IntakeRule):
-    """What another rule would open if the batch needed `groups` more, where the recipe allows staleness.
+    """What another rule would open if a batch had `groups` more, where the recipe allows staleness.
 
-    For trainers that take a batch while rollouts go on: with `Fill` a batch is then the first of need + `groups` groups to
-    end, and the others are the next one's.
+    For trainers that take a batch while rollouts go on: with `Fill` a batch is then the first of so many
+    groups to end, and the others are the next one's.
 
     Attributes:
         of: the other rule.
@@ -151,7 +151,10 @@ class Ahead(IntakeRule):
 
     def _seen(self, view: View) -> View:
         """The view that the other rule is shown."""
-        return view._replace(need=view.need + self.groups) if view.max_staleness else view
+        if not view.max_staleness:
+            return view
+        # Those ready beyond the batch are of the next: where the trainer is slower nothing more is opened to grow stale.
+        return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:
         return self.of.promises(opened, self._seen(view), memory)

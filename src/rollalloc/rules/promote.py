@@ -9,7 +9,7 @@ from statistics import pvariance
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.rule import PromoteRule, Traits, View
+from rollalloc.core.rule import PromoteRule, PromoteTraits, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Oldest(PromoteRule):
     """Those with the oldest rollouts first, then those drawn first."""
 
     @property
-    def traits(self) -> Traits:
-        return Traits(reads=())
+    def traits(self) -> PromoteTraits:
+        return PromoteTraits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
@@ -37,8 +37,8 @@ class MostRecent(PromoteRule):
     """Those with the newest rollouts first, then those drawn last."""
 
     @property
-    def traits(self) -> Traits:
-        return Traits(reads=())
+    def traits(self) -> PromoteTraits:
+        return PromoteTraits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
@@ -57,8 +57,8 @@ class RandomOrder(PromoteRule):
     """Any k, at random."""
 
     @property
-    def traits(self) -> Traits:
-        return Traits(reads=())
+    def traits(self) -> PromoteTraits:
+        return PromoteTraits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]
@@ -75,11 +75,16 @@ class TopVariance(PromoteRule):
     first would starve them until their paid rollouts expire. And it waits while groups are still running in its stage,
     because what is highest is known only when all are in; the intake rules stop opening groups while enough are held, so
     the wait ends.
+
+    Attributes:
+        always: also where rollouts stream, at the price of that wait; None: `Oldest` takes its place there.
     """
 
+    always: bool | None = None
+
     @property
-    def traits(self) -> Traits:
-        return Traits(reads=("metrics_G",))
+    def traits(self) -> PromoteTraits:
+        return PromoteTraits(reads=("metrics_G",), in_waves=not self.always)
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         if view.running_S[held[0].stage]:

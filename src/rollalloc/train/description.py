@@ -18,6 +18,7 @@ from rollalloc.files.names import DESCRIPTION
 from rollalloc.files.opening import read_text
 from rollalloc.models.lora import Lora
 from rollalloc.named import make_recipe
+from rollalloc.recipes.streaming import streamed
 from rollalloc.train.settings import ASYNC, NEWER, SAVING, WAITING, Settings
 
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
@@ -82,7 +83,8 @@ class Run:
         parameters: of the recipe.
         settings: of the trainer.
         max_rollouts: rollouts the run may pay; None: no limit.
-        staleness: instead of the recipe's `max_staleness`; None: that.
+        staleness: instead of the recipe's `max_staleness`; None: that, or what `ahead` wants.
+        ahead: batches that the asynchronous engine generates while one is trained; see `recipes.streamed`.
         label: what the run is called in tables and figures; the recipe's name by default.
         task: the built-in task that it trains on; "" for a model and prompts of the user's own.
         track: trackers that its metrics go to as well (see `rollalloc.train.trackers`); they change nothing.
@@ -97,6 +99,7 @@ class Run:
     settings: Settings
     max_rollouts: int | None = None
     staleness: int | None = None
+    ahead: int | None = None
     label: str = ""
     task: str = ""
     track: tuple[str, ...] = ()
@@ -109,11 +112,17 @@ class Run:
             raise ValueError(f"overlong_buffer must be at most max_new_tokens, {longest}, got {buffer}")
         if self.staleness is not None:
             at_least("staleness", self.staleness, 0)
+        if self.ahead is not None and self.settings.engine == "sync":
+            raise ValueError(
+                "ahead: the synchronous engine trains nothing while it generates; take engine=async as well"
+            )
 
     def made_recipe(self) -> Recipe:
-        """The recipe, with the run's budget and staleness; a `ValueError` where it cannot be made."""
+        """The recipe as the engine carries it out, with the run's budget; a `ValueError` where it cannot be made."""
         recipe = make_recipe(self.recipe, self.parameters)
-        if self.staleness is not None:
+        if self.settings.engine == "async":
+            recipe = streamed(recipe, staleness=self.staleness, ahead=self.ahead)
+        elif self.staleness is not None:
             recipe = replace(recipe, max_staleness=self.staleness)
         if self.max_rollouts is None:
             return recipe
@@ -130,8 +139,9 @@ class Run:
         for name in (*SAVING, *WAITING, *(ASYNC if self.settings.engine == "sync" else ())):
             del described["settings"][name]
         del described["track"]
-        if self.staleness is None:
-            del described["staleness"]
+        for name in ("staleness", "ahead"):
+            if described[name] is None:
+                del described[name]
         # What came later is left out where it says nothing new, so that an older run is still the same run.
         if described["source"]["lora"] is None:
             del described["source"]["lora"]

@@ -133,6 +133,15 @@ def test_asynchronous_rollouts_carry_the_version_that_sampled_them(by_hand, trai
     assert {line["staleness_max"] for line in lines if line["kind"] == "batch"} <= set(range(5))
 
 
+def test_more_batches_are_sampled_beside_the_one_that_is_trained(by_hand, trainer_of):
+    trainer = trainer_of(recipes.grpo(groups=2, n=2), 40, remote=Remote(concurrency=16, ahead=2))
+    expected = recipes.streamed(recipes.grpo(groups=2, n=2), ahead=2)
+    assert (trainer.allocator.recipe.intake, trainer.allocator.recipe.max_staleness) == (expected.intake, 4)
+    trainer.run()
+    in_waves = trainer_of(RECIPES["pilot_commit"], 40)
+    assert in_waves.allocator.recipe.stages == RECIPES["pilot_commit"].stages
+
+
 # ------------------------------------------------------------------------------------------------------------------ costs
 
 
@@ -461,7 +470,16 @@ def test_settings_that_the_service_has_not_are_refused(by_hand, trainer_of, sett
 
 @pytest.mark.parametrize(
     "bad",
-    [{"rank": 0}, {"loss": "gspo"}, {"concurrency": 0}, {"request_seconds": 0}, {"keep_days": 0}, {"give_up_after": 0}],
+    [
+        {"rank": 0},
+        {"loss": "gspo"},
+        {"concurrency": 0},
+        {"ahead": 0, "concurrency": 4},
+        {"ahead": 2},
+        {"request_seconds": 0},
+        {"keep_days": 0},
+        {"give_up_after": 0},
+    ],
 )
 def test_a_use_of_the_service_out_of_range_is_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

@@ -62,6 +62,16 @@ def test_the_trainers_bound_on_staleness_may_be_looser_and_not_tighter(model, tm
     tiny_async.trainer(tmp_path, replace(AHEAD, max_staleness=3), model, max_staleness=3)
 
 
+def test_what_is_ahead_is_old_and_trl_must_not_drop_it(model, tmp_path):
+    made = tiny_async.trainer(tmp_path, GRPO, model, max_staleness=4, driver={"ahead": 2})
+    recipe, expected = made.allocation.allocator.recipe, recipes.streamed(GRPO, ahead=2)
+    assert (recipe.intake, recipe.max_staleness) == (expected.intake, 4)
+    with pytest.raises(ValueError, match=r"max_staleness=3: TRL would drop rows unseen .* max_staleness=4"):
+        tiny_async.trainer(tmp_path, GRPO, model, max_staleness=3, driver={"ahead": 2})
+    with pytest.raises(ValueError, match="ahead must be a whole number of at least 1"):
+        tiny_async.trainer(tmp_path, GRPO, model, driver={"ahead": 0})
+
+
 def test_a_weighted_sum_is_no_success_rate(model, tmp_path):
     with pytest.raises(ValueError, match=r"takes the metric for a success rate"):
         tiny_async.trainer(tmp_path, AHEAD, model, driver={"reward_weights": [0.5]})

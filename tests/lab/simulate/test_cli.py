@@ -143,6 +143,12 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         (("--train", "nan"), "train must be a finite number of at least 0"),
         (("--prompts", "3"), "4 groups per batch but there are only 3 prompts"),
         (("--staleness", "-1"), "staleness must be a whole number of at least 0"),
+        (("--ahead", "2"), "ahead: under schedule sync nothing is trained beside what is generated; take async"),
+        (("--schedule", "async", "--ahead", "0"), "ahead must be a whole number of at least 1"),
+        (
+            ("--schedule", "async", "--ahead", "3", "--staleness", "2"),
+            "ahead=3: the last of so many batches is trained",
+        ),
         (("--latency", "nothing.csv"), "nothing.csv"),
         (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
         (("--fit",), "--fit fits what --log reads"),

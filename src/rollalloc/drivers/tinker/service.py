@@ -42,6 +42,8 @@ class Remote:
         loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip as the settings say.
         concurrency: rollouts under way at most, each told as it ends while others go on, under whatever weights they
             began with; at least 1. None: a wave at a time, as a synchronous trainer has it.
+        ahead: batches that are sampled while one is trained, at least, as `rollalloc.recipes.streamed` has it; only with a
+            concurrency. None: as many as the recipe does.
         request_seconds: a request or an environment's step that takes longer has failed; above 0.
         keep_days: how long the service keeps the weights of a checkpoint, at least 1; None: for ever, which it may bill.
             Those at the end of a run are kept for ever.
@@ -55,14 +57,17 @@ class Remote:
     rank: int = 32
     loss: LossName = "importance_sampling"
     concurrency: int | None = None
+    ahead: int | None = None
     request_seconds: float = 3600.0
     keep_days: int | None = 7
     give_up_after: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("rank", "concurrency", "keep_days", "give_up_after"):
+        for name in ("rank", "concurrency", "ahead", "keep_days", "give_up_after"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
+        if self.ahead is not None and self.concurrency is None:
+            raise ValueError(f"ahead={self.ahead}: waves are not sampled beside an update; give a concurrency as well")
         if self.loss not in get_args(LossName):
             raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
         if not 0 < self.request_seconds < inf:

@@ -22,6 +22,7 @@ from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import DESCRIPTION, ROLLOUTS
 from rollalloc.processes.stopping import StopRequest
+from rollalloc.recipes.streaming import streamed_aloud
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.evaluation import Evaluation, judged
 from rollalloc.train.folder import RunFolder
@@ -78,6 +79,8 @@ class TinkerTrainer(Loop):
         )
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
+        if service.remote.concurrency is not None:
+            recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
         allocator = Allocator(recipe, train.table(blocks), settings.seed)
         logged = folder / ROLLOUTS if folder is not None and settings.log_rollouts else None
         roller = RemoteRoller(service, train, settings.sampling, self.remotely, logged)

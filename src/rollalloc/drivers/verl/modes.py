@@ -7,6 +7,7 @@ from math import floor, inf
 from typing import Any
 
 from rollalloc.core.recipe import Recipe
+from rollalloc.recipes.streaming import streamed
 from rollalloc.rules.intake import Ahead
 
 MODES = {  # ours -> verl's own
@@ -51,8 +52,7 @@ class Overlap:
         Raises:
             ValueError: verl's keys leave no update between a rollout and its batch, or no limit.
         """
-        if recipe.max_staleness == 0:
-            recipe = replace(recipe, max_staleness=self._max_staleness())
+        recipe = streamed(recipe, staleness=recipe.max_staleness or self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)
         if ahead == 0 or recipe.intake.traits.looks_ahead:
             return recipe

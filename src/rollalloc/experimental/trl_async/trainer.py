@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,8 +31,10 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
+from rollalloc.recipes.streaming import streamed_aloud
 from rollalloc.train.settings import Settings
 
+log = logging.getLogger(__name__)
 _theirs = async_grpo_trainer._TrainBeginCallback
 
 
@@ -52,6 +55,8 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
         metric: name of the reward function that selection looks at; None: the weighted sum of all.
         streaming: whether generation has a process of its own, what becomes of rollouts that an update finds running, and
             what generates.
+        ahead: batches that are generated while one is trained, at least, as `rollalloc.recipes.streamed` has it; None: as
+            many as the recipe does.
         key: column of unique keys, by which a resumed run finds its prompts in another data set; None: the prompt itself.
         features: what the recipe may know of each prompt before it is rolled out: a file; "model": made from the model as
             training begins; None: nothing. "auto": "model" where the recipe predicts, else nothing.
@@ -71,6 +76,7 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
         reward_weights: Sequence[float] | None = None,
         metric: str | None = None,
         streaming: Streaming | None = None,
+        ahead: int | None = None,
         key: str | None = None,
         features: Path | str | None = AUTO,
         accept_recipe: bool = False,
@@ -80,6 +86,7 @@ class AllocatedAsyncGRPOTrainer(AsyncGRPOTrainer):
         given = inspect.signature(AsyncGRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
         args, dataset = given["args"], given["train_dataset"]
+        recipe = streamed_aloud(recipe, log, ahead=ahead)
         steps = checks.check_sizes(args, recipe)
         checks.check_settings(args, recipe)
         args.token_budget = 0  # rows per step are the recipe's; unset, TRL would ask a server that is not there

@@ -12,6 +12,7 @@ from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, positive
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
+from rollalloc.recipes.streaming import streamed
 
 _MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
 
@@ -32,13 +33,14 @@ class Cluster:
         gpus_per_replica: that share the model of one replica.
         slots: rollouts that a replica decodes at most.
         schedule: "sync": all GPUs generate, then all train. "async": some always generate, the others always train; one
-            batch is generated while another is trained.
+            batch or more is generated while another is trained.
         trainer_share: of the GPUs that train where they are shared out, in (0, 1).
+        ahead: batches that are generated while one is trained, at least; None: as many as the recipe does.
         overlap: log-probabilities of what ended are computed while other rollouts run, of what is not trained on, too;
             under "sync" on GPUs that decode, which costs decoding nothing here.
 
     Raises:
-        ValueError: a number out of its range, or too few GPUs for a replica and a trainer.
+        ValueError: a number out of its range, too few GPUs for a replica and a trainer, or `ahead` under "sync".
     """
 
     gpus: int
@@ -49,6 +51,7 @@ class Cluster:
         metadata={"says": "sync: all GPUs generate, then all train; async: some generate, the others train."},
     )
     trainer_share: float = _says(0.5, "async: share of the GPUs that train.")
+    ahead: int | None = _says(None, "async: batches generated while one trains, at least; by default the recipe's.")
     overlap: bool = _says(False, "Log-probabilities of what ended while other rollouts run.")
 
     def __post_init__(self) -> None:
@@ -59,6 +62,10 @@ class Cluster:
             raise ValueError(f"trainer_share must lie in (0, 1), got {self.trainer_share}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+        if self.ahead is not None:
+            at_least("ahead", self.ahead, 1)
+            if self.schedule == "sync":
+                raise ValueError("ahead: under schedule sync nothing is trained beside what is generated; take async")
         least = self.gpus_per_replica + (self.schedule == "async")
         at_least(
             "gpus",
@@ -174,17 +181,21 @@ class Scenario:
         Args:
             recipe: any that draws its own prompts.
             max_staleness: instead of the recipe's own; None: that, but at least 1 where one batch is generated while
-                another is trained.
+                another is trained, and the cluster's `ahead`.
 
         Raises:
-            ValueError: a recipe whose prompts a loader draws, or a negative staleness.
+            ValueError: a recipe whose prompts a loader draws, or a negative staleness, or one below `ahead`.
         """
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(
                 f"{recipe.prompts!r} waits for a framework's loader, which there is not here; give a recipe that "
                 "draws its prompts"
             )
+        if self.cluster.schedule == "async":
+            if max_staleness is None and self.cluster.ahead is None:
+                max_staleness = max(recipe.max_staleness, 1)
+            return streamed(recipe, staleness=max_staleness, ahead=self.cluster.ahead)
         if max_staleness is None:
-            max_staleness = max(recipe.max_staleness, int(self.cluster.schedule == "async"))
+            return recipe
         at_least("staleness", max_staleness, 0)
         return replace(recipe, max_staleness=max_staleness)
