@@ -3,6 +3,7 @@
 import logging
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.promote import MostRecent, Oldest, TopVariance
 
 GRPO = recipes.grpo(4, 2)
-PILOTS = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 8}
+PILOTS: dict[str, Any] = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 8}
 
 
 @pytest.mark.parametrize(
