@@ -5,7 +5,7 @@ python experiments/simulate.py sampler    # seconds of a real wave of our sample
 python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python experiments/simulate.py darts      # DARTS, part by part, in the published shape
 python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
-python experiments/simulate.py ahead      # GRPO with one batch and more generated while one is trained
+python experiments/simulate.py ahead [GPUS]      # GRPO with more batches than one generated while one is trained
 """
 
 from __future__ import annotations
@@ -307,15 +307,15 @@ def published(seeds: str = "3") -> None:
 # ----------------------------------------------------------------------------------------------------------------- ahead
 
 
-def ahead() -> None:
+def ahead(gpus_: str = "8,16,32,64") -> None:
     """GRPO, 128 × 8, synchronous, and 1, 2 and 4 batches ahead: its seconds per batch over each one's, and what is too old.
 
-    With a staleness of just as many updates, with what `streamed` allows where none is said, and with more.
+    With a staleness of just as many updates, and with what `streamed` allows where none is said.
     """
     recipe = recipes.grpo(128, 8)
-    for gpus in (8, 16, 32, 64, 512):
+    for gpus in map(int, gpus_.split(",")):
         base: list[float] = []
-        for batches, staleness in ((0, 0), (1, None), (2, 2), (2, None), (2, 8), (4, 4), (4, None)):
+        for batches, staleness in ((0, 0), (1, None), (2, 2), (2, None), (4, 4), (4, None)):
             schedule: Any = "async" if batches else "sync"
             cluster = Cluster(gpus=gpus, schedule=schedule, ahead=batches or None)
             scenario = Scenario(cluster=cluster)

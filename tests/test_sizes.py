@@ -14,7 +14,7 @@ SOURCES = ROOT / "src" / "rollalloc"
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "leaderboard.md"]
 GUIDES_WORDS = 25_000
 LONGEST = 60  # lines of a function's body, its docstring not counted
-LONGER = {"cli/train.py: train": 72}  # a table of options
+LONGER = {"cli/train.py: train": 71}  # a table of options
 WRAPPED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES]
 
 
