@@ -6,11 +6,13 @@ A filter, a stop, an abort or staleness that leaves out the long or the hard one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rollalloc.core.group import Group
 from rollalloc.core.packing import amount, exact_keys
 
+_metric = attrgetter("metric")
 _SUMS = ("rollouts", "tokens", "rated", "difficulty")
 
 
@@ -41,7 +43,8 @@ class Selection:
 
     def end(self, group: Group) -> None:
         """A group is over; what was stopped counts with the tokens that it had."""
-        self._sampled.add([*group.lengths, *group.bounds], expected_difficulty(group))
+        lengths = group.lengths
+        self._sampled.add(lengths + group.bounds if group.bounds else lengths, expected_difficulty(group))
 
     def end_late(self, group: Group, tokens: int) -> None:
         """A rollout that had been stopped ended when its group was over; one that never began says nothing."""
@@ -87,4 +90,4 @@ def expected_difficulty(group: Group) -> float | None:
     if group.predicted is not None:
         return 1 - group.predicted
     done = group.done
-    return 1 - sum(each.metric for each in done) / len(done) if done else None
+    return 1 - sum(map(_metric, done)) / len(done) if done else None

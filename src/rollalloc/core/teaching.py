@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rollalloc.core.group import Group
@@ -17,6 +18,7 @@ OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "b
 _SILENT = OUTCOMES[:3]  # of groups whose rewards were equal
 _ALONE = OUTCOMES[4:]  # of rollouts that were not compared within a group
 _AGAIN = 16 * WINDOW  # rollouts after which it is said again although it got no worse
+_reward, _metric = map(attrgetter, ("reward", "metric"))
 _ROUNDING = 1e-6  # a mean of float32 scores may lie beside 0 or 1 by as much
 
 
@@ -49,13 +51,15 @@ def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
     """How many of a group's scored rollouts had each outcome; `fate` is "trained" where one of them got an advantage."""
     done = group.done
-    equal = all(each.reward == done[0].reward for each in done)
-    if len(done) == 1 or (equal and fate == "trained"):
-        return Counter(_kind(each.metric) or "between" for each in done)
-    if not equal:
+    if len(done) == 1:  # the common case of one rollout a prompt
+        return {_kind(done[0].metric) or "between": 1}
+    if len(set(map(_reward, done))) > 1:
         return {"mixed": len(done)}
-    [kind, *others] = {_kind(each.metric) for each in done} or {None}
-    return {f"all_{kind}" if kind and not others else "all_alike": len(done)} if done else {}
+    if fate == "trained":
+        return Counter(_kind(each.metric) or "between" for each in done)
+    kinds = set(map(_kind, set(map(_metric, done))))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return {f"all_{kind or 'alike'}": len(done)} if done else {}
 
 
 def _kind(metric: float) -> str | None:
@@ -78,7 +82,8 @@ class Teaching:
 
     def add(self, ended: Mapping[str, int]) -> None:
         """Rollouts that ended, by outcome."""
-        self._now.update(ended)
+        for name, count in ended.items():
+            self._now[name] += count
 
     def shares(self) -> dict[str, float]:
         """Of the window's rollouts by outcome; empty while there are fewer than `WINDOW`."""
