@@ -3,6 +3,7 @@
     python experiments/evidence.py run OUT --tasks TASKS [--bench FOLDER]        # resumable
     python experiments/evidence.py profile OUT --tasks TASKS                     # of each task's model before training
     python experiments/evidence.py write OUT [--bench FOLDER]                    # lab/advise/evidence.json
+    python experiments/evidence.py table docs/advise.md                          # its table of tasks left out
 
 Six methods by their defaults in one shape of 64 rollouts, 6e-4, nothing searched for; a run ends at its task's target. A
 cell that a folder of `rollalloc bench --track defaults` holds already is not repeated.
@@ -28,7 +29,8 @@ from typing import Any
 
 import rollalloc.lab.advise
 from rollalloc.files.names import ROLLOUTS
-from rollalloc.lab.advise.evidence import FILE
+from rollalloc.lab.advise.evidence import FILE, evidence
+from rollalloc.lab.advise.left_out import BEGIN, END, left_out, markdown, summary
 from rollalloc.lab.advise.profile import profile_of
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.bench.compare import compare
@@ -180,6 +182,16 @@ def target_or_milestone(task: str, over: Mapping[str, list[Ended]]) -> tuple[flo
     return start + max(mean(accuracy[-1] for accuracy in runs) - start for runs in runs_of) / 2, True
 
 
+def with_table(guide: str) -> str:
+    """A guide with what stands between its marks made anew."""
+    before, _, rest = guide.partition(BEGIN)
+    after = rest.partition(END)[2]
+    known = evidence()
+    tasks, families = left_out(known), left_out(known, families=True)
+    parts = (summary(tasks), f"With all tasks of its family left out besides:\n{summary(families)}", markdown(tasks))
+    return "\n".join((before + BEGIN, "\n\n".join(parts), END + after))
+
+
 def is_over(place: Path) -> bool:
     """Whether the run of a folder has ended."""
     last = newest_line(place)
@@ -194,9 +206,9 @@ def carry_out(out: Path, tasks: Path, bench: Path | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("run", "profile", "write"))
-    parser.add_argument("out", type=Path, help="folder of runs and profiles")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=("run", "profile", "write", "table"))
+    parser.add_argument("out", type=Path, help="folder of runs and profiles, or the guide")
     parser.add_argument("--tasks", type=Path, default=Path("runs/tasks"), help="in which tasks are made and kept")
     parser.add_argument("--bench", type=Path, help="folder of a leaderboard whose runs count as well")
     parser.add_argument(
@@ -207,8 +219,10 @@ def main() -> None:
         carry_out(given.out, given.tasks, given.bench)
     elif given.command == "profile":
         profile(given.out, given.tasks)
-    else:
+    elif given.command == "write":
         write(given.out, given.bench, given.to)
+    else:
+        given.out.write_text(with_table(given.out.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_levels_and_slopes_are_found():
 
 
 def test_the_spreads_are_found():
-    """Standard deviations of 72 cells and 144 runs: within a third of what was planted in all of a hundred seeds tried."""
+    """Standard deviations of 72 cells and 144 runs: within a quarter of what was planted in thirty seeds tried."""
     outcomes = fitted(planted(tasks=12, tau=0.4, sigma=0.2))
     assert np.median(outcomes.tau_D) == pytest.approx(0.4, rel=1 / 3)
     assert np.median(outcomes.sigma_D) == pytest.approx(0.2, rel=1 / 3)
