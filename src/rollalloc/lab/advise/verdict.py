@@ -150,7 +150,8 @@ def _drawing(ranked: tuple[Ranked, ...]) -> str:
         return f"Drawing by prediction: {low:.1f}–{high:.1f} × fewer than REINFORCE."
     if high < 1:
         return f"Drawing by prediction: {1 / high:.1f}–{1 / low:.1f} × more than REINFORCE."
-    return f"Drawing by prediction: not shown to help here ({saving:.1f} ×, {low:.1f}–{high:.1f}, of REINFORCE)."
+    likely = "likelier to help than not, which is not shown" if ranked[0] is row else "not shown to help here"
+    return f"Drawing by prediction: {likely} ({saving:.1f} ×, {low:.1f}–{high:.1f}, of REINFORCE)."
 
 
 def _otherwise(
