@@ -30,7 +30,7 @@ from typing import Any
 import rollalloc.lab.advise
 from rollalloc.files.names import ROLLOUTS
 from rollalloc.lab.advise.evidence import FILE, evidence
-from rollalloc.lab.advise.left_out import BEGIN, END, left_out, markdown, summary
+from rollalloc.lab.advise.left_out import BEGIN, END, LEGEND, left_out, markdown, summary
 from rollalloc.lab.advise.profile import profile_of
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.bench.compare import compare
@@ -188,7 +188,12 @@ def with_table(guide: str) -> str:
     after = rest.partition(END)[2]
     known = evidence()
     tasks, families = left_out(known), left_out(known, families=True)
-    parts = (summary(tasks), f"With all tasks of its family left out besides:\n{summary(families)}", markdown(tasks))
+    parts = (
+        LEGEND,
+        summary(tasks),
+        f"With all tasks of its family left out besides:\n{summary(families)}",
+        markdown(tasks),
+    )
     return "\n".join((before + BEGIN, "\n\n".join(parts), END + after))
 
 

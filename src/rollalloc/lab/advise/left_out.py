@@ -14,6 +14,11 @@ from rollalloc.lab.advise.ranking import SIGNALS, Ranked, rank
 
 RIVALS = ("grpo_n4", "grpo_n16", "reinforce", "raft", "foresight")  # that a recommendation is held against
 BEGIN, END = "<!-- left out: begin -->", "<!-- left out: end -->"  # of the table in the guide
+LEGEND = """\
+Each task is predicted by the others, over GRPO n = 4: the saving with its 80% interval, then what was measured.
+Bold is outside of the interval; ">": GRPO did not reach the target, "<": the method did not, "–": neither, or not run.
+†: fewer than two methods came to the target fixed before, so that half of the largest gain stands for it.
+A run that did not get there is taken to have cost up to twice what it paid. Groups of 8 were not run."""
 _GRADED = {"raft": "graded"}
 
 
