@@ -265,7 +265,7 @@ def check_verl(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    if words[:2] == ["-m", "verl.trainer.main_ppo"]:
+    if words[:1] == ["-m"] and words[1] in ("verl.trainer.main_ppo", "rollalloc.drivers.verl.check"):
         check_verl(words[2:])
     else:
         assert (ROOT / words[0]).is_file() or Path(words[0]).is_file(), f"python {words[0]}: no such file"
