@@ -29,7 +29,8 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 7  # 6 and below are of rollalloc 0.1
+SCHEMA = 8
+_SAVED_BY = {**dict.fromkeys(range(7), ", 0.1"), 7: ", 0.2 as it was before 24 November 2026"}
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
@@ -104,7 +105,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
-            f"{', 0.1' if state['schema'] in range(SCHEMA) else ''}"
+            f"{_SAVED_BY.get(state['schema'], '')}"
         )
     exact_keys(state, _KEYS, "keys")
     if state["seed"] != run.seed:
