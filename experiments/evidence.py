@@ -30,7 +30,7 @@ from typing import Any
 import rollalloc.lab.advise
 from rollalloc.files.names import ROLLOUTS
 from rollalloc.lab.advise.evidence import FILE, evidence
-from rollalloc.lab.advise.left_out import BEGIN, END, LEGEND, left_out, markdown, summary
+from rollalloc.lab.advise.left_out import BEGIN, END, LEGEND, always, left_out, markdown, summary
 from rollalloc.lab.advise.profile import profile_of
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.bench.compare import compare
@@ -191,6 +191,7 @@ def with_table(guide: str) -> str:
     parts = (
         LEGEND,
         summary(tasks),
+        always(known, "reinforce"),
         f"With all tasks of its family left out besides:\n{summary(families)}",
         markdown(tasks),
     )

@@ -7,7 +7,7 @@ import pytest
 
 from planted_evidence import planted, signals
 from rollalloc.lab.advise.evidence import evidence, evidence_of
-from rollalloc.lab.advise.left_out import BEGIN, END, LeftOut, Measured, bars, left_out, markdown, summary
+from rollalloc.lab.advise.left_out import BEGIN, END, LeftOut, Measured, always, bars, left_out, markdown, summary
 
 GUIDE = Path(__file__).parents[3] / "docs" / "advise.md"
 
@@ -75,5 +75,5 @@ def test_the_evidence_is_whole():
 def test_the_guides_table_is_what_the_code_says():
     said = GUIDE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
     tasks, families = left_out(evidence()), left_out(evidence(), families=True)
-    for part in (summary(tasks), summary(families), markdown(tasks)):
+    for part in (summary(tasks), summary(families), markdown(tasks), always(evidence(), "reinforce")):
         assert part in said
