@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollalloc import Allocator, recipes
+from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
@@ -275,7 +276,7 @@ def _fixed(recipe: Recipe, n: int) -> Recipe:
     return replace(recipe, stages=(replace(recipe.stages[0], size=Fixed(n)),))
 
 
-def published(seeds: str = "3") -> None:
+def published(seeds: str = "5") -> None:
     """Seconds of the published baseline over each method's, or its step's seconds over the baseline's; nothing is fitted."""
     h200 = Shape(model="14b", gpu="h200", gpus=16, share=1, lengths=Lengths(limit=4096))
     sixteen = Lengths(median=3000.0, limit=16_384)
@@ -296,12 +297,9 @@ def published(seeds: str = "3") -> None:
     print("| system | published | simulated | off by |\n|---|---|---|---|")
     for name, figure, measured, shape, groups in rows:
         found = [measured(shape, groups, seed) for seed in range(int(seeds))]
-        point, band = statistics.mean(found), [float(each) for each in figure.split("–")]
-        nearest = min(max(point, band[0]), band[-1])
-        print(
-            f"| {name} | {figure} | {point:.2f} ({min(found):.2f} to {max(found):.2f}) | {point / nearest - 1:+.0%} |",
-            flush=True,
-        )
+        point, band = interval(found), [float(each) for each in figure.split("–")]
+        nearest = min(max(point.point, band[0]), band[-1])
+        print(f"| {name} | {figure} | {said(point, '.2f')} | {point.point / nearest - 1:+.0%} |", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------- ahead

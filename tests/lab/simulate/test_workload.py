@@ -55,7 +55,7 @@ def test_lengths_drift_by_their_logarithm_with_each_update():
 def test_length_and_success_are_correlated_and_rates_and_lengths_are_not_changed_by_it(correlation):
     plain, tied = (
         drawn(
-            Fitted(prompts=400, success=Success(hopeless=0, solved=0, alpha=5, beta=5, correlation=rho)).world(0), 100
+            Fitted(prompts=400, success=Success(hopeless=0, solved=0, alpha=2, beta=6, correlation=rho)).world(0), 100
         )
         for rho in (0.0, correlation)
     )

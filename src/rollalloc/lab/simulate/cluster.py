@@ -15,6 +15,7 @@ from rollalloc.lab.simulate.workload import Fitted, Workload
 from rollalloc.recipes.streaming import streamed
 
 _MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
+_MOST_TOKENS = 1_000_000_000_000  # that a replica holds
 
 Schedule = Literal["sync", "async"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -133,6 +134,7 @@ class Scenario:
             at_most(name, getattr(self, name), _MOST)
         if self.kv_tokens is not None:
             at_least("kv_tokens", self.kv_tokens, 1)
+            at_most("kv_tokens", self.kv_tokens, _MOST_TOKENS)
         _ = self.pace
         self._refuse_small_memory()
 

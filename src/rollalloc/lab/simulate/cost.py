@@ -23,6 +23,7 @@ _FORMS = (
 )
 
 _MOST = 1_000_000_000  # seconds, tokens
+_MOST_SCORERS = 1_000_000
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
@@ -262,3 +263,4 @@ class Costs:
         for each in fields(self):
             positive(each.name, getattr(self, each.name), zero=True)
         at_least("scorers", self.scorers, 0)
+        at_most("scorers", self.scorers, _MOST_SCORERS)
