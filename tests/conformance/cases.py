@@ -60,6 +60,7 @@ RECIPES = {
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
     "darts_whole": recipes.darts(4, 3, 1, tail="sampled", latency=((1, 1.0), (64, 3.0)), solved=0.5, share=0.5),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
+    "darts_floor": recipes.darts(4, 3, 1, tail="sampled", least=5, normalise=True),
     "pilot_commit_and_pods": recipes.mix(PC, recipes.pods(4, 8, 4)),
     "dapo_and_darts": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1)),
     "dapo_and_darts_sampled": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1, tail="sampled")),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
@@ -65,6 +66,38 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
 def test_the_most_is_what_the_factor_says():
     """1.15 * 100 is a little less than 115 in floating point."""
     assert sizes(Redundant(mean_factor=1.15, max_factor=1.15), [1.0], rows=100) == [115]
+
+
+@pytest.mark.parametrize(
+    ("stds", "least", "normalise", "expected"),
+    [
+        ([1.0, 3.0], 1, False, [9, 15]),  # 8 rows, 12 rollouts on average, at most 16
+        ([1.0, 3.0], 10, False, [10, 14]),
+        ([2.0, 3.0], 10, False, [11, 13]),
+        ([2.0, 3.0], 10, True, [10, 14]),  # 0 and 1: the first gets no more than the floor
+        ([2.0, 2.0], 10, True, [12, 12]),
+        ([7.0], 10, True, [12]),
+        ([1.0, 3.0], 13, False, [13, 13]),  # above the mean: the floor holds
+        ([1.0, 3.0], 99, False, [16, 16]),  # and no more than may be
+    ],
+)
+def test_no_group_gets_fewer_than_the_floor(stds, least, normalise, expected):
+    assert sizes(Redundant(1.5, 2.0, least, normalise), stds, rows=8) == expected
+
+
+def test_a_floor_of_darts_is_of_the_rows_and_below_the_mean():
+    assert recipes.darts(4, 7, 1, least=10, normalise=True).stages[0].size == Redundant(1.5, 2.0, 10, True)
+    for least, says in (
+        (7, r"least must be a whole number of at least 8 \(8 rollouts of each group are trained on\), got 7"),
+        (13, "least=13 is above the 12 rollouts that a group has on average"),
+        (10.0, "least must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            recipes.darts(4, 7, 1, least=least)
+    with pytest.raises(ValueError, match="leave them out, or latency"):
+        recipes.darts(4, 7, 1, least=10, latency=((1, 1.0),))
+    with pytest.raises(ValueError, match="least must be a whole number of at least 1, got 0"):
+        Redundant(1.5, 2.0, 0)
 
 
 def test_redundant_refuses():

@@ -71,6 +71,8 @@ def darts(
     latency: tuple[tuple[int, float], ...] | None = None,
     solved: float | None = None,
     share: float = 0.1,
+    least: int | None = None,
+    normalise: bool = False,
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -92,15 +94,26 @@ def darts(
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
             (0, 1]. None: all have one.
         share: in (0, 1].
+        least: rollouts of each group at least, in [K + L, (1 + max_redundancy) / 2 · (K + L)]; released: 10 for 8 rows.
+            None: K + L.
+        normalise: compare how lengths vary by (σ - min) / (max - min) of the groups ordered together, as released, not in
+            tokens.
+
+    Raises:
+        ValueError: a value out of its range, or two that do not go together.
     """
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)
+    if least is not None:
+        _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
+    if latency is not None and (least is not None or normalise):
+        raise ValueError("least, normalise: of sizes that half of the redundancy makes; leave them out, or latency")
     one_of("tail", tail, ("exact", "sampled", "none"))
     if solved is not None and tail != "sampled":
         raise ValueError(
             f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
         )
-    size = sizes.Redundant(mean_factor=(1 + max_redundancy) / 2, max_factor=max_redundancy)
+    size = sizes.Redundant((1 + max_redundancy) / 2, max_redundancy, 1 if least is None else least, normalise)
     if latency is not None:
         size = sizes.Priced(max_redundancy, latency)
     if tail == "none":
@@ -113,6 +126,16 @@ def darts(
         rows=rows.ShortestAndLongest(shortest, longest),
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
+
+
+def _check_floor(least: int, rows: int, mean_factor: float) -> None:
+    """Refuse a floor of a group's rollouts that is none, or leaves nothing to be given by need."""
+    at_least("least", least, rows, f"{rows} rollouts of each group are trained on")
+    if least > mean_factor * rows:
+        raise ValueError(
+            f"least={least} is above the {mean_factor * rows:g} rollouts that a group has on average; give a lower floor, "
+            "or a higher max_redundancy"
+        )
 
 
 def _row_rules(m: int) -> dict[str, Any]:

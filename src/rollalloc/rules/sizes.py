@@ -40,24 +40,30 @@ class Fixed(SizeRule):
 class Redundant(SizeRule):
     """More rollouts than are trained on, most where lengths vary most.
 
-    Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and rows ≤ M_i ≤ max_factor · rows, where σ_i is
+    Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and least ≤ M_i ≤ max_factor · rows, where σ_i is
     the running standard deviation of prompt i's lengths and rows is how many of a group the recipe trains on. The objective
     is separable and convex, so giving one rollout after the other to the group that gains most, σ / (M (M + 1)), is
     optimal. A prompt without a record gets the mean σ.
 
-    DARTS, arXiv 2605.30859.
+    DARTS, arXiv 2605.30859; its released code has least = 10 for 8 rows, and normalises.
 
     Attributes:
         mean_factor: rollouts for each row on average, in [1, max_factor].
         max_factor: rollouts for each row at most.
+        least: rollouts of a group at least, where that is more than the rows; what is above `max_factor` counts as that.
+        normalise: σ is (σ - min) / (max - min) of the groups that are ordered together, so that the prompt whose lengths
+            vary least gets no more than `least`; False: σ is in tokens.
     """
 
     mean_factor: float
     max_factor: float
+    least: int = 1
+    normalise: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean_factor <= self.max_factor:
             raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
+        at_least("least", self.least, 1)
 
     @property
     def traits(self) -> Traits:
@@ -69,13 +75,15 @@ class Redundant(SizeRule):
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
         """The same, of groups whose lengths have these deviations, in tokens, and of which so many rows are trained on."""
-        groups, most = len(std_G), _most(rows, self.max_factor)
-        spare = min(round(self.mean_factor * rows * groups), most * groups) - rows * groups
+        groups, least, most = len(std_G), self._least(rows), _most(rows, self.max_factor)
+        spare = max(0, min(round(self.mean_factor * rows * groups), most * groups) - least * groups)
         if groups == 1:
-            return [rows + spare]
+            return [least + spare]
+        if self.normalise and np.ptp(std_G) > 0:
+            std_G = (std_G - std_G.min()) / np.ptp(std_G)
         std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # equal lengths: the spare rollouts go round
-        sizes = [rows] * groups
-        gains = [(-std / (rows * (rows + 1)), g) for g, std in enumerate(std_G.tolist())]
+        sizes = [least] * groups
+        gains = [(-std / (least * (least + 1)), g) for g, std in enumerate(std_G.tolist())]
         heapify(gains)
         for _ in range(spare):
             g = gains[0][1]
@@ -84,21 +92,28 @@ class Redundant(SizeRule):
             heapreplace(gains, (float(gain), g))
         return sizes
 
+    def _least(self, rows: int) -> int:
+        """The floor of each size."""
+        return min(max(rows, self.least), _most(rows, self.max_factor))
+
     def promises(
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
     ) -> dict[str, bool]:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
         std_G = np.array([view.statistics.record(group.prompt).length_std for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
+        if self.normalise and std_G.max() > std_G.min():
+            std_G = np.interp(std_G, (std_G.min(), std_G.max()), (0.0, 1.0))
         most = _most(rows, self.max_factor)
+        floor = most if self.least > most else max(self.least, rows)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
-        loss_G = np.where(size_G > rows, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
+        loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
+        mean = min(round(self.mean_factor * rows * size_G.size), most * size_G.size)
         return {
-            "`mean_factor` rollouts for each row on average": (
-                size_G.sum() == min(round(self.mean_factor * rows * size_G.size), most * size_G.size)
-            ),
-            "at least the rows and at most `max_factor` times as many": bool(
-                ((size_G >= rows) & (size_G <= most)).all()
+            "`mean_factor` rollouts for each row on average, or the floor": size_G.sum()
+            == max(mean, floor * size_G.size),
+            "at least the rows and `least`, and at most `max_factor` times the rows": bool(
+                ((size_G >= rows) & (size_G >= floor) & (size_G <= most)).all()
             ),
             "no rollout would help more in another group": bool(
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
