@@ -166,7 +166,15 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
 def arms(tail: Any, groups: int = 256) -> dict[str, Recipe]:
     """What is selected, without and with sizes that adapt."""
     darts = recipes.darts(groups, 7, 1, tail=tail)
-    return {"12 each": _fixed(darts, 12), "adaptive": darts}
+    floor = {
+        name: recipes.darts(groups, 7, 1, tail=tail, least=10, normalise=name != "raw")
+        for name in ("raw", "as released")
+    }
+    return {
+        "12 each": _fixed(darts, 12),
+        "adaptive": darts,
+        **{f"floor of 10, {name}": each for name, each in floor.items()},
+    }
 
 
 def darts(schedule: Any = "sync") -> None:
