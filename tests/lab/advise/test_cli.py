@@ -84,7 +84,7 @@ def test_the_present_setting_is_what_savings_are_over(call, tmp_path):
 def test_too_few_is_a_verdict(call, tmp_path):
     code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=3)))
     assert code == 0
-    assert said(out).startswith("Too few to tell (3 prompts say nothing of others): sample")
+    assert said(out).startswith("Too few to tell (3 prompts cannot speak for others): sample")
 
 
 def test_json_has_all_of_it(call, tmp_path):

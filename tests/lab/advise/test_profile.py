@@ -13,6 +13,7 @@ from logged import Group, columns
 
 from rollalloc.lab.advise.profile import SIZES, profile_of
 from rollalloc.lab.advise.shares import alike, pairs_differ, share_of
+from rollalloc.lab.advise.verdict import verdict_of
 from rollalloc.lab.waste.groups import Gathering, Log
 
 NAN = float("nan")
@@ -101,7 +102,7 @@ def test_prompts_of_one_rollout_have_no_record():
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (log_of([[0, 1, 1]] * 3), "3 prompts say nothing of others"),
+        (log_of([[0, 1, 1]] * 3), "3 prompts cannot speak for others"),
         (log_of(drawn(100, n=1)), "most prompts have one scored rollout"),
         (log_of([row for row in drawn(400) if 0 < row.sum() < 4]), "the log was filtered before it was written"),
         (log_of(drawn(16)), "the share of groups of 4 without variance may be anything from"),
@@ -215,3 +216,23 @@ def test_right_answers_differ_by_what_they_end_with():
     assert pairs_differ(log.groups).value == pytest.approx(4 / 6)  # two sentences, two boxes
     bare = replace(log.groups, answer_R=np.zeros_like(log.groups.answer_R))
     assert pairs_differ(bare) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "says"),
+    [
+        (np.zeros((64, 4)), "hardly any is right"),
+        (np.ones((64, 4)), "Take harder prompts"),
+        (np.repeat([[0.0] * 8, [1.0] * 8], 32, axis=0), "nearly always solved, or hardly ever"),
+        (-np.ones((64, 4)), "hardly any is right"),
+    ],
+)
+def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
+    verdict = verdict_of(profiled(rewards))
+    assert (verdict.kind, verdict.choice, verdict.ranked) == ("barren", None, ())
+    assert verdict.sentence.startswith("No recipe learns much from these prompts")
+    assert says in verdict.sentence
+
+
+def test_prompts_that_are_hard_but_not_hopeless_get_a_verdict():
+    assert verdict_of(profiled(drawn(400, 8, rates=np.full(400, 0.05)))).kind != "barren"

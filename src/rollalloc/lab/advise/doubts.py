@@ -25,7 +25,7 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
         prompts: different ones.
     """
     if prompts < LEAST_PROMPTS:
-        return f"{prompts} prompts say nothing of others"
+        return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
         return "most prompts have one scored rollout, which does not tell hard ones from luck; 4 of each would"

@@ -21,6 +21,7 @@ _LEAST_SAVING = 1.1  # below which nobody should change anything
 _ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what a number of them is rounded up to
 _STEPS = 21  # at which it is looked where another value of a signal would change the choice
 _BATCH = 64  # rollouts of a batch, where only the size of a group is known
+_LARGE, _BARREN = 16, 0.95  # share of such groups without variance from which on no recipe has much to learn from
 WORDS: Mapping[str, str] = {
     "zero_variance_4": "the share of groups of 4 without variance",
     "mean_rate": "the mean success rate",
@@ -38,9 +39,10 @@ class Verdict:
     """What to do.
 
     Attributes:
-        kind: go over to another recipe, keep the present one, or sample more first.
+        kind: go over to another recipe, keep the present one, sample more first, or take other prompts: no recipe learns
+            from these.
         sentence: the verdict in words.
-        choice: what to train with; None where it is too early to tell.
+        choice: what to train with; None where it is too early to tell, or nothing can be learned.
         present: the setting that savings are over.
         ranked: best first; what is ruled out comes last.
         otherwise: when it would be otherwise, in sentences.
@@ -48,7 +50,7 @@ class Verdict:
         more: rollouts to sample before one can tell; 0: none.
     """
 
-    kind: Literal["switch", "keep", "too few"]
+    kind: Literal["switch", "keep", "too few", "barren"]
     sentence: str
     choice: Choice | None
     present: Choice
@@ -77,10 +79,28 @@ def verdict_of(profile: Profile, *, present: Choice | None = None, known: Eviden
         more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
         return Verdict("too few", sentence, None, present, (), (), (), more)
+    if not profile.reward.graded and profile.zero_variance[_LARGE].value >= _BARREN:
+        return Verdict("barren", _barren(profile), None, present, (), (), ())
     ruled_out = {"raft": _GRADED_RAFT} if profile.reward.graded else {}
     ruled_out |= {"foresight": _UNBOUNDED} if profile.reward.outside else {}
     unknown = ("many_answers",) if profile.right_pairs_differ is None else ()
     return judged(profile.signals(), present, known or evidence(), ruled_out=ruled_out, unknown=unknown)
+
+
+def _barren(profile: Profile) -> str:
+    """What these prompts are like, and what would help, in a sentence or two."""
+    mean = profile.mean.value
+    if mean <= 1 - _BARREN:
+        how = "hardly any is right"
+        do = "Take easier prompts, train on demonstrations first, or see whether the reward finds a right answer right"
+    elif mean >= _BARREN:
+        how, do = "nearly all are right", "Take harder prompts"
+    else:
+        how, do = "each prompt is nearly always solved, or hardly ever", "Take prompts in between"
+    return (
+        f"No recipe learns much from these prompts: of {profile.rollouts:,} rollouts {how}, and of groups of {_LARGE} "
+        f"{profile.zero_variance[_LARGE].value:.0%} would be alike. {do}."
+    )
 
 
 def judged(
