@@ -132,7 +132,7 @@ class Hardware:
         seconds = tuple(fixed + rollouts * 2 * model.parameters / flops for rollouts in ends)
         return Latency(ends, seconds, f"arithmetic for {self.model} on {self.gpu}", model.token_bytes / bandwidth)
 
-    def costs(self, **given: float) -> Costs:
+    def costs(self, **given: Any) -> Costs:
         """What is not decoding: 2 FLOPs a parameter forward and 4 backward, shares of the FLOP/s as above.
 
         Attention's own multiplications are left out: some hundredths at 8,192 tokens.
@@ -142,7 +142,7 @@ class Hardware:
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         forward = 2 * model.parameters / gpu.flops
-        arithmetic = {
+        arithmetic: dict[str, Any] = {
             "prefill": forward / DECODING_SHARE,
             "logprob": forward / TRAINING_SHARE,
             "train": 3 * forward / TRAINING_SHARE,
