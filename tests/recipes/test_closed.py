@@ -63,6 +63,7 @@ MADE = {
     recipes.darts: {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
         "deviation": (None, "sample"), "latency": (None, ((1, 0.5), (64, 1.0))), "solved": (None, 0.9), "share": (0.1, 0.5),
+        "least": (None, 5), "normalise": (False, True),
     },
     recipes.racing: {
         "groups": (4, 3), "sizes_S": ((4, 8), (2, 8)), "gen_groups": (12, 6), "max_staleness": (0, 4),
