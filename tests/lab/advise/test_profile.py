@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import Group, columns
 
+from rollalloc.lab.advise.choices import Choice
 from rollalloc.lab.advise.profile import SIZES, profile_of
 from rollalloc.lab.advise.shares import alike, pairs_differ, share_of
 from rollalloc.lab.advise.verdict import verdict_of
@@ -236,3 +237,10 @@ def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
 
 def test_prompts_that_are_hard_but_not_hopeless_get_a_verdict():
     assert verdict_of(profiled(drawn(400, 8, rates=np.full(400, 0.05)))).kind != "barren"
+
+
+def test_a_log_of_one_step_does_not_say_how_large_a_batch_is():
+    rewards = drawn(60, 4)
+    assert profiled(rewards, steps=[0] * 60).groups == 0
+    assert profiled(rewards, steps=[step // 20 for step in range(60)]).groups == 20
+    assert verdict_of(profiled(rewards, steps=[0] * 60)).present == Choice("grpo", 16, 4)

@@ -46,7 +46,7 @@ class Profile:
         right_pairs_differ: chance that two right completions of a prompt differ; None: the log does not say.
         notes: what a reader should know, in order of importance.
         too_few: what there is too little of; empty: enough.
-        groups: usually logged in a step; 0: the log does not say.
+        groups: usually logged in a step; 0: the log does not say, or has one step only.
     """
 
     prompts: int
@@ -143,9 +143,9 @@ def profile_of(
 
 
 def _groups(groups: Groups) -> int:
-    """Groups of a step, the median; 0 where steps are not known."""
+    """Groups of a step, the median; 0 where steps are not known, or there is one: a profile is no batch of anybody's."""
     _, times_S = np.unique(groups.step_V[groups.step_V != NO_STEP], return_counts=True)
-    return int(np.median(times_S)) if times_S.size else 0
+    return int(np.median(times_S)) if times_S.size > 1 else 0
 
 
 def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
