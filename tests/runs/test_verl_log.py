@@ -16,11 +16,11 @@ def logged(path, accuracies, rollouts=100, seconds=10.0):
     """A validation before training and after each step; the second step writes a checkpoint, which costs nothing here."""
     lines = [{"step": 0, "data": {METRIC: accuracies[0]}}]
     for step, accuracy in enumerate(accuracies[1:], start=1):
-        data = {METRIC: accuracy, "timing_s/step": seconds + 7.0, "timing_s/testing": 7.0}
+        data = {METRIC: accuracy, "timing_s/step": seconds, "timing_s/testing": 1000.0}
         if rollouts:
             data |= {"rollalloc/rollouts_paid": step * rollouts, "rollalloc/tokens_paid": step * rollouts * 5}
         if step == 2:
-            data |= {"timing_s/step": seconds + 57.0, "timing_s/save_checkpoint": 50.0}
+            data |= {"timing_s/step": seconds + 50.0, "timing_s/save_checkpoint": 50.0}
         lines.append({"step": step, "data": data})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "da')
     return path

@@ -13,7 +13,7 @@ from rollalloc.data.jsonl import read_lines
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.runs.metrics import PREFIX
 
-_NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")  # within verl's timing_s/step, where they are at all
+_STEP, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is within the first; validation is not
 _BASELINE = "grpo"
 
 
@@ -59,8 +59,8 @@ def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
     seconds, paid, tokens = 0.0, 0.0, 0.0
     seen: dict[str, None] = {}
     for step, data in _steps(path):
-        seconds += _number(data, "timing_s/step", 0.0) - sum(_number(data, name, 0.0) for name in _NOT_TRAINING)
-        trained = "timing_s/step" in data
+        seconds += _number(data, _STEP, 0.0) - _number(data, _SAVING, 0.0)
+        trained = _STEP in data
         paid = _number(data, f"{PREFIX}/rollouts_paid", nan if trained else paid)
         tokens = _number(data, f"{PREFIX}/tokens_paid", nan if trained else tokens)
         seen |= {name: None for name in data if name.startswith("val-")}
