@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rollalloc.lab.advise.verdict import Verdict
     from rollalloc.lab.waste.groups import Log
 
-_BATCH = 64  # rollouts, where --present does not say how many groups
-
 
 @with_fields(Asked)
 def advise(
@@ -87,7 +85,7 @@ def _choice(text: str) -> Choice:
     Raises:
         ValueError: not of that form, or a recipe that there is no evidence on.
     """
-    from rollalloc.lab.advise.choices import Choice, mix_of
+    from rollalloc.lab.advise.choices import BATCH, Choice, mix_of
 
     recipe, _, rest = text.partition(":")
     parts = [part.partition("=") for part in rest.split(",")] if rest else []
@@ -95,7 +93,7 @@ def _choice(text: str) -> Choice:
     try:
         numbers = {name: int(value) for name, value in given.items()}
         n = numbers.pop("n", 1)
-        groups = numbers.pop("groups", max(1, round(_BATCH / n)) if n > 0 else 0)
+        groups = numbers.pop("groups", Choice(recipe, 1, n).with_rollouts(BATCH).groups if n > 0 else 0)
     except ValueError:
         numbers, n, groups = given, 0, 0
     if numbers or min(n, groups) < 1:

@@ -37,13 +37,14 @@ class Choice:
         return replace(self, groups=max(1, round(rollouts / self.n)))
 
 
+BATCH = 64  # rollouts of a batch in the evidence, and where only the size of a group is known
 METHODS = ("grpo_n2", "grpo_n4", "grpo_n16", "reinforce", "raft", "foresight")  # that were run
 SIZES = (2, 4, 16)  # of GRPO's groups among them
-CHOICES: Mapping[str, Choice] = {  # that a verdict ranks, in the batches of 64 that the evidence is of
+CHOICES: Mapping[str, Choice] = {  # that a verdict ranks, in batches as the evidence has them
     choice.name: choice
     for choice in (
-        *(Choice("grpo", 64 // n, n) for n in (2, 4, 8, 16)),
-        *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")),
+        *(Choice("grpo", 1, n).with_rollouts(BATCH) for n in (2, 4, 8, 16)),
+        *(Choice(recipe, 1, 1).with_rollouts(BATCH) for recipe in ("reinforce", "raft", "foresight")),
     )
 }
 

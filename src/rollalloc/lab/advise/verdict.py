@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from rollalloc.lab.advise.choices import CHOICES, SIZES, Choice
+from rollalloc.lab.advise.choices import BATCH, CHOICES, SIZES, Choice
 from rollalloc.lab.advise.evidence import Evidence, evidence
 from rollalloc.lab.advise.outcomes import Outcomes
 from rollalloc.lab.advise.profile import Profile
@@ -20,7 +20,6 @@ __all__ = ["CHOICES", "Choice", "Ranked", "Verdict", "judged", "verdict_of"]
 _LEAST_SAVING = 1.1  # below which nobody should change anything
 _ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what a number of them is rounded up to
 _STEPS = 21  # at which it is looked where another value of a signal would change the choice
-_BATCH = 64  # rollouts of a batch, where only the size of a group is known
 _LARGE, _BARREN = 16, 0.95  # share of such groups without variance from which on no recipe has much to learn from
 WORDS: Mapping[str, str] = {
     "zero_variance_4": "the share of groups of 4 without variance",
@@ -74,7 +73,8 @@ def verdict_of(profile: Profile, *, present: Choice | None = None, known: Eviden
     """
     if present is None:
         n = profile.n
-        present = Choice("grpo" if n > 1 else "reinforce", profile.groups or max(1, round(_BATCH / n)), n)
+        present = Choice("grpo" if n > 1 else "reinforce", profile.groups, n)
+        present = present if profile.groups else present.with_rollouts(BATCH)
     if profile.too_few:
         more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
