@@ -16,6 +16,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -58,13 +59,12 @@ def composed(arguments: Sequence[str]) -> Any:
     Raises:
         ValueError: a key or file that there is not, as Hydra says it.
     """
-    import verl
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     given, overrides = _parser().parse_known_args(_own(arguments))
-    folder = Path(given.config_path or Path(verl.__file__).parent / "trainer" / "config").absolute()
+    folder = Path(given.config_path or str(files("verl") / "trainer" / "config")).absolute()
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = compose(given.config_name, [*overrides])
