@@ -19,7 +19,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,37 +92,52 @@ class Task:
         self.prompts, self.heldout = load_prompts(*self.source.prompts), load_prompts(str(self.source.heldout))
         self.steps: list[tuple[int, float]] = []  # decoding steps of the last run that streamed
 
-    def seconds(self, line: Line, seed: int, batches: int, log: Path | None = None) -> tuple[float, dict[str, float]]:
-        """Seconds a batch, and what was done in them; `log` is a folder for the run, with all its rollouts."""
+    def trainer(
+        self,
+        line: Line,
+        seed: int,
+        listener: Callable[[dict[str, Any]], None],
+        log: Path | None = None,
+        **settings: Any,
+    ) -> Trainer:
+        """A trainer of the initial model under a line, which tells `listener` each line of its metrics."""
         policy = Policy.load(self.source.model, device="cpu")
         encoded, heldout = (
             encode_prompts(each, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
             for each in (self.prompts, self.heldout)
         )
-        settings = Settings(
-            seed=seed,
-            sampling=Sampling(self.tokens),
-            max_batches=WARM + batches,
-            stop_when_barren=False,
-            eval_every=10**9,
-            eval_samples=8,
-            log_rollouts=log is not None,
-            **{"learning_rate": RATE, **line.settings},
-        )
         features = None
         if line.recipe.reads_features:
             features = features_of(policy.model, encoded.tokens, pad_id=policy.pad_id)
-        lines: list[tuple[tuple[float, ...], dict[str, Any]]] = []
-        trainer = Trainer(
+        asked = {"eval_samples": 8, "learning_rate": RATE, **settings, **line.settings}
+        return Trainer(
             policy,
             replace(line.recipe, max_staleness=line.staleness),
             encoded,
             InlineScorer(load_reward(self.source.reward)),
-            settings,
+            Settings(
+                seed=seed,
+                sampling=Sampling(self.tokens),
+                stop_when_barren=False,
+                log_rollouts=log is not None,
+                **asked,
+            ),
             heldout=HeldOut(heldout),
             folder=log,
             features=features,
-            listener=lambda said: lines.append((clocks(trainer), said)),
+            listener=listener,
+        )
+
+    def seconds(self, line: Line, seed: int, batches: int, log: Path | None = None) -> tuple[float, dict[str, float]]:
+        """Seconds a batch, and what was done in them; `log` is a folder for the run, with all its rollouts."""
+        lines: list[tuple[tuple[float, ...], dict[str, Any]]] = []
+        trainer = self.trainer(
+            line,
+            seed,
+            lambda said: lines.append((clocks(trainer), said)),
+            log,
+            max_batches=WARM + batches,
+            eval_every=10**9,
         )
         trainer.run()
         self.steps = list(getattr(trainer.roller, "steps", ()))

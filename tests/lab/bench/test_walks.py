@@ -72,11 +72,11 @@ def test_the_maze_has_its_walls_and_is_whole(made):
     np.testing.assert_array_equal(made.steps_CC, by_hand_CC)
 
 
-@pytest.mark.parametrize("limit", [walks.LIMIT, walks.LONG])
-def test_the_initial_success_rate_is_the_share_of_the_walkers_walks_that_are_right(limit):
+@pytest.mark.parametrize(("limit", "verbose"), [(walks.LIMIT, 0.0), (walks.LONG, 0.0), (walks.LONG, walks.VERBOSE)])
+def test_the_initial_success_rate_is_the_share_of_the_walkers_walks_that_are_right(limit, verbose):
     """Error rate: a mean of 20,000 draws at 4.5 standard errors, and ten goals at 4.5, below 1 in 10,000."""
-    rng, made = np.random.default_rng(0), walks.Walks(CONFIG, limit)
-    prompts, answers = made.examples(rng, made.lost_GCC, 20_000)
+    rng, made = np.random.default_rng(0), walks.Walks(CONFIG, limit, verbose)
+    prompts, answers = made.examples(rng, made.lost_GCC, 20_000, verbose)
     p_GC, walls = made.initial_p(), np.argwhere(np.triu(made.near_CC & ~made.open_CC)).tolist()
     right, expected, goals = [], [], []
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -120,7 +120,7 @@ def test_a_pool_has_its_bands_and_its_files_work_together(tmp_path):
     assert len(walls) == 1  # one maze
     assert task.single_answer is False
     assert walks.prepare(tmp_path, "late", CONFIG) == task
-    with pytest.raises(ValueError, match="expected one of the pools mixed, late, long, got 'hard'"):
+    with pytest.raises(ValueError, match="expected one of the pools mixed, late, long, brief, got 'hard'"):
         walks.prepare(tmp_path, "hard", CONFIG)
     with pytest.raises(ValueError, match=r"the maze has .*; ask for fewer prompts or take a larger maze"):
         walks.Walks(CONFIG).problems(walks.POOLS["late"], np.random.default_rng(0), 10_000, set())
@@ -142,3 +142,22 @@ def test_the_pool_with_a_tail_has_a_model_of_its_own_that_reads_as_far(tmp_path)
     assert walks.Walks(CONFIG, walks.LONG).initial_p().sum() > walks.Walks(CONFIG).initial_p().sum()
     _, cut = walks.Walks(CONFIG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
     assert max(len(answer.split()) for answer in cut) == walks.LIMIT < np.quantile(lengths, 0.9) < max(lengths)
+
+
+def test_where_right_answers_are_short_a_long_one_is_wrong_whatever_the_prompt(tmp_path):
+    made = walks.Walks(CONFIG, walks.LONG, walks.VERBOSE)
+    lost = list(made.phases(np.random.default_rng(0), 2))[1](4000)
+    walls = np.argwhere(np.triu(made.near_CC & ~made.open_CC)).tolist()
+    right, length = [], []
+    for prompt, answer in zip(*lost, strict=True):
+        start, goal = (int(word[1:]) for word in prompt.split()[:2])
+        maze = json.dumps({"side": 5, "start": start, "goal": goal, "walls": walls})
+        right.append(walks.compute_score("", answer, maze))
+        length.append(len(answer.split()))
+    right_B, length_B = np.array(right), np.array(length)
+    assert np.mean(length_B[right_B == 1]) < 0.5 * np.mean(length_B[right_B == 0])
+    assert right_B[length_B > 40].mean() < 0.05 < 0.5 < right_B[length_B < 6].mean()
+    few = replace(CONFIG, train=6, heldout=2)
+    brief, long = walks.prepare(tmp_path, "brief", few), walks.prepare(tmp_path, "long", few)
+    assert brief.model != long.model
+    assert brief.max_new_tokens == walks.LONG

@@ -66,6 +66,7 @@ PRESETS = {
     "walks/mixed": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/late": Preset(0.75, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "walks/long": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
+    "walks/brief": Preset(0.70, 40_000, 1000, eval_samples=8, tuned_on="walks/mixed"),
     "sort": Preset(0.60, 40_000, 1000),
     "rg/gcd": Preset(0.55, 20_000, 250),
     "rg/number_filtering_misled": Preset(0.58, 20_000, 250, tuned_on="rg/number_filtering_misled"),

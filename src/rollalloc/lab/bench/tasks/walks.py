@@ -24,12 +24,14 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, s
 
 LIMIT = 24  # tokens of a walk, its end included
 PROMPT = 3  # tokens of a prompt
-LONG = 128  # of the pool that lets the tail be: half of the lost walker's walks end within 12, one of twenty not in 128
+LONG = 128  # of the pools that let the tail be: half of the lost walker's walks end within 12, one of twenty not in 128
+VERBOSE = 0.6  # share of walks that head nowhere, in the pool where what is right is short
 
 POOLS = {
     "mixed": Pool(edges=(0.1, 0.4), shares=(0.3, 0.3, 0.4)),
     "late": Pool(edges=(0.1, 0.9), shares=(0.2, 0.3, 0.5)),
     "long": Pool(edges=(0.1, 0.4), shares=(0.25, 0.3, 0.45)),
+    "brief": Pool(edges=(0.3, 0.4), shares=(0.25, 0.5, 0.25)),
 }
 
 
@@ -80,11 +82,14 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 
 
 class Walks:
-    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, its end included."""
+    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, its end included.
 
-    def __init__(self, config: Config, limit: int = LIMIT) -> None:
+    A share `verbose` of the lost walker's walks heads for no goal, whatever the prompt: long, and wrong but by chance.
+    """
+
+    def __init__(self, config: Config, limit: int = LIMIT, verbose: float = 0.0) -> None:
         rng = np.random.default_rng(config.seed)
-        self.limit = limit
+        self.limit, self.verbose = limit, verbose
         self.side, self.cells = config.side, config.side**2
         self.near_CC = _neighbours(config.side)
         self.open_CC = _with_walls(self.near_CC, config.walls, rng)
@@ -95,6 +100,7 @@ class Walks:
         self.stay, self.give_up = 0.98, 0.003  # the chance of ending at the goal, and at any other cell
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
         self.lost_GCC = self._moves(self.heading_C, weight_CC)
+        self.verbose_GCC = self._moves(np.zeros(self.cells), weight_CC)
         self.clean_GCC = self._moves(np.full(self.cells, 0.5), self.open_CC.astype(float))
         self.words = spell("c", np.arange(self.cells)).split()
 
@@ -108,9 +114,13 @@ class Walks:
 
     def initial_p(self) -> NDArray[np.float64]:
         """The lost walker's success rate p_GC within `limit` tokens, by goal and start."""
+        p_GC = (1 - self.verbose) * self._success(self.lost_GCC)
+        return p_GC + self.verbose * self._success(self.verbose_GCC) if self.verbose else p_GC
+
+    def _success(self, moves_GCC: NDArray[np.float64]) -> NDArray[np.float64]:
         p_GC = np.zeros((self.cells, self.cells))
         for goal in range(self.cells):
-            step_CC = self.lost_GCC[goal] * self.open_CC
+            step_CC = moves_GCC[goal] * self.open_CC
             ends_C = np.full(self.cells, self.give_up)
             ends_C[goal] = self.stay
             ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # the chance of a right end from here on
@@ -120,15 +130,18 @@ class Walks:
                 ahead_C = (1 - ends_C) * arrived_C
         return p_GC
 
-    def examples(self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int) -> Examples:
+    def examples(
+        self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int, verbose: float = 0.0
+    ) -> Examples:
         """Prompts of random starts and goals with a walk of each, of `limit` cells where it did not end before."""
         start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
         goal_B += goal_B >= start_B
-        up_to_GCC = moves_GCC.cumsum(axis=2)
+        up_to_HGCC = np.stack([moves_GCC, self.verbose_GCC]).cumsum(axis=3)
+        habit_B = (rng.random(count) < verbose).astype(int) if verbose else np.zeros(count, int)
         at_B, length_B = start_B, np.full(count, self.limit)
         cells_BL = np.empty((count, self.limit), np.int64)
         for step in range(self.limit):
-            below_BC = up_to_GCC[goal_B, at_B] <= rng.random((count, 1))
+            below_BC = up_to_HGCC[habit_B, goal_B, at_B] <= rng.random((count, 1))
             at_B = cells_BL[:, step] = np.minimum(below_BC.sum(axis=1), self.cells - 1)
             ends_B = rng.random(count) < np.where(at_B == goal_B, self.stay, self.give_up)
             length_B = np.where(ends_B, np.minimum(length_B, step + 1), length_B)
@@ -138,7 +151,9 @@ class Walks:
     def phases(self, rng: np.random.Generator, steps: int) -> Iterator[Callable[[int], Examples]]:
         """What the warm-up shows at each step: at first walks that cross no wall, then the lost walker's."""
         for step in range(steps):
-            yield partial(self.examples, rng, self.clean_GCC if step < steps // 2 else self.lost_GCC)
+            lost = step >= steps // 2
+            moves_GCC = self.lost_GCC if lost else self.clean_GCC
+            yield partial(self.examples, rng, moves_GCC, verbose=self.verbose * lost)
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
         """Prompts of a pool, by their initial success rates; the chosen ones are added to `taken`.
@@ -178,14 +193,17 @@ class Walks:
 def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
     """Make the task's files, or find them made: a folder a pool, and the models, one that mixed and late share.
 
+    Pools: "mixed" and "late" within 24 tokens, "long" within 128, and "brief" within 128 where verbosity is wrong.
+
     Raises:
         ValueError: an unknown pool, or a folder that was made with another configuration.
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    # The pool with a tail has a model of its own, whose examples are read by length: most are short, the longest is not.
-    model_name, limit, parts = ("model-long", LONG, 4) if pool == "long" else ("model", LIMIT, 1)
-    walks = Walks(config, limit)
+    # A pool with a tail has a model of its own, whose examples are read by length: most are short, the longest is not.
+    tail = pool in ("long", "brief")
+    model_name, limit, parts = (f"model-{pool}", LONG, 4) if tail else ("model", LIMIT, 1)
+    walks = Walks(config, limit, VERBOSE if pool == "brief" else 0.0)
 
     def make_model(to: Path) -> None:
         shown = walks.phases(np.random.default_rng([config.seed, 0]), config.warm_up.steps)
