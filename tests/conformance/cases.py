@@ -49,6 +49,8 @@ RECIPES = {
     "pilot_commit_fresh_random": recipes.pilot_commit(4, 4, 4, 12, max_staleness=0, promote="random"),
     "pilot_commit_one_step_old": recipes.pilot_commit(4, 4, 4, 12, max_staleness=1),
     "pilot_commit_streamed": recipes.streamed(PC),
+    "pilot_commit_every_round": recipes.pilot_commit(4, 4, 4, 6, pilots="every_round"),
+    "pilot_commit_n_effective": recipes.pilot_commit(4, 4, 4, 12, n_effective=2),
     "pilot_commit_reprobe": recipes.pilot_commit(4, 4, 4, 8, reprobe_every=2),
     "grpo_ahead": recipes.streamed(recipes.grpo(4, 4), ahead=2),
     "grpo_sample": recipes.grpo(4, 4, deviation="sample"),

@@ -489,6 +489,18 @@ class HoardsWithoutAPromise(IntakeRule):
 
 
 @dataclass(frozen=True)
+class OnlyAsNeeded(intake.EveryRound):
+    def __call__(self, view, memory):
+        return intake.KeepInFlight(self.groups, ahead=True)(view, memory)
+
+
+@dataclass(frozen=True)
+class RoundsOverlap(intake.EveryRound):
+    def __call__(self, view, memory):
+        return 0 if view.running_S[0] else self.groups
+
+
+@dataclass(frozen=True)
 class Dribbles(intake.KeepInFlight):
     def __call__(self, view, memory):
         return min(1, super().__call__(view, memory))
@@ -661,6 +673,29 @@ class FirstM(rows.MaxVariance):
 class MetricVariance(rows.MaxVariance):
     def choose(self, group, rng):
         return rows.max_variance_subset(group.metrics_G, self.m)
+
+
+@dataclass(frozen=True)
+class FirstPilots(rows.SubsampledPilots):
+    def __call__(self, group, view, rng):
+        chosen_M, _ = rows.SubsampledPilots(group.scored)(group, view, rng)
+        chosen_M = np.concatenate([chosen_M[: self.n], np.flatnonzero(group.stages_G)])
+        return chosen_M, np.ones(chosen_M.size)
+
+
+@dataclass(frozen=True)
+class PilotsByReward(rows.SubsampledPilots):
+    def __call__(self, group, view, rng):
+        pilot_G = group.stages_G == 0
+        chosen = [*rows.max_variance_subset(group.rewards_G[pilot_G], self.n), *np.flatnonzero(~pilot_G)]
+        return np.array(chosen), np.ones(len(chosen))
+
+
+@dataclass(frozen=True)
+class SubsamplesCommits(rows.SubsampledPilots):
+    def __call__(self, group, view, rng):
+        chosen_M = rows.max_variance_subset(group.metrics_G, min(group.scored, self.n + 3))
+        return chosen_M, np.ones(chosen_M.size)
 
 
 @dataclass(frozen=True)
@@ -1037,6 +1072,8 @@ RULES = [
     (9, "Ahead", other("grpo", intake=OneGroupFurther(intake.Fill(), 4), max_staleness=2)),
     (9, "Ahead", other("grpo", intake=NoneAhead(intake.Fill(), 4), max_staleness=2)),
     (9, "KeepInFlight", other("dapo", intake=Hoards(12))),
+    (9, "EveryRound", other("pilot_commit_every_round", intake=OnlyAsNeeded(6))),
+    (9, "EveryRound", other("pilot_commit_every_round", intake=RoundsOverlap(6))),
     (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
     (3, "no promise", other("pilot_commit", intake=HoardsWithoutAPromise(12), max_staleness=9)),
     (9, "Fixed", staged("grpo", size=OneMore(4))),
@@ -1063,6 +1100,9 @@ RULES = [
     (9, "Everything", other("grpo", rows=HalfWeight())),
     (9, "MaxVariance", other("pods", rows=FirstM(4))),
     (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
+    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=FirstPilots(2))),
+    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=PilotsByReward(2))),
+    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=SubsamplesCommits(2))),
     (9, "MaxReward", other("pods", rows=MinReward(4))),
     (9, "Balanced", other("reinforce_ada", rows=SuccessesFirst(4))),
     (9, "Balanced", other("reinforce_ada", rows=BalancedRewards(4))),

@@ -166,3 +166,71 @@ def test_cgrpo_by_hand(drive):
 def test_numbers_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+PILOTS = {"groups": 2, "n_pilot": 2, "n_commit": 2, "gen_groups": 6}
+
+
+def orders_of(driver):
+    """Pilots and commits of each round, as numbers of prompts; 0 and 0 where a batch was handed out."""
+    return [
+        tuple(sum(order.stage == stage for order in actions.generate) for stage in (0, 1)) for actions in driver.log
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pilots", "rounds"),
+    [
+        # All six pass in each round, and two go on, however many wait.
+        ("every_round", [(6, 0), (6, 2), (0, 0), (6, 2), (0, 0), (6, 2), (0, 0), (6, 2), (0, 0), (6, 2), (0, 0)]),
+        # Six passed: as many as this batch, the next and the one after that need.
+        ("as_needed", [(6, 0), (0, 2), (0, 0), (0, 2), (0, 0), (6, 2), (0, 0), (0, 2), (0, 0), (0, 2), (0, 0)]),
+    ],
+)
+def test_pilot_commit_draws_new_pilots_in_every_round_as_published_or_as_they_are_needed(drive, pilots, rounds):
+    driver = drive(recipes.pilot_commit(**PILOTS, pilots=pilots), 99)
+    for _ in range(5):
+        driver.until_batch()
+        driver.update()
+    assert orders_of(driver) == rounds
+
+
+def test_the_next_round_waits_for_all_of_the_last_where_rollouts_are_told_one_by_one(drive):
+    driver = drive(recipes.pilot_commit(**PILOTS, pilots="every_round"), 99)
+    driver.answer(driver.ask().generate)
+    for event in driver.results(driver.ask(99).generate)[:-1]:
+        driver.allocator.tell([event])
+        assert not driver.ask(99).generate
+    assert driver.allocator.paid == 12 + 12 + 4
+
+
+def test_n_effective_by_hand(drive):
+    """All six pilots say the rate; one right and one wrong of them are trained on, and advantages are of those rows."""
+    recipe = recipes.pilot_commit(2, 6, 2, 2, n_effective=2)
+    driver = drive(recipe, 2, {0: [0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0], 1: [0.0] * 5 + [1.0] * 3})
+    rows = driver.until_batch().batch.rows
+    kept = {prompt: [(row.rollout, row.advantage) for row in rows if row.prompt == prompt] for prompt in range(2)}
+    for prompt, places, credits in ((0, [0, 4], [-1, 3, -1, -1]), (1, [0, 5], [-3, 1, 1, 1])):
+        pilots = next(order.rollouts for order in driver.log[0].generate if order.prompt == prompt)
+        commits = next(order.rollouts for order in driver.log[1].generate if order.prompt == prompt)
+        assert [rollout for rollout, _ in kept[prompt]] == [*(pilots[place] for place in places), *commits]
+        assert [advantage for _, advantage in kept[prompt]] == pytest.approx(
+            [each / 3**0.5 for each in credits], abs=1e-4
+        )
+    driver.update()
+    driver.ask()  # the pilots that were not trained on are released with the others
+    accounts = driver.allocator.accounts()
+    assert (accounts["trained"], accounts["unselected"]) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"pilots": "always"}, "pilots must be one of as_needed, every_round, got 'always'"),
+        ({"n_effective": 0}, "n_effective must be a whole number of at least 1"),
+        ({"n_effective": 3}, "n_effective must be at most n_pilot=2, got 3"),
+    ],
+)
+def test_pilot_commit_refuses(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        recipes.pilot_commit(**PILOTS, **wrong)

@@ -78,6 +78,11 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
         (recipes.reinforce(8, replay=4, replay_staleness=3), {"staleness": 3}, []),  # replayed rows are as old
         (recipes.pilot_commit(**PILOTS), {}, ["that passed the pilots the oldest go on first; promote=top_variance"]),
         (recipes.pilot_commit(**PILOTS, promote="top_variance"), {}, []),
+        (
+            recipes.pilot_commit(**PILOTS, promote="oldest", pilots="every_round"),
+            {},
+            ["begins a round when the last one is"],
+        ),
     ],
 )
 def test_what_should_be_known_is_said(recipe, given, says):

@@ -3,7 +3,7 @@
 import pytest
 
 from rollalloc.core.rule import View
-from rollalloc.rules.intake import Ahead, Estimated, Fill, KeepInFlight
+from rollalloc.rules.intake import Ahead, Estimated, EveryRound, Fill, KeepInFlight
 
 
 def opened(rule, need, held_S, running_S, max_staleness=1):
@@ -44,6 +44,24 @@ def test_without_staleness_no_batch_is_looked_ahead():
     assert opened(KeepInFlight(12, ahead=True), 4, (2, 0), (0, 2), max_staleness=0) == 0
     assert opened(KeepInFlight(12, ahead=True), 0, (3, 4), (0, 0), max_staleness=0) == 0
     assert opened(Ahead(Fill(), 6), 4, (0,), (1,), max_staleness=0) == 3
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "need", "held_S", "running_S", "expected"),
+    [
+        (0, 4, (0, 0), (0, 0), 12),
+        (0, 0, (99, 4), (0, 0), 12),  # whatever waits
+        (0, 4, (9, 0), (0, 4), 12),  # the commits of this round, decided and not handed out
+        (0, 4, (9, 0), (12, 4), 0),  # its pilots, too
+        (1, 4, (9, 0), (0, 1), 0),  # the last commit of a round
+        (5, 4, (0, 0), (2, 0), 0),
+    ],
+)
+def test_every_round_by_hand(in_flight, need, held_S, running_S, expected):
+    view = View.of(in_flight=in_flight, need=need, held_S=held_S, running_S=running_S, groups=4, max_staleness=4)
+    assert EveryRound(12)(view, {}) == expected
+    with pytest.raises(ValueError, match="groups must be a whole number of at least 1, got 0"):
+        EveryRound(0)
 
 
 def test_ahead_refuses():

@@ -25,6 +25,26 @@ def best_variance(rewards_G, m):
     return max(np.var(np.array(subset)) for subset in combinations(rewards_G, m))
 
 
+@pytest.mark.parametrize(
+    ("metrics", "pilots", "n", "kept"),
+    [
+        ([0, 0, 1, 0, 1, 0, 1, 1], 6, 2, [0, 4, 6, 7]),
+        ([0, 0, 1, 0, 1, 0, 1, 1], 6, 3, [0, 1, 4, 6, 7]),  # of an odd number one wrong more
+        ([1, 1, 1, 0, 0, 0], 4, 3, [0, 1, 3, 4, 5]),
+        ([1, 1, 1, 0], 4, 2, [0, 3]),  # no commits yet, or all failed
+        ([1, 0, 0], 2, 2, [0, 1, 2]),
+        ([1, 0, 0], 1, 2, [0, 1, 2]),  # failures left one
+        ([0, 0], 0, 2, [0, 1]),
+        ([0.1, 0.5, 0.9, 0.4, 0.4], 3, 2, [0, 2, 3, 4]),
+    ],
+)
+def test_subsampled_pilots_by_hand(metrics, pilots, n, kept):
+    stages = [int(g >= pilots) for g in range(len(metrics))]
+    rewards = [-metric for metric in metrics[::-1]]  # selection looks at metrics
+    group = GroupView.of(metrics, rewards=rewards, stages=stages)
+    assert choose(rows.SubsampledPilots(n), group) == (kept, [1.0] * len(kept))
+
+
 # ------------------------------------------------------------------------------------------------- max_variance_subset
 
 

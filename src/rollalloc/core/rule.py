@@ -75,6 +75,7 @@ class View(NamedTuple):
         need: groups still lacking for the next batch; those still running are not counted as there.
         held_S: groups that passed stage s and wait, shape (S,); the last entry are those ready for a batch.
         running_S: groups in stage s with rollouts still to come, shape (S,).
+        in_flight: rollouts handed out and not over yet.
         paid: rollouts decided since the run began; those not handed out yet are among them.
         left: rollouts that the budgets still allow, None without a limit.
         statistics: the record of every prompt; read only.
@@ -92,6 +93,7 @@ class View(NamedTuple):
     need: int
     held_S: tuple[int, ...]
     running_S: tuple[int, ...]
+    in_flight: int
     paid: int
     left: int | None
     statistics: PromptStatistics
@@ -113,7 +115,7 @@ class View(NamedTuple):
         """
         table = PromptTable.of(table)
         given: dict[str, Any] = {
-            "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "paid": 0, "left": None,
+            "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "in_flight": 0, "paid": 0, "left": None,
             "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "groups": 1, "max_staleness": 0, "rows": None,
             "longest": 0, "memory": {},
         }  # fmt: skip
@@ -207,9 +209,11 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: where the recipe allows staleness it opens groups for a batch beyond the one in the making.
+        until_stale: it opens groups however many wait, so that only their age bounds them: `max_staleness` rounds of it.
     """
 
     looks_ahead: bool = False
+    until_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,7 @@ class Run:
                 need=self.need(),
                 held_S=tuple(map(len, self.flight.waiting_S)),
                 running_S=tuple(self.flight.running_S),
+                in_flight=len(self.flight.owner),
                 paid=self.budgets.paid + self.budgets.owed,
                 left=self.budgets.room(),
                 statistics=self.statistics,

@@ -32,6 +32,8 @@ def pilot_commit(
     p_solve: float = 1.0,
     max_staleness: int = 4,
     promote: _Promote | None = None,
+    pilots: Literal["as_needed", "every_round"] = "as_needed",
+    n_effective: int | None = None,
     max_candidates: int | None = None,
     reprobe_every: int | None = None,
     deviation: advantages.Deviation | None = None,
@@ -53,6 +55,10 @@ def pilot_commit(
         promote: which prompts in the window get commits when there are more than needed: "top_variance", "random", "oldest"
             or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale. None:
             "top_variance" in waves; where rollouts stream "oldest", since the highest is known only when all pilots are in.
+        pilots: "as_needed": none while those that passed suffice for this batch and the next; "every_round": gen_groups new
+            prompts beside the commits of each round, as published, and the next round when all of it is over.
+        n_effective: pilots of a prompt that are trained on, those of largest variance, in [1, n_pilot]; advantages are then
+            over the rows that are. None: all.
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
         deviation: as for `grpo`.
@@ -65,7 +71,14 @@ def pilot_commit(
     at_least("gen_groups", gen_groups, 1)
     if promote is not None:
         one_of("promote", promote, tuple(_PROMOTE))
+    one_of("pilots", pilots, ("as_needed", "every_round"))
     base = grpo(groups, n_pilot, deviation)
+    if n_effective is not None:
+        at_least("n_effective", n_effective, 1, "without pilots in it a group is the commits alone")
+        if n_effective > n_pilot:
+            raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
+        kernel = advantages.kernel_of(deviation)
+        base = replace(base, rows=rows.SubsampledPilots(n_effective), advantage=advantages.OverChosen(kernel))
     window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
     return replace(
         base,
@@ -73,7 +86,9 @@ def pilot_commit(
             Stage("pilot", sizes.Fixed(n_pilot), window, None, _PROMOTE[promote] if promote else _IN_WAVES),
             replace(base.stages[0], name="commit", size=sizes.Fixed(n_commit)),
         ),
-        intake=intake.KeepInFlight(gen_groups, ahead=True),
+        intake=intake.EveryRound(gen_groups)
+        if pilots == "every_round"
+        else intake.KeepInFlight(gen_groups, ahead=True),
         max_staleness=max_staleness,
         max_candidates=max_candidates,
     )

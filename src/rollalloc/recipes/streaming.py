@@ -6,7 +6,7 @@ from dataclasses import replace
 from logging import Logger
 
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.rules.intake import Ahead, Fill
+from rollalloc.rules.intake import Ahead, EveryRound, Fill
 from rollalloc.rules.promote import Oldest
 
 
@@ -57,6 +57,10 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
                 f"rollouts stream, so of the prompts that passed the {before.name}s the oldest go on first; "
                 "promote=top_variance waits for all of them"
             )
+    if isinstance(recipe.intake, EveryRound):
+        notes.append(
+            "pilots=every_round begins a round when the last one is over, so that little overlaps; pilots=as_needed streams"
+        )
     if made.max_staleness > 1 and made.replay is None and isinstance(made.intake, Fill):
         notes.append(
             f"staleness {made.max_staleness} cannot be used: one batch is opened beyond the one that trains, so that no "

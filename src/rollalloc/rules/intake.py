@@ -74,6 +74,35 @@ class KeepInFlight(IntakeRule):
 
 
 @dataclass(frozen=True, slots=True)
+class EveryRound(IntakeRule):
+    """`groups` new groups in every round, however many wait further on; Pilot-Commit's published schedule, arXiv 2605.26606.
+
+    A round begins when everything handed out is over, also where rollouts could stream. What waits is thrown away when it is
+    too old, which bounds what is held.
+
+    Attributes:
+        groups: at least 1.
+    """
+
+    groups: int
+
+    def __post_init__(self) -> None:
+        at_least("groups", self.groups, 1)
+
+    @property
+    def traits(self) -> IntakeTraits:
+        return IntakeTraits(looks_ahead=True, until_stale=True)
+
+    def __call__(self, view: View, memory: Memory) -> int:
+        # Groups that go on in this round were decided before, and are not handed out yet.
+        return 0 if view.in_flight or view.running_S[0] else self.groups
+
+    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
+        over = view.in_flight == 0 and view.running_S[0] == 0
+        return {"a round has just `groups` new groups, and begins when the last is over": opened == over * self.groups}
+
+
+@dataclass(frozen=True, slots=True)
 class Estimated(IntakeRule):
     """As many groups in the first stage as should fill the batch, while those further on do not suffice; at most `groups`.
 

@@ -265,6 +265,44 @@ class Balanced(_Some):
 
 
 @dataclass(frozen=True, slots=True)
+class SubsampledPilots(RowRule):
+    """The n pilots whose metrics have the largest variance, and every rollout of later stages, with weight 1.
+
+    Pilot-Commit's `n_effective`, arXiv 2605.26606: all pilots, the first stage's rollouts, say what a prompt's rate is.
+
+    Attributes:
+        n: at least 1; all of them where failures left n or fewer.
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        at_least("n", self.n, 1)
+
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=("metrics_G",))
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
+        pilots = int((group.stages_G == 0).sum())  # they come first, in order of id
+        if pilots <= self.n:
+            return _even(np.arange(group.scored))
+        kept = max_variance_subset(group.metrics_G[:pilots], self.n)
+        return _even(np.concatenate([kept, np.arange(pilots, group.scored)]))
+
+    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
+        stages, metrics = group.stages_G.tolist(), group.metrics_G
+        kept = [g for g in chosen[0].tolist() if stages[g] == 0]
+        left = [g for g in range(group.scored) if stages[g] == 0 and g not in kept]
+        later = [g for g in range(group.scored) if stages[g] > 0]
+        return {
+            "n different pilots, or all": len(set(kept)) == len(kept) == min(self.n, len(kept) + len(left)),
+            "all rollouts of later stages, once": [g for g in chosen[0].tolist() if stages[g] > 0] == later,
+            "each with weight 1": set(chosen[1].tolist()) <= {1.0},
+        } | (MaxVariance(self.n).best(metrics[kept], metrics[left]) if left else {})
+
+
+@dataclass(frozen=True, slots=True)
 class ShortestAndLongest(RowRule):
     """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
 

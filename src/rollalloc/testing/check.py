@@ -121,7 +121,8 @@ class _Check:
     def back_pressure(self) -> None:
         """Law 3 where every group survives: what is alive stays within a few batches and a few intakes."""
         run = self._run(self.seeds[0], hard=True)
-        bound = 3 * self.recipe.groups + 2 * self.first
+        intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale
+        bound = 3 * self.recipe.groups + intakes * self.first
         for _ in run.synchronous(4 * self.batches):
             alive = set(run.audit.order_of) - run.audit.released - run.audit.in_batch
             groups = {run.audit.order_of[rollout].group for rollout in alive}

@@ -15,8 +15,9 @@ from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
+from rollalloc.rules.intake import EveryRound, KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
-from rollalloc.rules.rows import MaxVariance  # noqa: E402
+from rollalloc.rules.rows import MaxVariance, SubsampledPilots  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
 PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
@@ -52,9 +53,19 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     assert n == (128 if row == "deepmath_1.5b" else 64)
     if method == "pilot_commit":
         assert section["n_pilot"] + section["n_commit"] == n
+        assert recipe.intake == EveryRound(3 * groups)
     if "gen_groups" in section:
         assert recipe.max_candidates == 10 * section["gen_groups"]
     assert groups // config.actor_rollout_ref.actor.ppo_mini_batch_size == 4
+
+
+def test_pilots_as_needed_and_fewer_of_them_trained_on_are_overrides() -> None:
+    chosen = ["trainer.v1.rollalloc.pilots=as_needed", "+trainer.v1.rollalloc.n_effective=8"]
+    command = [f"--config-path={FOLDER}", "--config-name=polaris_4b", "method=pilot_commit", *chosen]
+    config = of_command(command)
+    _, _, recipe = recipe_of(config)
+    assert (recipe.intake, recipe.rows) == (KeepInFlight(384, ahead=True), SubsampledPilots(8))
+    assert checked(config).optimizer_steps == 4
 
 
 @pytest.mark.parametrize("row", ROWS)
