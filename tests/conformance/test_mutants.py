@@ -15,6 +15,7 @@ from cases import QUICK, RECIPES, visited
 from rollalloc import PromptTable, recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
+from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Budget, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
@@ -311,6 +312,26 @@ class DoesNotRecordTheSample(Allocator):
         return actions
 
 
+def without_longest(state):
+    return state | {"groups": [group | {"longest": None} for group in state["groups"]]}
+
+
+class LosesTheLongestOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(without_longest(state), **how)
+
+
+class DecidesTheLongestAnew(Allocator):
+    """Of groups that have decided it already, whenever it is asked."""
+
+    def ask(self, capacity=None):
+        actions = super().ask(capacity)
+        run = self._run
+        for group in run.flight.groups.values():
+            (group.longest,) = run.recipe.rows.rule.longest_of([group.view], [9], run.view())
+        return actions
+
+
 class ForgetsWhatItKeepsOnLoad(Allocator):
     def load_state_dict(self, state, **how):
         super().load_state_dict(state | {"kept": []}, **how)
@@ -340,6 +361,10 @@ ALLOCATORS = [
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
     (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
+    (9, "darts_longest_by_size", LosesTheLongestOnLoad),
+    (9, "darts_longest_by_size", DecidesTheLongestAnew),
+    (9, "darts_longest_by_size_exact", LosesTheLongestOnLoad),
+    (9, "darts_longest_by_record", LosesTheLongestOnLoad),
     (6, "spo", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
@@ -596,6 +621,29 @@ class StopsAtOnce(stops.SampledTail):
 
 
 @dataclass(frozen=True)
+class StopsByTheRecipesLongest(stops.SampledTail):
+    def __call__(self, group, view, rng):
+        group._group.longest, own = None, group.longest
+        made = super().__call__(group, view, rng)
+        group._group.longest = own
+        return made
+
+
+@dataclass(frozen=True)
+class LetsRun(stops.ShortestOnly):
+    def __call__(self, group, view, rng):
+        return ()
+
+
+@dataclass(frozen=True)
+class StopsTheLongest(stops.ShortestOnly):
+    """Of a group that has one, too."""
+
+    def __call__(self, group, view, rng):
+        return sorted(group.running) if group.whole >= view.rows else ()
+
+
+@dataclass(frozen=True)
 class StopsAll(stops.SampledTail):
     def __call__(self, group, view, rng):
         return sorted(group.running) if stops.SampledTail.__call__(self, group, view, rng) else []
@@ -734,6 +782,44 @@ class LastToFinish(rows.ShortestAndLongest):
     def __call__(self, group, view, rng):
         chosen = np.arange(group.scored)[-(self.shortest + self.longest) :]
         return chosen, np.ones(chosen.size)
+
+
+@dataclass(frozen=True)
+class TheRecipesLongest(rows.LongestBySize):
+    """As many longest of every group, whatever it decided."""
+
+    def __call__(self, group, view, rng):
+        results = {"tokens": group.tokens_G.tolist(), "truncated": group.truncated_G.tolist()}
+        return super().__call__(GroupView.of(group.metrics_G.tolist(), **results), view, rng)
+
+
+@dataclass(frozen=True)
+class MoreOfMore(rows.LongestBySize):
+    """Most longest where most rollouts are."""
+
+    def longest_of(self, groups, sizes, view):
+        return [self.longest - each for each in super().longest_of(groups, sizes, view)]
+
+
+@dataclass(frozen=True)
+class AlwaysALongest(rows.LongestBySize):
+    def longest_of(self, groups, sizes, view):
+        return [max(1, each) for each in super().longest_of(groups, sizes, view)]
+
+
+@dataclass(frozen=True)
+class NoLongestOfAny(rows.LongestByRecord):
+    def longest_of(self, groups, sizes, view):
+        return [0] * len(groups)
+
+
+@dataclass(frozen=True)
+class SolvedAlone(rows.LongestByRecord):
+    """However little its lengths vary."""
+
+    def longest_of(self, groups, sizes, view):
+        records = [view.statistics.record(group.prompt) for group in groups]
+        return [0 if r.attempts and r.successes >= self.solved * r.attempts else self.longest for r in records]
 
 
 @dataclass(frozen=True)
@@ -1088,6 +1174,9 @@ RULES = [
     (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
+    (9, "SampledTail", staged("darts_longest_by_size", stop=StopsByTheRecipesLongest())),
+    (9, "ShortestOnly", staged("darts_longest_by_size_exact", stop=LetsRun())),
+    (9, "ShortestOnly", staged("darts_longest_by_size_exact", stop=StopsTheLongest())),
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
     (9, "Oldest", staged("dapo_carry", promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
@@ -1111,6 +1200,11 @@ RULES = [
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
     (9, "ShortestAndLongest", other("darts_exact", rows=KeepsTruncated(3, 1))),
     (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1))),
+    (9, "LongestBySize", other("darts_longest_by_size_exact", rows=TheRecipesLongest(3, 2))),
+    (9, "LongestBySize", other("darts_longest_by_size", rows=MoreOfMore(3, 2))),
+    (9, "LongestBySize", other("darts_longest_by_size", rows=AlwaysALongest(3, 2))),
+    (9, "LongestByRecord", other("darts_longest_by_record", rows=NoLongestOfAny(3, 1, 0.5))),
+    (9, "LongestByRecord", other("darts_longest_by_record", rows=SolvedAlone(3, 1, 0.5))),
     (9, "AsIfUniform", other("foresight_weighed", rows=WeighsTheLikely(1.5))),
     (9, "AsIfUniform", other("foresight_weighed", rows=WeighsWithoutLimit(1.5))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),

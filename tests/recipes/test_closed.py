@@ -64,7 +64,7 @@ MADE = {
     recipes.darts: {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
         "deviation": (None, "sample"), "latency": (None, ((1, 0.5), (64, 1.0))), "solved": (None, 0.9), "share": (0.1, 0.5),
-        "least": (None, 5), "normalise": (False, True),
+        "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"),
     },
     recipes.racing: {
         "groups": (4, 3), "sizes_S": ((4, 8), (2, 8)), "gen_groups": (12, 6), "max_staleness": (0, 4),
@@ -113,6 +113,7 @@ def test_the_rows_of_darts_say_how_many_are_ordered_and_stopped():
 def test_rules_are_shown_what_is_the_recipes():
     view = Run(recipes.darts(4, 3, 1), PromptTable(9), 0).view()
     assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 0, 4, 1)
+    assert view.row_rule == recipes.darts(4, 3, 1).rows
     view = Run(recipes.pilot_commit(4, 4, 4, 12), PromptTable(9), 0).view()
     assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 4, None, 0)
     assert Run(recipes.pods(4, 8, 3), PromptTable(9), 0).view().rows == 3

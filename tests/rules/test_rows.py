@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules import rows, stops
 from rollalloc.rules.rows import max_variance_subset
 
+NAN = float("nan")
 NO_VIEW = None  # none of these rules looks at the run
 
 
@@ -157,6 +159,81 @@ def test_shortest_and_longest_by_hand(tokens, truncated, expected):
 
 def test_shortest_only():
     assert choose(rows.ShortestAndLongest(2, 0), GroupView.of([0] * 4, tokens=[4, 1, 3, 2]))[0] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "by_size"),
+    [
+        (7, 1, {8: 1, 9: 1, 13: 1, 14: 1, 15: 0, 16: 0, 24: 0}),  # the released min((16 - r) // 2, 1)
+        (4, 4, {8: 4, 9: 3, 10: 3, 11: 2, 12: 2, 13: 1, 14: 1, 15: 0, 16: 0, 20: 0}),  # and max((16 - r) // 2, 0)
+        (3, 0, {3: 0, 4: 0}),
+        (1, 2, {3: 1, 4: 1, 5: 0}),
+    ],
+)
+def test_fewer_are_the_longest_of_more_rollouts(shortest, longest, by_size):
+    groups = [GroupView.of([], group=size) for size in by_size]
+    rule = rows.LongestBySize(shortest, longest)
+    assert rule.longest_of(groups, list(by_size), View.of()) == list(by_size.values())
+
+
+def test_rollouts_of_an_earlier_stage_count_among_those_to_choose_from():
+    groups = [GroupView.of([1.0] * 4), GroupView.of([1.0] * 2), GroupView.of([])]
+    assert rows.LongestBySize(7, 1).longest_of(groups, [12, 12, 12], View.of()) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("stds", "attempts", "successes", "expected"),
+    [
+        ([10, 30, 30, 10], [8, 8, 8, 8], [8, 8, 4, 4], [1, 0, 1, 1]),  # solved, and wider than the mean of 20
+        ([30, 30], [10, 10], [9, 8.9], [0, 1]),  # at 0.9, and just below
+        ([5], [8], [8], [0]),  # alone, its success decides
+        ([5], [8], [0], [1]),
+        ([NAN, 8, 12], [8, 8, 8], [8, 8, 8], [1, 1, 0]),  # of unknown lengths: its tail stays
+        ([NAN, NAN], [0, 8], [0, 8], [1, 1]),
+        ([9, 9], [0, 4], [0, 4], [1, 0]),  # never seen
+    ],
+)
+def test_solved_prompts_whose_lengths_vary_have_no_longest(stds, attempts, successes, expected):
+    statistics = PromptStatistics(len(stds))
+    statistics.length_std_N[:], statistics.attempts_N[:], statistics.successes_N[:] = stds, attempts, successes
+    groups = [GroupView.of([], prompt=g, group=g) for g in range(len(stds))]
+    view = View.of(len(stds), statistics=statistics)
+    rule = rows.LongestByRecord(3, 1, 0.9)
+    assert rule.longest_of(groups, [6] * len(stds), view) == expected
+    assert rows.LongestByRecord(2, 2, 0.9).longest_of(groups, [6] * len(stds), view) == [2 * each for each in expected]
+
+
+def test_without_a_rule_of_its_own_a_group_keeps_no_number():
+    assert rows.ShortestAndLongest(3, 1).longest_of([GroupView.of([])], [6], View.of()) is None
+    assert rows.Everything().longest_of([GroupView.of([])], [6], View.of()) is None
+
+
+@pytest.mark.parametrize("solved", [0, 1.5, -1])
+def test_a_rate_that_is_none_is_refused(solved):
+    with pytest.raises(ValueError, match=r"solved must be a success rate in \(0, 1\], got"):
+        rows.LongestByRecord(3, 1, solved)
+
+
+@given(data=st.data(), shortest=st.integers(1, 5), longest=st.integers(0, 4))
+def test_a_group_is_trained_on_as_many_rows_whatever_its_own_longest(data, shortest, longest):
+    """K + L rows, with as many more of the shortest as fewer are the longest; by sorting, all lengths different."""
+    own = data.draw(st.one_of(st.none(), st.integers(0, longest)))
+    tokens = data.draw(st.lists(st.integers(1, 999), min_size=shortest + longest, max_size=16, unique=True))
+    chosen, weights = choose(
+        rows.ShortestAndLongest(shortest, longest), GroupView.of([0] * len(tokens), tokens=tokens, longest=own)
+    )
+    last = longest if own is None else own
+    first = shortest + longest - last
+    assert sorted(tokens[g] for g in chosen) == sorted(tokens)[:first] + sorted(tokens)[len(tokens) - last :]
+    assert weights == [1.0] * (shortest + longest)
+
+
+@given(shortest=st.integers(1, 9), longest=st.integers(0, 9), size=st.integers(1, 60))
+def test_a_rollout_more_never_brings_a_longest_more(shortest, longest, size):
+    rule = rows.LongestBySize(shortest, longest)
+    one, more = rule.longest_of([GroupView.of([])] * 2, [size, size + 1], View.of())
+    assert longest >= one >= more >= 0
+    assert one - more <= 1 or size + 1 > 2 * rule.rows
 
 
 @pytest.mark.parametrize(

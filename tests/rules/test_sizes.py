@@ -11,6 +11,7 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
+from rollalloc.rules.rows import LongestBySize
 from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant
 
 NAN = float("nan")
@@ -203,11 +204,22 @@ def test_the_time_is_that_of_a_batch_told_out_by_hand():
     longer_GX = np.array([[1.0, 2 / 3, 1 / 3, 0.0]])
     rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
     # 3 running: 2 s; then 1 ended and K = 1: one of two goes on, 1 s; it still runs then with chance 1/2; then it does not
-    assert rule.seconds(np.array([3]), longer_GX, 1, 1, 10.0) == pytest.approx(10 * (2 + 1 + 1 / 2))
+    assert rule.seconds(np.array([3]), np.array([1]), 2, longer_GX, 10.0) == pytest.approx(10 * (2 + 1 + 1 / 2))
     # without a tail: over when the first has ended
-    assert rule.seconds(np.array([3]), longer_GX, 1, 0, 10.0) == pytest.approx(10 * 2)
+    assert rule.seconds(np.array([3]), np.array([0]), 1, longer_GX, 10.0) == pytest.approx(10 * 2)
     # beyond the last point they wait for each other
-    assert rule.seconds(np.array([6]), longer_GX, 9, 0, 1.0) == pytest.approx(2 * 6 / 3 + 2 * 4 / 3 + 1.5)
+    assert rule.seconds(np.array([6]), np.array([0]), 9, longer_GX, 1.0) == pytest.approx(2 * 6 / 3 + 2 * 4 / 3 + 1.5)
+
+
+def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
+    """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: the tail goes, and its time, which 5 with one longest does not."""
+    statistics = PromptStatistics(1, laws=True)
+    statistics.log_length_2N[:], statistics.length_std_N[:] = np.array([[5.0], [0.81]]), 1.0
+    groups, price = [GroupView.of([], prompt=0)], Priced(2.0, ((1, 1.0), (32, 17.0)))
+    rule = LongestBySize(3, 1)
+    view = View.of(1, statistics=statistics, rows=4, longest=1)
+    assert [list(price(groups, each, {})) for each in (view, view._replace(row_rule=rule))] == [[5], [7]]
+    assert [rule.longest_of(groups, [n], view) for n in (4, 6, 7, 8)] == [[1], [1], [0], [0]]
 
 
 def test_without_a_law_half_of_the_redundancy_is_given():

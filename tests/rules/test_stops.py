@@ -9,7 +9,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import Sample, View
 from rollalloc.core.seeds import rng
 from rollalloc.rules.rows import ShortestAndLongest
-from rollalloc.rules.stops import SampledTail
+from rollalloc.rules.stops import SampledTail, ShortestOnly
 
 
 def made(group, shortest, longest, seed=0):
@@ -55,8 +55,37 @@ def test_the_sample_is_uniform():
     assert all(abs(kept[r] - draws / 4) < 5 * np.sqrt(draws * 3 / 16) for r in group.running)
 
 
+@pytest.mark.parametrize(
+    ("ended", "longest", "stopped", "kept"),
+    [
+        (3, 1, 3, 1),  # its own L is the recipe's: K = 3
+        (3, 0, 0, None),  # it has none: four rows are to be there
+        (4, 0, 4, 0),
+        (2, 2, 2, 2),
+    ],
+)
+def test_a_group_is_stopped_by_its_own_longest(ended, longest, stopped, kept):
+    group = GroupView.of([1] * ended, running=[9] * 4, longest=longest)
+    decided = SampledTail()(group, View.of(rows=4, longest=2), rng(0, "stop"))
+    if kept is None:
+        assert decided == ()
+        return
+    assert (len(decided.cancel), len(decided.kept)) == (stopped, kept)
+
+
+@pytest.mark.parametrize(
+    ("ended", "truncated", "longest", "stops"),
+    [(4, 0, 0, True), (3, 0, 0, False), (4, 1, 0, False), (5, 1, 0, True), (4, 0, 1, False), (4, 0, None, False)],
+)
+def test_shortest_only_stops_a_group_without_a_longest_once_its_rows_are_there(ended, truncated, longest, stops):
+    flags = [g < truncated for g in range(ended)]
+    group = GroupView.of([1] * ended, truncated=flags, running=[9, 9], longest=longest)
+    assert list(ShortestOnly()(group, View.of(rows=4, longest=1), rng(0, "stop"))) == sorted(group.running) * stops
+
+
 def test_it_is_asked_once_k_rollouts_are_there():
     assert SampledTail().least_scored(View.of(rows=8, longest=1)) == 7
+    assert ShortestOnly().least_scored(View.of(rows=8, longest=1)) == 8
 
 
 def visited(successes, attempts, **group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, isfinite
 from operator import index
 from typing import Any
@@ -89,15 +90,17 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     if not groups:
         return 0
     sizes = _sizes(run, groups, stage)
+    longest = _longest(run, groups, sizes)
     room = run.budgets.room()
     entered = 0
-    for group, size in zip(groups, sizes, strict=True):
+    for group, size, tail in zip(groups, sizes, longest, strict=True):
         if room is not None:
             if size > room:
                 break
             room -= size
         run.flight.move(group, Phase.RUNNING, stage)
         group.extend(run.next_rollout, size)
+        group.longest = tail
         run.next_rollout += size
         run.budgets.owed += size
         run.flight.owing_S[stage].append(group)
@@ -113,6 +116,21 @@ def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
     if len(sizes) != len(groups) or min(sizes) < 1:
         raise RuleError(f"{rule!r} must give each of {len(groups)} groups at least 1 rollout, got {sizes}")
     return sizes
+
+
+def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | None]:
+    """How many of each group's rows are to be the longest, where the row rule decides that for each."""
+    rule = run.recipe.rows
+    made = rule.longest_of([group.view for group in groups], sizes, run.view())
+    if made is None:
+        return [None] * len(groups)
+    longest = [int(each) for each in made]
+    if len(longest) != len(groups) or min(longest) < 0 or max(longest) > run.longest:
+        raise RuleError(
+            f"{rule!r}: longest_of must give each of {len(groups)} groups 0 to {run.longest} longest rows, its trait, got "
+            f"{longest}"
+        )
+    return longest
 
 
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:

@@ -25,7 +25,7 @@ class Group:
 
     __slots__ = (
         "awaited", "baseline", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
-        "late", "owed", "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "tokens",
+        "late", "longest", "owed", "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "tokens",
         "until", "view",
     )  # fmt: skip
 
@@ -51,6 +51,7 @@ class Group:
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
         self.kept: dict[int, float] = {}  # rollouts that a stop rule kept -> the probability with which it did
+        self.longest: int | None = None  # of its rows, for being that; None: as many as the recipe says
         self.awaited = 0  # cancelled rollouts without a terminal event; the group may be over
         self.late: list[int] = []  # lengths of those that ended by themselves all the same
         self.bounds: list[int] = []  # tokens of those that were cut off: their lengths are at least that
@@ -114,12 +115,13 @@ class Group:
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
-            "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds),
+            "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds), "longest": self.longest,
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
         "until", "predicted", "baseline", "sampling_ratio", "kept", "late", "bounds",
+        "longest",
     )  # fmt: skip
 
     @staticmethod
@@ -141,6 +143,7 @@ class Group:
             setattr(group, name, natural(state[name], name))
         group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
         group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
+        group.longest = None if state["longest"] is None else natural(state["longest"], "longest")
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
         group.owed = naturals(state["owed"], "owed")
         group.running = {
@@ -170,6 +173,8 @@ class GroupView:
         scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
         kept: rollouts that a stop rule let go on, where it chose at random which -> the probability with which each was to.
+        longest: rows of it that are trained on for being the longest, decided with its rollouts; None: as many as the view
+            says.
         predicted: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
         baseline: the reward that it expected, None where it expected none.
         sampling_ratio: how many times likelier it drew the prompt than a uniform draw would have, None where it is unknown.
@@ -192,6 +197,7 @@ class GroupView:
         running: Sequence[int] = (),
         cancelled: int = 0,
         kept: Mapping[int, float] | None = None,
+        longest: int | None = None,
         prompt: int = 0,
         group: int = 0,
         predicted: float | None = None,
@@ -211,6 +217,7 @@ class GroupView:
             cancelled: number of rollouts stopped.
             kept: rollouts that a stop rule let go on -> probability, by their place in `metrics` or, those still to come,
                 after it; none by default.
+            longest: rows of it for being the longest, where the row rule decides that for each group.
             prompt: index of the prompt.
             group: id of the group.
             predicted: the success rate that the prompt rule expected.
@@ -222,6 +229,7 @@ class GroupView:
         made = Group(group, prompt, 0, PromptStatistics(prompt + 1), predicted, baseline, sampling_ratio)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
+        made.longest = longest
         for g in range(count):
             reward = metrics[g] if rewards is None else rewards[g]
             made.add(
@@ -289,6 +297,10 @@ class GroupView:
     @property
     def kept(self) -> Mapping[int, float]:
         return self._group.kept
+
+    @property
+    def longest(self) -> int | None:
+        return self._group.longest
 
     @property
     def kept_G(self) -> NDArray[np.float64]:

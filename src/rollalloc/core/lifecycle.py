@@ -128,6 +128,9 @@ def may_replay(run: Run, row: Row) -> bool:
 
 def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
     """After a load: what follows from another recipe or another data set than the state was saved with."""
+    if not same_recipe:
+        for group in run.flight.groups.values():
+            group.longest = None if group.longest is None else min(group.longest, run.longest)
     if not (same_recipe and same_prompts):
         run.finished = None  # it need not end for the same reason
     if not same_prompts:

@@ -84,7 +84,9 @@ class View(NamedTuple):
         groups: in a full batch.
         max_staleness: the recipe's.
         rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
-        longest: how many of those are the longest, as it says; 0 where it does not choose by length.
+        longest: how many of those are the longest, at most, as it says; 0 where it does not choose by length. Of each
+            group: `longest_of`, and `group.longest` once its rollouts are decided.
+        row_rule: the recipe's, which says how many of each group's are the longest; None: `longest` of each.
         memory: the prompt rule's; read only for all others.
     """
 
@@ -103,6 +105,7 @@ class View(NamedTuple):
     max_staleness: int
     rows: int | None
     longest: int
+    row_rule: RowRule | None
     memory: Memory
 
     @staticmethod
@@ -117,7 +120,7 @@ class View(NamedTuple):
         given: dict[str, Any] = {
             "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "in_flight": 0, "paid": 0, "left": None,
             "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "groups": 1, "max_staleness": 0, "rows": None,
-            "longest": 0, "memory": {},
+            "longest": 0, "row_rule": None, "memory": {},
         }  # fmt: skip
         return View(table=table, **(given | known))
 
@@ -136,6 +139,17 @@ def rows_of(view: View) -> int:
     if view.rows is None:
         raise ValueError("the view does not say how many rows of a group are trained on; give View.of(rows=...)")
     return view.rows
+
+
+def longest_of(groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
+    """Rows of each group that would be trained on for being the longest, were so many rollouts ordered for it now."""
+    own = None if view.row_rule is None else view.row_rule.longest_of(groups, sizes, view)
+    return [view.longest] * len(groups) if own is None else own
+
+
+def longest_in(group: GroupView, view: View) -> int:
+    """Rows of a group that are trained on for being the longest: its own number, or the recipe's."""
+    return view.longest if group.longest is None else group.longest
 
 
 class Drawn(NamedTuple):
@@ -246,7 +260,7 @@ class RowTraits(Traits):
 
     Attributes:
         rows: rollouts that it takes of a group at most, 1 or more; None: every scored one.
-        longest: how many of these for being the longest.
+        longest: how many of these for being the longest, at most.
     """
 
     rows: int | None = None
@@ -421,6 +435,27 @@ class RowRule(Rule):
     @property
     def traits(self) -> RowTraits:
         return RowTraits()
+
+    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int] | None:
+        """How many of each group's rows it takes for being the longest, from 0 to its trait `longest`.
+
+        Asked as the rollouts of these groups are decided; the groups keep it, and are saved with it.
+
+        Args:
+            groups: those that enter a stage together.
+            sizes: rollouts that each gets in that stage.
+            view: of the run.
+
+        Returns:
+            One number for each group; None: the trait `longest` of all.
+        """
+        return None
+
+    def longest_promises(
+        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
+    ) -> Mapping[str, bool]:
+        """What must hold of `longest_of`, where it answers with numbers, as `promises` of the choice of rows."""
+        return {}
 
     @abstractmethod
     def __call__(

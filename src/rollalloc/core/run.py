@@ -27,7 +27,7 @@ class Run:
         loader: the prompt rule where a framework's own loader feeds it, else None.
         reads_rate: whether a rule takes the metric for a success rate.
         patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
-        longest: rows of a group that are trained on for being the longest.
+        longest: rows of a group that are trained on for being the longest, at most.
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
         kl_sum: how far `Updated` told that the weights went, in all.
@@ -104,6 +104,7 @@ class Run:
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
                 longest=self.longest,
+                row_rule=self.recipe.rows,
                 memory=self.memory,
             )
         return view

@@ -29,8 +29,12 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 8
-_SAVED_BY = {**dict.fromkeys(range(7), ", 0.1"), 7: ", 0.2 as it was before 24 November 2026"}
+SCHEMA = 9
+_SAVED_BY = {
+    **dict.fromkeys(range(7), ", 0.1"),
+    7: ", 0.2 as it was before 24 November 2026",
+    8: ", 0.2 as it was early on 24 November 2026",
+}
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
@@ -92,6 +96,8 @@ def load(
         _load_books(run, state, source_N)
         _load_in_flight(run, state, _Renumbering(source_N))
         _check_sums(run)
+        if not accept_recipe and any((group.longest or 0) > run.longest for group in run.flight.groups.values()):
+            raise ValueError(f"a group has more than {run.longest} longest rows; the state is corrupt")
     return run
 
 

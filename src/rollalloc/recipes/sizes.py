@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
+from rollalloc.core.rule import RowRule, StopRule
 from rollalloc.recipes.groups import grpo
 from rollalloc.rules import advantages, predictions, rows, sizes, stops
 
@@ -73,6 +74,7 @@ def darts(
     share: float = 0.1,
     least: int | None = None,
     normalise: bool = False,
+    longest_by: Literal["all", "size", "record"] = "all",
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -92,12 +94,16 @@ def darts(
             rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. None: half the redundancy.
         solved: with tail="sampled", prompts that succeeded so often in the visits before, or of which a method that this is
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
-            (0, 1]. None: all have one.
+            (0, 1]. None: all have one. With longest_by="record" the rate from which a prompt has none, whatever the tail.
         share: in (0, 1].
         least: rollouts of each group at least, in [K + L, (1 + max_redundancy) / 2 · (K + L)]; released: 10 for 8 rows.
             None: K + L.
         normalise: compare how lengths vary by (σ - min) / (max - min) of the groups ordered together, as released, not in
             tokens.
+        longest_by: L is the number of "all" prompts; or "size" gives a prompt fewer, none in the end, the more rollouts it
+            has, and as many more of the shortest, `rows.LongestBySize`, as released; "record" gives none to prompts that
+            succeeded so often as `solved` says and whose lengths vary more than others', `rows.LongestByRecord`. A group
+            without a longest is stopped once its rows are there, under tail="exact" too.
 
     Raises:
         ValueError: a value out of its range, or two that do not go together.
@@ -109,7 +115,17 @@ def darts(
     if latency is not None and (least is not None or normalise):
         raise ValueError("least, normalise: of sizes that half of the redundancy makes; leave them out, or latency")
     one_of("tail", tail, ("exact", "sampled", "none"))
-    if solved is not None and tail != "sampled":
+    one_of("longest_by", longest_by, ("all", "size", "record"))
+    if longest_by != "all" and (tail == "none" or not longest):
+        raise ValueError(
+            f"longest_by={longest_by!r}: of a recipe that trains on longest rollouts only, got longest={longest} and "
+            f"tail={tail!r}; give longest of at least 1 and another tail, or leave longest_by out"
+        )
+    if longest_by == "record" and solved is None:
+        raise ValueError(
+            'longest_by="record" needs solved, the success rate from which a prompt has no longest; such as 0.9'
+        )
+    if solved is not None and tail != "sampled" and longest_by != "record":
         raise ValueError(
             f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
         )
@@ -119,13 +135,29 @@ def darts(
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)
-    stop = None if tail == "exact" else stops.SampledTail(solved, share)
+    stop = _stop(tail, solved if longest_by != "record" else None, share, longest_by == "all")
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        rows=rows.ShortestAndLongest(shortest, longest),
+        rows=_ends(shortest, longest, longest_by, solved),
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
+
+
+def _stop(tail: str, solved: float | None, share: float, same_longest: bool) -> StopRule | None:
+    """What is stopped of a group, by its tail; of one without a longest all that is not needed, in any case."""
+    if tail != "exact":
+        return stops.SampledTail(solved, share)
+    return None if same_longest else stops.ShortestOnly()
+
+
+def _ends(shortest: int, longest: int, longest_by: str, solved: float | None) -> RowRule:
+    """The shortest and the longest, with as many of these as all groups have, or each by itself."""
+    if longest_by == "size":
+        return rows.LongestBySize(shortest, longest)
+    if longest_by == "record" and solved is not None:
+        return rows.LongestByRecord(shortest, longest, solved)
+    return rows.ShortestAndLongest(shortest, longest)
 
 
 def _check_floor(least: int, rows: int, mean_factor: float) -> None:

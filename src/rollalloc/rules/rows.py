@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, inf
@@ -340,8 +341,14 @@ class ShortestAndLongest(RowRule):
     def traits(self) -> RowTraits:
         return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows, longest=self.longest)
 
+    def _split(self, group: GroupView) -> tuple[int, int]:
+        """K and L of a group: where fewer are its longest, more are its shortest."""
+        longest = self.longest if group.longest is None else group.longest
+        return self.rows - longest, longest
+
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         done_G, kept = group.in_order, group.kept
+        shortest, longest = self._split(group)
         early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
         # Truncated last, then by length, then by id.
         early.sort(key=lambda g: (done_G[g].truncated, done_G[g].tokens))
@@ -349,12 +356,13 @@ class ShortestAndLongest(RowRule):
             tail = [g for g in range(len(done_G)) if done_G[g].rollout in kept and not done_G[g].truncated]
         else:
             whole = sum(not done.truncated for done in done_G)
-            tail = early[whole - self.longest : whole] if whole >= self.rows else early[self.shortest : self.rows]
-        chosen_M = np.array(sorted(early[: self.shortest] + tail), np.int64)
+            tail = early[whole - longest : whole] if whole >= self.rows else early[shortest : self.rows]
+        chosen_M = np.array(sorted(early[:shortest] + tail), np.int64)
         return chosen_M, 1 / group.kept_G[chosen_M]
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         kept, weights = chosen[0].tolist(), chosen[1].tolist()
+        longest = self.longest if group.longest is None else group.longest
         late = [rollout in group.kept for rollout in group.rollouts_G.tolist()]
         lengths, truncated = group.tokens_G.tolist(), group.truncated_G.tolist()
         probability = [group.kept.get(rollout, 1.0) for rollout in group.rollouts_G[chosen[0]].tolist()]
@@ -370,7 +378,7 @@ class ShortestAndLongest(RowRule):
                 "every late one that was kept and not truncated, and no other late one": (
                     {g for g in kept if late[g]} == {g for g in range(group.scored) if late[g] and not truncated[g]}
                 ),
-                "the K shortest of those that had ended by then": taken == early[: self.shortest],
+                "the K shortest of those that had ended by then": taken == early[: self.rows - longest],
             }
         whole = sorted(lengths[g] for g in range(group.scored) if not truncated[g])
         kept_whole = sorted(lengths[g] for g in kept if not truncated[g])
@@ -378,7 +386,97 @@ class ShortestAndLongest(RowRule):
         return own | {
             "K + L rollouts, or all": len(kept) == len(set(kept)) == min(self.rows, group.scored),
             "the K shortest and the L longest that were not truncated": (
-                not enough or kept_whole == whole[: self.shortest] + whole[len(whole) - self.longest :]
+                not enough or kept_whole == whole[: self.rows - longest] + whole[len(whole) - longest :]
             ),
             "a truncated one only where all others are kept": enough or kept_whole == whole,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LongestBySize(ShortestAndLongest):
+    """As `ShortestAndLongest`, with fewer longest rollouts where a group has more rollouts to choose from.
+
+        L_i = min(L, max(0, ⌊(2 (K + L) - M_i) / 2⌋)),   K_i = K + L - L_i
+
+    M_i are the rollouts that are ordered for the group, with those of an earlier stage that are there. So the prompts whose
+    lengths vary most, which get the most rollouts, are trained on their shortest alone. The released code of DARTS, which
+    has 16 for 2 (K + L).
+    """
+
+    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
+        return [
+            min(self.longest, max(0, (2 * self.rows - size - group.scored) // 2))
+            for group, size in zip(groups, sizes, strict=True)
+        ]
+
+    def longest_promises(
+        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
+    ) -> dict[str, bool]:
+        size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
+        longest_G = np.asarray(made)
+        free_G = 2 * self.rows - size_G  # rollouts below twice the rows: each two allow one longest
+        return {
+            "two rollouts fewer than twice the rows for each longest": bool(
+                ((longest_G == 0) | (2 * longest_G <= free_G)).all()
+            ),
+            "L where that allows it, else as many as it allows": bool(
+                ((longest_G == self.longest) | (2 * longest_G + 2 > free_G)).all()
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LongestByRecord(ShortestAndLongest):
+    """As `ShortestAndLongest`, without a longest rollout for prompts that are solved and whose lengths vary.
+
+        L_i = 0 where s_i >= solved and σ_i >= mean σ, else L;   K_i = K + L - L_i
+
+    s_i is the prompt's success rate in its visits so far, σ_i the running deviation of its lengths, and the mean is over the
+    groups that are ordered together, of those that have one: of a group ordered alone its success decides. DARTS, by its
+    paper, has the shortest alone for saturated prompts; that those are the solved ones whose lengths vary is ours.
+
+    Attributes:
+        solved: in (0, 1].
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    solved: float
+
+    def __post_init__(self) -> None:
+        ShortestAndLongest.__post_init__(self)
+        if not 0 < self.solved <= 1:
+            raise ValueError(f"solved must be a success rate in (0, 1], got {self.solved!r}")
+
+    @property
+    def traits(self) -> RowTraits:
+        return RowTraits(reads=("tokens_G", "truncated_G"), reads_rate=True, rows=self.rows, longest=self.longest)
+
+    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
+        prompts = [group.prompt for group in groups]
+        std_G = view.statistics.length_std_N[prompts].astype(np.float64)
+        known_G = ~np.isnan(std_G)
+        if not known_G.any():
+            return [self.longest] * len(groups)
+        varies_G = np.where(known_G, std_G, -np.inf) >= std_G[known_G].mean() * (1 - 1e-9)
+        attempts_G, successes_G = view.statistics.attempts_N[prompts], view.statistics.successes_N[prompts]
+        solved_G = (attempts_G > 0) & (successes_G >= self.solved * attempts_G)
+        return np.where(varies_G & solved_G, 0, self.longest).tolist()
+
+    def longest_promises(
+        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
+    ) -> dict[str, bool]:
+        records = [view.statistics.record(group.prompt) for group in groups]
+        known = [record.length_std for record in records if record.length_std == record.length_std]
+        mean = sum(known) / max(1, len(known))
+        saturated = [
+            record.attempts > 0
+            and record.successes / record.attempts >= self.solved
+            and record.length_std >= mean * (1 - 1e-6)
+            for record in records
+        ]
+        return {
+            "no longest of a solved prompt whose lengths vary more than the mean one's, and L of any other": list(made)
+            == [0 if each else self.longest for each in saturated]
         }

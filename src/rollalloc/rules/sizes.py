@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import at_least
-from rollalloc.core.rule import Memory, SizeRule, Traits, View, rows_of
+from rollalloc.core.rule import Memory, SizeRule, Traits, View, longest_of, rows_of
 
 _POINTS = 64  # lengths at which a batch's running rollouts are counted
 _FAR = 2.5  # deviations of the logarithm up to which they reach
@@ -190,19 +190,25 @@ class Priced(SizeRule):
         std_G = _deviations(groups, view)
         tried = [Redundant(mean / rows, self.max_factor).spread(std_G, rows) for mean in range(rows, most + 1)]
         seconds = [
-            self.seconds(np.asarray(sizes), longer_GX, rows - view.longest, view.longest, step) for sizes in tried
+            self.seconds(np.asarray(sizes), np.asarray(longest_of(groups, sizes, view)), rows, longer_GX, step)
+            for sizes in tried
         ]
         return tried[int(np.argmin(seconds))]
 
     def seconds(
-        self, size_G: NDArray[np.int64], longer_GX: NDArray[np.float64], shortest: int, longest: int, step: float
+        self,
+        size_G: NDArray[np.int64],
+        longest_G: NDArray[np.int64],
+        rows: int,
+        longer_GX: NDArray[np.float64],
+        step: float,
     ) -> float:
-        """T, for so many rollouts of each group, by steps of `step` tokens."""
+        """T, for so many rollouts of each group, by steps of `step` tokens; `longest_G` of each group's rows are L."""
         left_GX = size_G[:, None] * longer_GX
-        late_GX = size_G[:, None] - left_GX >= shortest
+        late_GX = size_G[:, None] - left_GX >= (rows - longest_G)[:, None]
         at_G = np.where(late_GX.any(axis=1), late_GX.argmax(axis=1), -1)
         then_G1 = np.maximum(left_GX[np.arange(len(size_G)), at_G], 1e-300)[:, None]
-        running_X = np.where(late_GX, left_GX * np.minimum(1.0, longest / then_G1), left_GX).sum(axis=0)
+        running_X = np.where(late_GX, left_GX * np.minimum(1.0, longest_G[:, None] / then_G1), left_GX).sum(axis=0)
         numbers, seconds = np.array(self.latency).T
         each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
         return float((each_X * np.minimum(1.0, running_X)).sum() * step)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.rule import Sample, StopRule, Traits, View, rows_of
+from rollalloc.core.rule import Sample, StopRule, Traits, View, longest_in, rows_of
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTail(StopRule):
     """Once K rollouts are there that were not truncated, keep L random ones of those running, stop the rest.
 
-    K + L are the rows that the recipe's row rule takes of a group, L those that it takes for being the longest. Each of the
-    r that run goes on with probability L / r, or 1 where no more than L run, and the group keeps that with it. With L = 0
-    nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout can be
-    known to be the longest while others run.
+    K + L are the rows that the recipe's row rule takes of a group, L those that it takes of this one for being the longest.
+    Each of the r that run goes on with probability L / r, or 1 where no more than L run, and the group keeps that with it.
+    With L = 0 nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout
+    can be known to be the longest while others run.
 
     A prompt whose earlier visits succeeded at a rate of `solved` at least, or of which so much is expected
     (`group.predicted`) where it has none, has no tail, but for a share `share` of its visits, by a draw of its own: there
@@ -44,7 +44,7 @@ class SampledTail(StopRule):
             )
 
     def least_scored(self, view: View) -> int:
-        """K: scored rollouts before which nothing is stopped."""
+        """K where L is largest: scored rollouts before which nothing is stopped."""
         return rows_of(view) - view.longest
 
     @property
@@ -53,9 +53,10 @@ class SampledTail(StopRule):
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample:
         # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
-        if not group.unfinished or group.whole < self.least_scored(view):
+        tail = longest_in(group, view)
+        if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
-        running, tail = sorted(group.running), view.longest
+        running = sorted(group.running)
         # A group of which some were kept has its sample already; looking again would thin it out.
         if not group.kept.keys().isdisjoint(running):
             return ()
@@ -88,17 +89,47 @@ class SampledTail(StopRule):
         )
         stopped, kept = (made.cancel, made.kept) if isinstance(made, Sample) else (made, {})
         running = set(group.running)
-        due = whole >= rows_of(view) - view.longest and not running & set(group.kept)
+        longest = view.longest if group.longest is None else group.longest
+        due = whole >= rows_of(view) - longest and not running & set(group.kept)
         left = running - set(stopped)
-        share = self.share if view.longest and self._is_solved(group) else 1.0
+        share = self.share if longest and self._is_solved(group) else 1.0
         none_kept = share < 1 and due and not left
         return {
             "only rollouts that run are stopped": set(stopped) <= running,
             "none is stopped before K of its stage are there, nor twice": due or not stopped,
             "then just L go on, or none of a solved prompt": (
-                not due or none_kept or len(left) == min(view.longest, len(running))
+                not due or none_kept or len(left) == min(longest, len(running))
             ),
             "each that goes on is recorded, with the share of those running that do, of a solved prompt's visits, too": (
                 kept == (dict.fromkeys(left, share * len(left) / len(running)) if due and running else {})
             ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestOnly(StopRule):
+    """Stop a group of which no row is to be the longest once its rows are there that were not truncated; let others run."""
+
+    def least_scored(self, view: View) -> int:
+        """The rows of a group: scored rollouts before which nothing is stopped."""
+        return rows_of(view)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=("truncated_G",), reads_rows=True)
+
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
+        over = not longest_in(group, view) and group.whole >= rows_of(view)
+        return sorted(group.running) if over else ()
+
+    def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
+        whole = sum(
+            not truncated and stage == group.stage
+            for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)
+        )
+        shortest_only = (view.longest if group.longest is None else group.longest) == 0
+        return {
+            "all that run are stopped once the rows are there, of a group without a longest, and none else": (
+                list(made) == (sorted(group.running) if shortest_only and whole >= rows_of(view) else [])
+            )
         }

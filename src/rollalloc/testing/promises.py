@@ -50,13 +50,14 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     """
     log: dict[int, Verdict] = {}
     kept: dict[int, dict[int, float]] = {}  # what stop rules said that they kept of each group, by its id
+    longest: dict[int, int] = {}  # rows for being the longest that the row rule gave each group, by its id
 
     def watch(stage: Stage, like: Stage | None) -> Stage:
         return replace(
             stage,
             size=WatchedSize(stage.size, like and like.size),
             judge=WatchedJudge(stage.judge, like and like.judge, log),
-            stop=stage.stop and WatchedStop(stage.stop, like and like.stop, kept),
+            stop=stage.stop and WatchedStop(stage.stop, like and like.stop, kept, longest),
             promote=WatchedPromote(stage.promote, like and like.promote),
         )
 
@@ -67,7 +68,7 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
         stages=tuple(watch(own, other) for own, other in zip(recipe.stages, likes, strict=True)),
         prompts=prompts(recipe.prompts, like and like.prompts),
         intake=WatchedIntake(recipe.intake, like and like.intake),
-        rows=WatchedRows(recipe.rows, like and like.rows, kept),
+        rows=WatchedRows(recipe.rows, like and like.rows, kept, longest),
         advantage=WatchedAdvantage(recipe.advantage, like and like.advantage),
         over_batch=recipe.over_batch and WatchedBatch(recipe.over_batch, like and like.over_batch),
     )
@@ -163,46 +164,61 @@ class WatchedJudge(_Called, JudgeRule):
 
 
 @dataclass(frozen=True, repr=False)
-class WatchedStop(_Called, StopRule):
-    """Notes what was kept by chance."""
+class _Shown(_Called):
+    """Around a rule that is shown what was decided of a group before: what stop rules kept of it by chance, and its L."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
+    longest: InitVar[dict[int, int]]
 
-    def __post_init__(self, kept: dict[int, dict[int, float]]) -> None:
-        vars(self)["kept"] = kept
+    def __post_init__(self, kept: dict[int, dict[int, float]], longest: dict[int, int]) -> None:
+        vars(self).update(kept=kept, longest=longest)
+
+    def _expect_shown(self, seen: tuple[Any, ...], *, kept: bool) -> None:
+        group = seen[0].group
+        told, shown = vars(self)["kept"].get(group, {}), dict(seen[0].kept)
+        said = f"{self!r} is shown that {shown} were kept, a stop rule kept {told}{_about(seen)}"
+        expect(9, not kept or shown == told, said)
+        told, shown = vars(self)["longest"].get(group), seen[0].longest
+        expect(9, shown == told, f"{self!r} is shown {shown} longest rows, the row rule gave {told}{_about(seen)}")
+
+
+@dataclass(frozen=True, repr=False)
+class WatchedStop(_Shown, StopRule):
+    """Notes what was kept by chance."""
 
     def least_scored(self, view: View) -> int:
         return self.rule.least_scored(view)
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
+        self._expect_shown(seen, kept=not isinstance(made, Sample))
         if isinstance(made, Sample):
             vars(self)["kept"].setdefault(seen[0].group, {}).update(made.kept)
-        else:
-            _expect_shown(self, vars(self)["kept"], seen)
         return made
 
 
 @dataclass(frozen=True, repr=False)
-class WatchedRows(_Called, RowRule):
-    """Is shown what stop rules kept by chance."""
+class WatchedRows(_Shown, RowRule):
+    """Notes how many longest rows each group is to have."""
 
-    draws: ClassVar = True
-    kept: InitVar[dict[int, dict[int, float]]]
+    def longest_promises(self, made: Any, groups: Any, sizes: Any, view: View) -> Mapping[str, bool]:
+        return self.rule.longest_promises(made, groups, sizes, view)
 
-    def __post_init__(self, kept: dict[int, dict[int, float]]) -> None:
-        vars(self)["kept"] = kept
+    def longest_of(self, groups: Any, sizes: Any, view: View) -> Any:
+        made = self.rule.longest_of(groups, sizes, view)
+        if made is not None:
+            promised = {} if self.promised is None else self.promised.longest_promises(made, groups, sizes, view)
+            for promise, held in promised.items():
+                said = f"{self!r} does not keep: {promise}; it made {_plain(made)}{_about((groups,))}"
+                expect(9, bool(held), said)
+            vars(self)["longest"].update(zip((group.group for group in groups), made, strict=True))
+        return made
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
-        _expect_shown(self, vars(self)["kept"], seen)
+        self._expect_shown(seen, kept=True)
         return made
-
-
-def _expect_shown(rule: Any, kept: dict[int, dict[int, float]], seen: tuple[Any, ...]) -> None:
-    shown, told = dict(seen[0].kept), kept.get(seen[0].group, {})
-    expect(9, shown == told, f"{rule!r} is shown that {shown} were kept, a stop rule kept {told}{_about(seen)}")
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,0 +1,162 @@
+"""DARTS with as many longest rollouts of each prompt as it decides, from its sizes to its rows."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rollalloc import Allocator, recipes
+from rollalloc.core.errors import RuleError
+from rollalloc.core.events import Done, Updated
+from rollalloc.rules import rows, stops
+from rollalloc.rules.sizes import Fixed
+
+
+def of_size(n, tail="exact", **changes):
+    """Five rows, at most two of them the longest, and n rollouts of each group."""
+    recipe = recipes.darts(2, 3, 2, tail=tail, longest_by="size")
+    return replace(recipe.replace(size=Fixed(n)), **changes)
+
+
+def told(allocator, order, ended):
+    """The first so many rollouts of an order end, the k-th after 10 k tokens; what is stopped thereupon."""
+    for at, rollout in enumerate(order.rollouts[:ended], 1):
+        allocator.tell([Done(rollout, 1.0, 1.0, 10 * at, 0)])
+    return allocator.ask(0).cancel
+
+
+@pytest.mark.parametrize(
+    ("n", "tail", "ended", "stopped"),
+    [
+        (9, "exact", 5, 4),  # 2 · 5 - 9 rollouts allow no longest: over once the five shortest are there
+        (9, "exact", 4, 0),
+        (8, "exact", 5, 0),  # one longest: whatever runs may become it
+        (9, "sampled", 5, 4),
+        (8, "sampled", 4, 3),  # four shortest are there, one of four is kept
+        (8, "sampled", 3, 0),
+        (6, "sampled", 3, 1),  # two of three
+    ],
+)
+def test_a_group_is_stopped_by_the_longest_that_its_size_leaves(n, tail, ended, stopped):
+    allocator = Allocator(of_size(n, tail), 9, 0)
+    order = allocator.ask().generate[0]
+    assert len(told(allocator, order, ended)) == stopped
+
+
+@pytest.mark.parametrize(("n", "chosen"), [(5, 5), (6, 5), (8, 5), (9, 5), (12, 5)])
+def test_the_rows_are_as_many_whatever_the_size(n, chosen):
+    """All end at once: the shortest and the longest that are left, by their tokens."""
+    allocator = Allocator(of_size(n), 9, 0)
+    for order in allocator.ask().generate:
+        allocator.tell([Done(each, 1.0, 1.0, 10 * (at + 1), 0) for at, each in enumerate(order.rollouts)])
+        first = order.rollouts[0]
+    batch = allocator.ask().batch
+    longest = min(2, max(0, (10 - n) // 2))
+    kept = sorted(row.rollout - first for row in batch.rows if row.rollout >= first)
+    assert kept == [*range(5 - longest), *range(n - longest, n)]
+    assert len(kept) == chosen
+
+
+def by_record(**changes):
+    return replace(recipes.darts(2, 3, 1, tail="sampled", solved=0.9, longest_by="record"), **changes)
+
+
+def visited(allocator, lengths):
+    """Every prompt is visited once, solved, with such lengths; then the next batch is ordered."""
+    orders = allocator.ask().generate
+    for order, tokens in zip(orders, lengths, strict=True):
+        last = [Done(each, 1.0, 1.0, many, 0) for each, many in zip(order.rollouts, tokens, strict=True)]
+        allocator.tell(last)
+    assert allocator.ask().batch
+    allocator.tell([Updated(1)])
+    return allocator.ask().generate
+
+
+def test_a_group_keeps_what_it_decided_when_its_prompts_record_changes_and_over_a_load():
+    """The wide one has no tail, nor after a load, nor once its record says that its lengths are those of all."""
+    allocator = Allocator(by_record(), 2, 0)
+    orders = visited(allocator, ([50] * 6, [10, 20, 30, 100, 200, 300]))
+    wide = next(group for group in allocator._run.flight.groups.values() if group.longest == 0)
+    assert sorted(group.longest for group in allocator._run.flight.groups.values()) == [0, 1]
+    state = json.loads(json.dumps(allocator.state_dict()))
+    allocator = Allocator(by_record(), 2, 0)
+    allocator.load_state_dict(state)
+    allocator.statistics.successes_N[:] = 0
+    order = next(each for each in orders if each.group == wide.id)
+    assert told(allocator, order, 3) == ()
+    assert len(told(allocator, order._replace(rollouts=order.rollouts[3:]), 1)) == len(order.rollouts) - 4
+
+
+def test_under_another_recipe_a_group_keeps_no_more_longest_than_that_has():
+    allocator = Allocator(of_size(6), 9, 0)
+    allocator.ask()
+    state = allocator.state_dict()
+    assert {group["longest"] for group in state["groups"]} == {2}
+    other = Allocator(replace(of_size(6), rows=rows.ShortestAndLongest(4, 1)), 9, 0)
+    other.load_state_dict(state, accept_recipe=True)
+    assert {group.longest for group in other._run.flight.groups.values()} == {1}
+
+
+def test_a_state_with_more_longest_than_there_are_is_corrupt():
+    allocator = Allocator(of_size(6), 9, 0)
+    allocator.ask()
+    state = json.loads(json.dumps(allocator.state_dict()))
+    state["groups"][0]["longest"] = 3
+    with pytest.raises(ValueError, match="a group has more than 2 longest rows; the state is corrupt"):
+        Allocator(of_size(6), 9, 0).load_state_dict(state)
+    state["groups"][0]["longest"] = -1
+    with pytest.raises(ValueError, match="longest"):
+        Allocator(of_size(6), 9, 0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("made", [[3, 3], [-1, 0], [1]])
+def test_a_rule_that_gives_more_longest_than_its_trait_is_refused_by_name(made):
+    class Wrong(rows.LongestBySize):
+        def longest_of(self, groups, sizes, view):
+            return made
+
+    with pytest.raises(
+        RuleError, match=r"longest_of must give each of 2 groups 0 to 2 longest rows, its trait, got \["
+    ):
+        Allocator(of_size(6, rows=Wrong(3, 2)), 9, 0).ask()
+
+
+def test_over_two_stages_the_rollouts_that_are_there_count():
+    """Eight rows of pilots and commits: 4 + 12 leave no longest, 4 + 4 leave one."""
+    for n_commit, longest in ((12, 0), (4, 1)):
+        both = recipes.mix(
+            recipes.pilot_commit(2, 4, n_commit, 2),
+            recipes.darts(2, 7, 1, longest_by="size"),
+            take={"size": "first"},
+        )
+        allocator = Allocator(both, 9, 0)
+        for order in allocator.ask().generate:
+            allocator.tell([Done(each, at % 2, at % 2, 10, 0) for at, each in enumerate(order.rollouts)])
+        assert {len(order.rollouts) for order in allocator.ask().generate} >= {n_commit}
+        decided = [group.longest for group in allocator._run.flight.groups.values() if group.stage == 1]
+        assert decided == [longest] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"longest_by": "size", "tail": "none"}, "longest_by='size': of a recipe that trains on longest rollouts only"),
+        ({"longest_by": "record", "solved": 0.9, "longest": 0}, "longest_by='record': .* got longest=0"),
+        ({"longest_by": "record"}, 'longest_by="record" needs solved, the success rate'),
+        ({"longest_by": "length"}, "longest_by must be one of all, size, record, got 'length'"),
+        ({"longest_by": "record", "solved": 1.5}, "solved must be a success rate in"),
+        ({"longest_by": "size", "solved": 0.9}, 'give tail="sampled"'),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given, says):
+    with pytest.raises(ValueError, match=says):
+        recipes.darts(**{"groups": 4, "shortest": 3, "longest": 1} | given)
+
+
+def test_which_rules_a_recipe_has():
+    size, record = (recipes.darts(4, 3, 1, solved=s, longest_by=by) for by, s in (("size", None), ("record", 0.9)))
+    assert (size.rows, size.stages[0].stop) == (rows.LongestBySize(3, 1), stops.ShortestOnly())
+    assert (record.rows, record.stages[0].stop) == (rows.LongestByRecord(3, 1, 0.9), stops.ShortestOnly())
+    sampled = recipes.darts(4, 3, 1, tail="sampled", solved=0.9, longest_by="record")
+    assert (sampled.rows, sampled.stages[0].stop) == (record.rows, stops.SampledTail())
+    assert recipes.darts(4, 3, 1).stages[0].stop is None
