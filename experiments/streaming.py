@@ -4,12 +4,12 @@ python experiments/streaming.py TASKS                    # the ablation; TASKS: 
 python experiments/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; darts: + overlap" --task walks/mixed
 python experiments/streaming.py TASKS --only "grpo; darts: + overlap @ 3e-4"   # at a learning rate of its own
 
-Every line trains 16 groups of 8 rows per batch, from the same initial model with the same settings. Runs are interleaved:
-one of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last
-one: accuracy and tokens of an answer at equal batches. Decoding steps are of lines in one process that stream. Seconds are
-from the end of the second batch to that of the last one. On a machine that others share they say little, so that processor
-seconds stand beside them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker
-than the larger of the two.
+Every line trains 128 rows per batch from the same initial model with the same settings: 16 groups of 8, RAFT 128 prompts,
+foresight 64 with as many rows replayed. Runs are interleaved: one of each line, then again; ratios are paired by repeat. The
+policy is evaluated before the first batch and after the last one: accuracy and tokens of an answer at equal batches.
+Decoding steps are of lines that stream. Seconds are from the end of the second batch to that of the last one. On a machine
+that others share they say little, so that processor seconds stand beside them: of the trainer, and of the generator where it
+has a process of its own. No batch can be quicker than the larger of the two.
 """
 
 from __future__ import annotations
@@ -65,8 +65,15 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
     short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
+    late = {"engine": "async", "streaming": Streaming(early=False)}
+    single = {"raft": recipes.raft(GROUPS * ROWS), "foresight": recipes.foresight(64, replay=64)}
+    within = {
+        f"{name}{part}": Line(recipe, 0, how)
+        for name, recipe in {"grpo": grpo, **single}.items()
+        for part, how in {"": {}, ": a process": late, ": + early rows": beside}.items()
+    }
     return {
-        "grpo": Line(grpo),
+        **within,
         "grpo: streaming": Line(grpo, 0, streams),
         "grpo: overlap": Line(grpo, 1, beside),
         "darts: selection": Line(even, 0, streams),

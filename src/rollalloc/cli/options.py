@@ -213,6 +213,10 @@ class Given(Sampled):
     overlap: Annotated[
         bool, titled("async: generate in a separate process; without it, runs are repeatable.", _STREAM)
     ] = True
+    early: Annotated[
+        bool,
+        titled("async: without staleness, train on groups that are complete while the batch's others run.", _STREAM),
+    ] = True
     backend: Annotated[str, titled("async: generation back-end, own, or vllm where that is installed.", _STREAM)] = (
         "own"
     )

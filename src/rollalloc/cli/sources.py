@@ -47,6 +47,7 @@ _OF_STREAMING = (
     "on_weight_update",
     "keep_stopped",
     "overlap",
+    "early",
     "backend",
     "generator_limit",
 )  # of the asynchronous engine
@@ -227,6 +228,7 @@ def _optimizer(given: Given) -> dict[str, Any]:
 def _streaming(given: Given) -> Streaming:
     return Streaming(
         overlap=given.overlap,
+        early=given.early,
         on_weight_update=cast("OnWeightUpdate", given.on_weight_update),
         keep_stopped=given.keep_stopped,
         backend=cast("Generator", given.backend),

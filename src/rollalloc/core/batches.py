@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import repeat
 from math import isfinite
 from operator import attrgetter
@@ -35,6 +36,24 @@ def full_batch(run: Run) -> Batch | None:
     return make_batch(run, None)
 
 
+def preview(run: Run, known: Container[int]) -> tuple[Row, ...]:
+    """Rows that the next batch will have, unless a rule decides otherwise by then; asking changes nothing.
+
+    Those that are replayed are drawn by the version alone. A group that is ready is in the batch where no more are in flight
+    than it takes, and its advantages are its own unless the whole batch has a say in them. With staleness a batch is made as
+    soon as there are groups enough, so that there is nothing to be seen ahead.
+    """
+    recipe, flight = run.recipe, run.flight
+    if run.batch is not None or run.finished is not None or recipe.max_staleness > 0:
+        return ()
+    rows = [row for row in _replays(run) if row.group not in known]
+    if recipe.over_batch is None and len(flight.groups) <= recipe.groups:
+        for group in sorted(flight.ready.values(), key=_id):
+            if group.id not in known:
+                rows += _rows(group, _choose_rows(run, group))
+    return tuple(rows)
+
+
 def make_batch(run: Run, short_because: str | None) -> Batch | None:
     """A batch of what the last promote rule chooses; None where that is too little."""
     recipe = run.recipe
@@ -48,7 +67,9 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     rows: list[Row] = []
     for group, choice in zip(groups, choices, strict=True):
         rows += _train(run, group, choice)
-    rows += _replayed(run)
+    replays = _replays(run)
+    run.replayed += len(replays)
+    rows += replays
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.next_batch()
@@ -100,7 +121,7 @@ def _checked_advantages(rule: Any, made: ArrayLike, count: int) -> NDArray[np.fl
     return advantages_M
 
 
-def _replayed(run: Run) -> list[Row]:
+def _replays(run: Run) -> list[Row]:
     """Rows of earlier batches that are trained on again: those drawn at random among the ones kept."""
     replay = run.recipe.replay
     if replay is None or not run.kept:
@@ -109,28 +130,31 @@ def _replayed(run: Run) -> list[Row]:
     if len(kept) > replay.rows:
         drawn = rng(run.seed, "replay", run.version).permutation(np.array(kept))[: replay.rows]
         kept: list[int] = np.sort(drawn).tolist()
-    run.replayed += len(kept)
     return [(row := run.kept[rollout])._replace(replays=row.replays + 1) for rollout in kept]
 
 
 def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     """The group's rows; the group ends."""
-    chosen, weights = choice.chosen, choice.weights
-    advantages: list[float] = choice.advantages.tolist()
-    done = group.view.in_order
+    chosen, done = choice.chosen, group.view.in_order
     kept = set(chosen)
     if len(kept) < len(done):
         run.release.extend(other.rollout for at, other in enumerate(done) if at not in kept)
-    fate = "trained" if any(advantages) else "zero_variance"
+    fate = "trained" if choice.advantages.any() else "zero_variance"
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
-    trained = [done[at] for at in chosen]
-    run.selection.train(group, list(map(_tokens, trained)))
-    rollouts, versions = map(_rollout, trained), map(_version, trained)
-    # By the thousand: a loop of Python's own would cost more than all else of a batch.
-    made = list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, weights, versions))
+    run.selection.train(group, [done[at].tokens for at in chosen])
+    made = _rows(group, choice)
     close(run, group, Phase.TRAINED, fate, group.until)
     return made
+
+
+def _rows(group: Group, choice: _Choice) -> list[Row]:
+    done = group.view.in_order
+    trained = [done[at] for at in choice.chosen]
+    rollouts, versions = map(_rollout, trained), map(_version, trained)
+    advantages: list[float] = choice.advantages.tolist()
+    # By the thousand: a loop of Python's own would cost more than all else of a batch.
+    return list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, choice.weights, versions))
 
 
 def _checked_rows(
@@ -148,4 +172,4 @@ def _checked_rows(
     return chosen, weights
 
 
-_id, _rollout, _tokens, _version = map(attrgetter, ("id", "rollout", "tokens", "version"))
+_id, _rollout, _version = map(attrgetter, ("id", "rollout", "version"))

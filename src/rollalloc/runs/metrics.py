@@ -132,6 +132,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("streaming/stopped", "rollouts", "ended by one", _BATCH),
         Metric("streaming/resumed", "rollouts", "gone on from a kept prefix", _BATCH),
         Metric("streaming/discarded_tokens", "tokens", "of those begun again", _BATCH),
+        Metric("early_rows", "rows", "passed before their batch was whole", _BATCH),
+        Metric("early_discarded", "rows", "passed so in vain", _BATCH),
         Metric("streaming/rows_mean", "rows", "of a decoding step", _BATCH),
         Metric("streaming/step_seconds", "s", "of a decoding step", _BATCH),
         Metric("streaming/restarts", "restarts", "of the generator so far", _BATCH),

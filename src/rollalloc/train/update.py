@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -25,7 +25,7 @@ from rollalloc.models.policy import Policy, computing, in_bf16
 from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import trained
 from rollalloc.train.clipping import NormLimit
-from rollalloc.train.loss import divergences, shares, token_losses
+from rollalloc.train.loss import denominator, divergences, own_shares, token_losses
 from rollalloc.train.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Example:
         proximal_T: those under the weights before the batch's first step; None until a forward pass gave them.
         reference_T: those under the initial policy; None without a KL term.
         share: of the row's summed losses in its mini-batch's loss.
+        early: whether its gradient was added up before the batch came.
     """
 
     row: Row
@@ -54,6 +55,25 @@ class Example:
     proximal_T: Tensor | None
     reference_T: Tensor | None = None
     share: float = 0.0
+    early: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Early:
+    """What was done for a batch before it came, under the weights that it is trained with.
+
+    Attributes:
+        version: of these weights.
+        examples: rows that it was expected to have, by rollout.
+        sums: of the passes whose gradients are added up, as `Updater._add_up` gives them, but with `own_shares` only; None:
+            there was none.
+        discarded: rows of such passes that the batch did not have.
+    """
+
+    version: int = -1
+    examples: dict[int, Example] = field(default_factory=dict[int, Example])
+    sums: Tensor | None = None
+    discarded: int = 0
 
 
 class Updater:
@@ -84,6 +104,7 @@ class Updater:
         self.steps = 0
         self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
         self.between: Callable[[], None] = _nothing
+        self._early = Early()
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
             pass
@@ -106,22 +127,89 @@ class Updater:
 
         Returns:
             Means over the steps, their number, and the last one's learning rate; with `measure_kl` also "approx_kl", in nats
-            a token.
+            a token. Where rows are passed early (`ahead`), "early_rows" that were, and "early_discarded" in vain.
 
         Raises:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations, measure_kl=measure_kl)
+        early = {"early_rows": sum(each.early for each in examples), "early_discarded": self._early.discarded}
         first, *later = self._parts(examples, batch.version)
         self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
         figures = [self._step(part, spent) for part in (first, *later)]
+        self._early = Early()
         moved = {"approx_kl": self._moved(examples)} if measure_kl else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
             **moved,
+            **(early if self.settings.works_early else {}),
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
+
+    def begun(self) -> set[int]:
+        """Groups of the rows that were given to `ahead` since the last update."""
+        return {each.row.group for each in self._early.examples.values()}
+
+    def ahead(self, rows: Sequence[Row], version: int, generations: Mapping[int, Generation]) -> bool:
+        """Do one pass of what the next update would have to do, for rows that its batch is expected to have.
+
+        Where a batch is one optimizer step, the rows' gradients are added up, each by its own share; `update` divides them
+        by what only the whole batch says. If that has not all of these rows just as they are here, all that was added is
+        discarded. Where a batch is split into several steps, log-probabilities are computed that no sampler gave.
+
+        Args:
+            rows: as `Allocator.preview` gives them; those given before since the last update need not be among them.
+            version: of the weights; what was done under others is forgotten.
+            generations: by rollout, at least those of the rows.
+
+        Returns:
+            Whether there was a pass to do.
+        """
+        if self._early.version != version:
+            self._early = Early(version)
+        self._take(rows, generations)
+        waiting = [each for each in self._early.examples.values() if self._waits(each)]
+        if not waiting:
+            return False
+        part = next(passes(waiting, self.settings.tokens_per_forward))
+        if self.reference is not None:
+            for example, logprobs_T in self._passed(self.reference, part):
+                example.reference_T = logprobs_T
+        if self.settings.optimizer_steps_per_batch == 1:
+            self._add_early(part)
+        elif part := [each for each in part if each.proximal_T is None]:
+            for example, logprobs_T in self._passed(self.policy.model, part):
+                example.proximal_T = logprobs_T
+        return True
+
+    def _waits(self, example: Example) -> bool:
+        """Whether there is a pass to do for a row before its batch is there."""
+        if self.settings.optimizer_steps_per_batch == 1:
+            return not example.early and self._has_gradient(example)
+        return example.proximal_T is None or (self.reference is not None and example.reference_T is None)
+
+    def _add_early(self, part: Sequence[Example]) -> None:
+        """Add up the gradient of some rows, each by its own share."""
+        early = self._early
+        if early.sums is None:
+            self.optimizer.zero_grad(set_to_none=False)
+        self._weigh(part, 1)
+        sums = self._add_up(part)
+        early.sums = sums if early.sums is None else early.sums + sums
+        for each in part:
+            each.early = True
+
+    def _settle(self, batch: Batch) -> None:
+        """Keep what was done for this batch before it came; gradients only where it has all of these rows as they were."""
+        early, rows = self._early, {row.rollout: row for row in batch.rows}
+        added = [each.row for each in early.examples.values() if each.early]
+        if early.version != batch.version or any(rows.get(row.rollout) != row for row in added):
+            self._early = Early(batch.version, discarded=len(added))
+            return
+        for row in [each.row for each in early.examples.values()]:
+            if rows.get(row.rollout) != row:
+                del early.examples[row.rollout]
 
     def _moved(self, examples: Sequence[Example]) -> float:
         """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
@@ -142,31 +230,44 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
-        """The batch's rows, with their log-probabilities under the reference, where there is one.
+        """The batch's rows, with their log-probabilities under the reference, where there is one."""
+        self._settle(batch)
+        self._take(batch.rows, generations)
+        examples = [self._early.examples[row.rollout] for row in batch.rows]
+        if self._rounds and measure_kl:  # or the rounding would be measured as a movement
+            for each in _measured(examples):
+                if not (each.early and each.row.advantage):
+                    each.proximal_T = None
+        if self.reference is not None:
+            unknown = [each for each in examples if each.reference_T is None]
+            for example, logprobs_T in self._judged(self.reference, unknown):
+                example.reference_T = logprobs_T
+        return examples
+
+    def _take(self, rows: Sequence[Row], generations: Mapping[int, Generation]) -> None:
+        """Make examples of those rows that there are none of.
 
         A fresh row's proximal log-probabilities are its sampler's. Where the sampler or the update computes in half
         precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
         truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
         """
-        of_rows = [generations[row.rollout] for row in batch.rows]
+        early = self._early
+        new = [row for row in rows if row.rollout not in early.examples]
+        if not new:
+            return
+        of_rows = [generations[row.rollout] for row in new]
         sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
-        examples = [
-            Example(row, self.prompts[row.prompt], made.tokens, sampled_T, sampled_T)
-            for row, made, sampled_T in zip(
-                batch.rows, of_rows, sampled.split([len(made.tokens) for made in of_rows]), strict=True
-            )
-        ]
+        parts = sampled.split([len(made.tokens) for made in of_rows])
+        for row, made, sampled_T in zip(new, of_rows, parts, strict=True):
+            stale = row.advantage and (self._rounds or row.version < early.version)
+            proximal_T = None if stale else sampled_T
+            early.examples[row.rollout] = Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T)
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether the sampler or the update computes in half precision."""
         settings = self.settings
-        rounded = in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
-        stale = [each for each in examples if each.row.advantage and (rounded or each.row.version < batch.version)]
-        if rounded and measure_kl:  # or the rounding would be measured as a movement
-            stale += _measured(examples)
-        for each in stale:
-            each.proximal_T = None
-        if self.reference is not None:
-            for example, logprobs_T in self._judged(self.reference, examples):
-                example.reference_T = logprobs_T
-        return examples
+        return in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
 
     def _judge(self, examples: Sequence[Example]) -> None:
         """Find the proximal log-probabilities of those rows that have none.
@@ -184,7 +285,6 @@ class Updater:
 
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
-        self.optimizer.zero_grad(set_to_none=False)
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
         *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # all that the host waits for in a step
@@ -204,22 +304,46 @@ class Updater:
 
         Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
         """
+        lengths_B = torch.tensor([len(each.tokens) for each in examples])
+        whole = denominator(lengths_B, self.settings.loss.aggregation)
+        names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
+        tokens = [int(lengths_B.sum())] * (len(names) - 1)
+        counts = sent(np.array([1, *tokens], np.float64), self.policy.model.device)
+        figures = self._begin_gradient(whole, counts)
+        self._weigh(examples, whole)
+        needed = [each for each in examples if self._has_gradient(each) and not each.early]
+        for part in passes(needed, self.settings.tokens_per_forward):
+            figures += self._add_up(part) / counts
+            self.between()
+        return names, figures
+
+    def _begin_gradient(self, whole: int, counts: Tensor) -> Tensor:
+        """The gradient and the figures of what was added up early, now divided by what the mini-batch says; else zeros."""
+        sums, self._early.sums = self._early.sums, None
+        if sums is None:
+            self.optimizer.zero_grad(set_to_none=False)
+            return torch.zeros_like(counts)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad /= whole
+        sums[0] /= whole
+        return sums / counts
+
+    def _weigh(self, examples: Sequence[Example], whole: int) -> None:
+        """Say each row's share of a loss whose mini-batch has that denominator."""
         settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
-        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
+        of_rows = own_shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens) / whole
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
-        names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
-        figures = torch.zeros(len(names), dtype=torch.float64, device=self.policy.model.device)
-        tokens = int(lengths_B.sum())
-        needed = [each for each in examples if each.row.advantage or self.reference is not None]
-        for part in passes(needed, settings.tokens_per_forward):
-            loss, sums = self._loss(part)
-            loss.backward()
-            self.between()
-            figures += torch.stack(
-                [loss.detach().double(), *(of_tokens.double() / tokens for of_tokens in sums.values())]
-            )
-        return names, figures
+
+    def _has_gradient(self, example: Example) -> bool:
+        return bool(example.row.advantage) or self.reference is not None
+
+    def _add_up(self, examples: Sequence[Example]) -> Tensor:
+        """Add up the gradient of some rows; returns their loss, and the sums over their tokens of what is reported."""
+        loss, sums = self._loss(examples)
+        loss.backward()
+        return torch.stack([loss.detach().double(), *(of_tokens.double() for of_tokens in sums.values())])
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
@@ -248,10 +372,15 @@ class Updater:
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
         """Log-probabilities of each row under a model, without gradient; kept where the model is."""
         for part in passes(examples, self.settings.tokens_per_forward):
-            with torch.no_grad():
-                logprobs_BT, _ = self._logprobs(model, part)
+            found = self._passed(model, part)
             self.between()
-            yield from ((each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True))
+            yield from found
+
+    def _passed(self, model: PreTrainedModel, part: Sequence[Example]) -> list[tuple[Example, Tensor]]:
+        """As `_judged`, of rows that share a pass."""
+        with torch.no_grad():
+            logprobs_BT, _ = self._logprobs(model, part)
+        return [(each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True)]
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         with computing(model.device, self.settings.precision):

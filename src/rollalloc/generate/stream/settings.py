@@ -18,6 +18,8 @@ class Streaming:
         overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
             is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
             depends on no clock.
+        early: where nothing may be stale, rows that the batch in the making will surely have are passed forward and backward
+            while its others are generated. Only with overlap; changes the gradient by its rounding alone.
         on_weight_update: what becomes of rollouts that are running when the weights change. "continue": they go on under
             the new ones; each token's log-probability is that under which it was drawn, which the importance weights use.
             "restart": they begin again, what they had is lost. "stop": they are cancelled.
@@ -30,6 +32,7 @@ class Streaming:
     """
 
     overlap: bool = True
+    early: bool = True
     on_weight_update: OnWeightUpdate = "continue"
     keep_stopped: bool = False
     backend: Generator = "own"

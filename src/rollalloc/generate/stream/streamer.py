@@ -36,6 +36,8 @@ class Streamer(Rollouts):
         streaming: what overlaps, and what becomes of rollouts that an update finds running.
 
     Attributes:
+        meanwhile: called where generation is waited for and no rollout waits for a slot; does a piece of other work and says
+            whether there was any.
         steps: (rows, seconds) of the newest decoding steps, for `rollalloc.lab.simulate.cost.fitted_latency`.
     """
 
@@ -52,6 +54,7 @@ class Streamer(Rollouts):
         self._partials = Partials(streaming.keep_stopped, self.sampling, self.policy.eos_ids)
         self._version = 0
         self._counts = dict.fromkeys(("straddled", "restarted", "stopped", "resumed", "discarded_tokens"), 0)
+        self.meanwhile: Callable[[], bool] = _nothing
         self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
@@ -83,7 +86,8 @@ class Streamer(Rollouts):
         if room and idle:
             what = f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts"
             raise RuntimeError(f"{what}; an error of rollalloc's, accounts: {allocator.accounts()}")
-        self._take_in(allocator, backend, wait=not actions.generate)
+        worked = not actions.generate and room > 0 and self.meanwhile()
+        self._take_in(allocator, backend, wait=not (actions.generate or worked))
         return actions
 
     def go_on(self, allocator: Allocator) -> None:
@@ -260,6 +264,10 @@ class Streamer(Rollouts):
         for made in ended:
             self._order_of.pop(made.rollout, None)
             self._begun.pop(made.rollout, None)
+
+
+def _nothing() -> bool:
+    return False
 
 
 def joined(before: Sequence[Span], after: Sequence[Span]) -> tuple[Span, ...]:
