@@ -5,6 +5,7 @@ python experiments/simulate.py sampler    # seconds of a real wave of our sample
 python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
 python experiments/simulate.py darts      # DARTS, part by part, in the published shape
 python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
+python experiments/simulate.py pods        # PODS's seconds a batch beside its baselines', by the update's share of them
 python experiments/simulate.py ahead [GPUS]      # GRPO with more batches than one generated while one is trained
 """
 
@@ -310,6 +311,41 @@ def published(seeds: str = "5") -> None:
         print(f"| {name} | {figure} | {said(point, '.2f')} | {point.point / nearest - 1:+.0%} |", flush=True)
 
 
+# ------------------------------------------------------------------------------------------------------------------ PODS
+
+
+def pods() -> None:
+    """The baseline's seconds per batch over those of PODS, where log-probabilities and update are a share of the baseline's.
+
+    Its two shapes: one GPU, 64 -> 16 rows of a prompt against 16 -> 16; eight, 128 -> 32 of 32 prompts against 32 of 128,
+    as many rollouts. "as simulated": the share that the roofline comes to. The optimizer's step and the weights' way cost
+    nothing, for they are the same under either. GSM8K's lengths are guesses.
+    """
+    hardware, workload = Hardware(model="qwen2.5-3b"), Fitted(lengths=Lengths(median=250.0, limit=1024))
+    shapes = {
+        "one GPU": (1, recipes.grpo(1, 16), recipes.pods(1, 64, 16)),
+        "eight GPUs": (8, recipes.grpo(128, 32), recipes.pods(32, 128, 32)),
+    }
+    costs = replace(hardware.costs(), update=0.0, weight_sync=0.0)
+    for name, (gpus, grpo, ours) in shapes.items():
+
+        def of(recipe: Recipe, seed: int, more: float, gpus: int = gpus) -> dict[str, float]:
+            """Of a batch, with log-probabilities and update so many times as dear."""
+            dearer = replace(costs, logprob=more * costs.logprob, train=more * costs.train)
+            cluster = Cluster(gpus=gpus)
+            scenario = Scenario(
+                cluster=cluster, costs=dearer, hardware=hardware, workload=workload, batches=4, warmup=0
+            )
+            return simulate(recipe, scenario, seed).per_batch
+
+        found = of(grpo, 0, 1.0)["training_share"]
+        for share in (found, 0.25, 0.5, 0.75, 0.9):
+            more = share / (1 - share) / (found / (1 - found))
+            ratio = interval([of(grpo, seed, more)["seconds"] / of(ours, seed, more)["seconds"] for seed in SEEDS])
+            how = ", as simulated" if share == found else ""
+            print(f"{name}, update {share:.0%} of the baseline{how}: {said(ratio, '.2f')}", flush=True)
+
+
 # ----------------------------------------------------------------------------------------------------------------- ahead
 
 
@@ -336,7 +372,8 @@ def ahead(gpus_: str = "8,16,32,64") -> None:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published, "ahead": ahead,
+    "speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published, "pods": pods,
+    "ahead": ahead,
 }  # fmt: skip
 
 if __name__ == "__main__":
