@@ -198,7 +198,9 @@ def test_pilot_commit_draws_new_pilots_in_every_round_as_published_or_as_they_ar
 def test_the_next_round_waits_for_all_of_the_last_where_rollouts_are_told_one_by_one(drive):
     driver = drive(recipes.pilot_commit(**PILOTS, pilots="every_round"), 99)
     driver.answer(driver.ask().generate)
-    for event in driver.results(driver.ask(99).generate)[:-1]:
+    pilots_first = driver.ask(99).generate[::-1]
+    assert pilots_first[-1].stage == 1
+    for event in driver.results(pilots_first)[:-1]:
         driver.allocator.tell([event])
         assert not driver.ask(99).generate
     assert driver.allocator.paid == 12 + 12 + 4

@@ -37,6 +37,8 @@ def test_a_recipe_that_looks_ahead_itself_has_one_batch_less_to_open():
     recipe = recipes.pilot_commit(**PILOTS, promote="oldest")
     assert streamed(recipe, ahead=2).intake == recipe.intake
     assert streamed(recipe, ahead=3) == replace(recipe, intake=Ahead(recipe.intake, 4), max_staleness=6)
+    rounds = recipes.pilot_commit(**PILOTS, promote="oldest", pilots="every_round")
+    assert streamed(rounds, ahead=2) == rounds
 
 
 @pytest.mark.parametrize(
