@@ -20,6 +20,7 @@ from rollalloc.core.rule import RowRule, RowTraits
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
+from rollalloc.runs.metrics import paths, undeclared
 from rollalloc.train.native import Stopped
 from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings
@@ -220,6 +221,7 @@ def test_a_run_takes_the_same_steps(trainer_of, forked_generators, name):
     assert sum(line["early_rows"] for line in lines) > 0
     assert sum(line["early_discarded"] for line in lines) == 0
     assert not any(name in line for line in without for name in COUNTED)
+    assert not any(undeclared((name for name, _ in paths(line)), "every line", "batch") for line in lines)
 
 
 @dataclass(frozen=True)
