@@ -171,9 +171,10 @@ STATEFUL = {
         FalconH1Config(**SIZES, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=4),
         "rows cannot be selected and repeated .LinearAttentionAndFullAttentionLayer",
     ),
-    "another name for its cache": (
+    # Before transformers 5.24 it has a name of its own for its cache.
+    "a state alone": (
         FalconMambaConfig(vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=2, use_mambapy=False),
-        "keeps its state outside",
+        "keeps its state outside|rows cannot be selected and repeated .LinearAttentionLayer",
     ),
     # It ignores the cache, whose layers would do.
     "no cache": (RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2), "keeps its state outside"),

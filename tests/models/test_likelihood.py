@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models import likelihood
-from rollalloc.models.likelihood import _entropy, completion_logprobs, evaluating, exact_answers, padded, positions
+from rollalloc.models.likelihood import (
+    _entropy,
+    cache_argument,
+    completion_logprobs,
+    evaluating,
+    exact_answers,
+    padded,
+    positions,
+)
 
 PAD, EOS, VOCABULARY = 0, 1, 12
 PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]
@@ -188,3 +198,18 @@ def test_padding_on_either_side():
     ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="right")
     assert ids_BT.tolist() == [[1, 2, 3], [4, 9, 9]]
     assert mask_BT.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_a_cache_goes_by_the_name_that_the_model_has_for_it(model):
+    """`past_key_values` is `cache` from transformers 5.24 on, which warns of the old one at each pass."""
+
+    class Older(type(model)):
+        def forward(self, input_ids=None, past_key_values=None, **more):
+            raise NotImplementedError
+
+    older = object.__new__(Older)
+    assert cache_argument(older, None) == {"past_key_values": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache_argument(model, None).keys() <= {"cache", "past_key_values"}
+        completion_logprobs(model.eval(), [(2, 3) * 10] * 2, [(3, 4), (5, 6)], pad_id=0)

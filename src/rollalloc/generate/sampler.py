@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.attention import decoding_attention
-from rollalloc.models.likelihood import evaluating, padded, positions, ready_mask, sent, shared_prefix
+from rollalloc.models.likelihood import cache_argument, evaluating, padded, positions, ready_mask, sent, shared_prefix
 
 log = logging.getLogger(__name__)
 
@@ -435,7 +435,7 @@ class Rows:
             input_ids=ids_BS,
             attention_mask=mask,
             position_ids=position_ids_BS,
-            past_key_values=self._cache,
+            **cache_argument(self._model, self._cache),
             use_cache=True,
             logits_to_keep=1,
         )

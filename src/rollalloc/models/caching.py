@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from rollalloc.models.likelihood import evaluating
+from rollalloc.models.likelihood import cache_argument, evaluating
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -22,17 +22,18 @@ def why_not(model: PreTrainedModel) -> str | None:
     ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
     try:
         cache = DynamicCache(config=model.config)
+        (name,) = given = cache_argument(model, cache)
         with evaluating(model):
             output = model(
                 input_ids=ids_BS,
                 position_ids=torch.arange(2, device=model.device).expand(2, 2),
-                past_key_values=cache,
+                **given,
                 use_cache=True,
                 logits_to_keep=1,
             )
     except (AttributeError, TypeError, ValueError) as error:
         return f"a model that takes no cache ({type(error).__name__}: {error})"
-    if getattr(output, "past_key_values", None) is not cache:
+    if getattr(output, name, None) is not cache:
         return "a model that keeps its state outside the cache it is given"
     layers: list[Any] = cache.layers
     for layer in layers:

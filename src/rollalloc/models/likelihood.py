@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache as once
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rollalloc.models.attention import DECODING
@@ -82,18 +84,28 @@ def _completion_logits(
         # Where nothing is masked, the model finds that out, and attends faster.
         attention_mask=ready_mask(model, seen_BS, fed_BS.shape[1]) if ragged else seen_BS,
         position_ids=positions(fed_BS) + shared,
-        past_key_values=_read_once(model, prompts[0][:shared], len(prompts)) if shared else None,
+        **cache_argument(model, _read_once(model, prompts[0][:shared], len(prompts)) if shared else None),
         use_cache=shared > 0,
         logits_to_keep=completion_BT.shape[1],
     )
     return output.logits.float() / temperature, completion_BT, mask_BT
 
 
+def cache_argument(model: PreTrainedModel, cache: Cache | None) -> dict[str, Cache | None]:
+    """A cache by the name that the model's `forward` has for it: `cache`, and `past_key_values` before transformers 5.24."""
+    return {"cache" if _takes_cache(type(model)) else "past_key_values": cache}
+
+
+@once
+def _takes_cache(kind: type[PreTrainedModel]) -> bool:
+    return "cache" in signature(kind.forward).parameters
+
+
 def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
     """The keys and values of what all rows begin with: computed in one row, seen by all, with the gradient of all."""
     cache = DynamicCache(config=model.config)
     ids_1P = sent(np.array([tokens], np.int64), model.device)
-    model(input_ids=ids_1P, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids=ids_1P, **cache_argument(model, cache), use_cache=True, logits_to_keep=1)
     layers: list[Any] = cache.layers
     for layer in layers:
         layer.keys, layer.values = layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1)

@@ -17,7 +17,7 @@ from rollalloc.generate.sampler import NOT_FINITE, Rows, draw_keys, ends_of, nex
 from rollalloc.generate.stream.backend import NO_LOGPROBS, Decoding, Ended, Row, spans_of
 from rollalloc.generate.stream.slab import Slab
 from rollalloc.models.attention import decoding_attention
-from rollalloc.models.likelihood import appends_only, evaluating, ready_mask, sent
+from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
 # What `LocalBackend` has of each row.
@@ -126,7 +126,7 @@ class LocalBackend:
             input_ids=newest_B1,
             attention_mask=None if mask is None else ready_mask(self._model, mask, 1),
             position_ids=position_B1,
-            past_key_values=slab.cache,
+            **cache_argument(self._model, slab.cache),
             use_cache=True,
             logits_to_keep=1,
         )
