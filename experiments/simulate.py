@@ -3,7 +3,7 @@
 python experiments/simulate.py speed      # simulated rollouts per minute
 python experiments/simulate.py sampler    # seconds of a real wave of our sampler against the simulated ones
 python experiments/simulate.py engine TASKS  # seconds a batch of the asynchronous engine against the simulated ones
-python experiments/simulate.py darts      # DARTS, part by part, in the published shape
+python experiments/simulate.py darts [sync|async [GPUS [TAILS]]]  # DARTS, part by part, in the published shape
 python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
 python experiments/simulate.py pods        # PODS's seconds a batch beside its baselines', by the update's share of them
 python experiments/simulate.py ahead [GPUS]      # GRPO with more batches than one generated while one is trained
@@ -164,8 +164,8 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
 # ----------------------------------------------------------------------------------------------------------------- DARTS
 
 
-def arms(tail: Any, groups: int = 256) -> dict[str, Recipe]:
-    """What is selected, without and with sizes that adapt."""
+def arms(tail: Any, groups: int = 256, latency: Any = None) -> dict[str, Recipe]:
+    """What is selected, without and with sizes that adapt, and with those that a latency curve prices."""
     darts = recipes.darts(groups, 7, 1, tail=tail)
     floor = {
         name: recipes.darts(groups, 7, 1, tail=tail, least=10, normalise=name != "raw")
@@ -173,12 +173,22 @@ def arms(tail: Any, groups: int = 256) -> dict[str, Recipe]:
     }
     return {
         "12 each": _fixed(darts, 12),
+        "16 each": _fixed(darts, 16),
         "adaptive": darts,
         **{f"floor of 10, {name}": each for name, each in floor.items()},
-    }
+    } | ({"priced": recipes.darts(groups, 7, 1, tail=tail, latency=latency)} if latency else {})
 
 
-def darts(schedule: Any = "sync") -> None:
+def _curve(scenario: Scenario, held: int = 1200) -> tuple[tuple[int, float], ...]:
+    """Seconds of a token by how many rollouts all replicas decode, where each holds so many tokens."""
+    cluster, pace = scenario.cluster, scenario.pace
+    return tuple(
+        (cluster.replicas * each, pace.seconds(1.0, each, each * held))
+        for each in (1, 4, 16, 32, 64, 128, 192, cluster.slots)
+    )
+
+
+def darts(schedule: Any = "sync", gpus: str = "32", tails: str = "exact,sampled,none") -> None:
     """32 GPUs, 2 a replica, 256 prompts, 8 = 7 + 1 of 12 on average and 16 at most, 8,192 tokens.
 
     GRPO's seconds per batch over each arm's, paired by seed. Published: 1.09, 1.40, 1.63 for the parts (14B), 1.29 to 1.77
@@ -188,11 +198,13 @@ def darts(schedule: Any = "sync") -> None:
     for within in (0.5, 0.8):
         workload = Fitted(prompts=512, lengths=Lengths(within=within))
         made = {"GRPO": (recipes.grpo(256, 8), False), "GRPO, overlap": (recipes.grpo(256, 8), True)}
-        for tail in ("exact", "sampled", "none"):
-            made |= {f"{tail}, {name}, overlap": (each, True) for name, each in arms(tail).items()}
+        curve = _curve(Scenario(cluster=Cluster(gpus=int(gpus), gpus_per_replica=2), workload=workload))
+        for tail in tails.split(","):
+            known = curve if tail != "exact" else None  # lengths have no law where nothing is stopped
+            made |= {f"{tail}, {name}, overlap": (each, True) for name, each in arms(tail, latency=known).items()}
         base: list[float] = []
         for name, (recipe, overlap) in made.items():
-            cluster = Cluster(gpus=32, gpus_per_replica=2, schedule=schedule, overlap=overlap)
+            cluster = Cluster(gpus=int(gpus), gpus_per_replica=2, schedule=schedule, overlap=overlap)
             scenario = Scenario(cluster=cluster, workload=workload, batches=4, warmup=4)
             seconds = [simulate(recipe, scenario, seed).per_batch["seconds"] for seed in SEEDS]
             base = base or seconds

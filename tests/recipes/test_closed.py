@@ -63,8 +63,8 @@ MADE = {
     recipes.pods: {"groups": (4, 3), "n": (8, 6), "m": (4, 2), "rule": ("max_variance", "random")},
     recipes.darts: {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
-        "deviation": (None, "sample"), "latency": (None, ((1, 0.5), (64, 1.0))), "solved": (None, 0.9), "share": (0.1, 0.5),
-        "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"),
+        "deviation": (None, "sample"), "latency": (((1, 0.5), (64, 1.0)), None), "solved": (None, 0.9), "share": (0.1, 0.5),
+        "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"), "price": (None, 2.0),
     },
     recipes.racing: {
         "groups": (4, 3), "sizes_S": ((4, 8), (2, 8)), "gen_groups": (12, 6), "max_staleness": (0, 4),

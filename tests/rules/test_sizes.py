@@ -1,6 +1,7 @@
 """Size rules: how many rollouts each group gets."""
 
-from itertools import product
+from itertools import combinations, product
+from math import comb
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import LongestBySize
-from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant
+from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, Running
 
 NAN = float("nan")
 
@@ -95,8 +96,10 @@ def test_a_floor_of_darts_is_of_the_rows_and_below_the_mean():
     ):
         with pytest.raises(ValueError, match=says):
             recipes.darts(4, 7, 1, least=least)
-    with pytest.raises(ValueError, match="leave them out, or latency"):
-        recipes.darts(4, 7, 1, least=10, latency=((1, 1.0),))
+    with pytest.raises(ValueError, match="price weighs seconds, which latency says; give latency"):
+        recipes.darts(4, 7, 1, price=1.0)
+    priced = recipes.darts(4, 7, 1, least=10, normalise=True, latency=((1, 1.0),), price=2)
+    assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 2, 10, True)
     with pytest.raises(ValueError, match="least must be a whole number of at least 1, got 0"):
         Redundant(1.5, 2.0, 0)
 
@@ -199,23 +202,67 @@ FLAT, STEEP = (
 )  # a token costs the same beside others; or by their number
 
 
-def test_the_time_is_that_of_a_batch_told_out_by_hand():
-    """Two lengths' worth of time: 3 rollouts of a group run, then, one having ended, the others but one are stopped."""
-    longer_GX = np.array([[1.0, 2 / 3, 1 / 3, 0.0]])
+def test_what_runs_is_counted_by_hand():
+    """Each of a group's rollouts is longer than two lengths with chance 1 and 1/2, and than a third never."""
+    running = Running(np.array([[1.0, 1 / 2, 0.0]]), 3)
+
+    def of(*given):
+        share_X, running_X = running(*given)
+        return share_X.tolist(), (share_X * running_X).tolist()
+
+    tiny = pytest.approx(0, abs=1e-9)
+    # Two, and over when the first has ended: both run with chance 1/4.
+    assert of([2], [0], 1) == ([1, 1 / 4, tiny], [2, 2 / 4, tiny])
+    # Two, and all are waited for: any runs with chance 3/4, one on average.
+    assert of([2], [0], 2) == ([1, 3 / 4, tiny], [2, 1, tiny])
+    # Three, the first and a random one of the two others: all run with chance 1/8. One has ended with 3/8: another goes on.
+    # Two have, with 3/8: what was kept is the one left in half of them. So (3 · 1 + 1 · 3 + 1/2 · 3) / 8 run.
+    assert of([3], [1], 2) == ([1, (1 + 3 + 3 / 2) / 8, tiny], [3, pytest.approx(7.5 / 8), tiny])
+    # The first and the two others: nothing is stopped.
+    assert of([3], [2], 3) == ([1, 7 / 8, tiny], [3, 3 / 2, tiny])
+
+
+def test_the_chance_that_any_runs_is_over_all_groups():
+    running = Running(np.array([[1 / 2], [1 / 4]]), 2)
+    share_X, running_X = running([1, 2], [0, 0], 1)  # chances 1/2 and 1/16, 1/2 and 2/16 run
+    assert share_X.tolist() == [pytest.approx(1 - 1 / 2 * 15 / 16)]
+    assert running_X.tolist() == [pytest.approx((1 / 2 + 2 / 16) / share_X[0])]
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6), st.floats(0.05, 0.95))
+def test_what_runs_is_what_chance_has_run(shortest, longest, more, longer):
+    """Against every way in which some have ended, and every choice of those that go on."""
+    size, rows = shortest + longest + more, shortest + longest
+    share = mean = 0.0
+    for ended in range(size + 1):
+        chance = comb(size, ended) * (1 - longer) ** ended * longer ** (size - ended)
+        late, at = size - shortest, ended - shortest  # of the late ones so many have ended
+        if ended < shortest:
+            share, mean = share + chance, mean + chance * (size - ended)
+            continue
+        kept = list(combinations(range(late), min(longest, late)))
+        left = [sum(each >= at for each in those) for those in kept]
+        share += chance * sum(each > 0 for each in left) / len(kept)
+        mean += chance * sum(left) / len(kept)
+    share_X, running_X = Running(np.array([[longer]]), size)([size], [longest], rows)
+    assert share_X[0] == pytest.approx(share, abs=1e-9)
+    assert share_X[0] * running_X[0] == pytest.approx(mean, abs=1e-9)
+
+
+def test_seconds_are_those_of_the_curve_where_any_runs():
     rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
-    # 3 running: 2 s; then 1 ended and K = 1: one of two goes on, 1 s; it still runs then with chance 1/2; then it does not
-    assert rule.seconds(np.array([3]), np.array([1]), 2, longer_GX, 10.0) == pytest.approx(10 * (2 + 1 + 1 / 2))
-    # without a tail: over when the first has ended
-    assert rule.seconds(np.array([3]), np.array([0]), 1, longer_GX, 10.0) == pytest.approx(10 * 2)
-    # beyond the last point they wait for each other
-    assert rule.seconds(np.array([6]), np.array([0]), 9, longer_GX, 1.0) == pytest.approx(2 * 6 / 3 + 2 * 4 / 3 + 1.5)
+    assert rule.cost(Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
+    assert rule.cost(Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
+    assert rule.cost(Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
+        4
+    )  # two wait for each three
 
 
 def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
     """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: the tail goes, and its time, which 5 with one longest does not."""
     statistics = PromptStatistics(1, laws=True)
     statistics.log_length_2N[:], statistics.length_std_N[:] = np.array([[5.0], [0.81]]), 1.0
-    groups, price = [GroupView.of([], prompt=0)], Priced(2.0, ((1, 1.0), (32, 17.0)))
+    groups, price = [GroupView.of([], prompt=0)], Priced(2.0, ((1, 1.0), (32, 33.0)))
     rule = LongestBySize(3, 1)
     view = View.of(1, statistics=statistics, rows=4, longest=1)
     assert [list(price(groups, each, {})) for each in (view, view._replace(row_rule=rule))] == [[5], [7]]
@@ -232,7 +279,7 @@ def test_a_prompt_without_a_law_has_the_mean_of_the_others():
     """Of the logarithm's mean, and of its variance."""
     short, long, between = (3.0, 0.6), (5.0, 0.8), (4.0, np.sqrt((0.6**2 + 0.8**2) / 2))
     unknown, known, wider, longer = (
-        priced(((1, 1.0), (32, 3.0)), [short, long, each], most=4.0)
+        priced(((1, 1.0), (32, 4.0)), [short, long, each], most=4.0)
         for each in ((NAN, NAN), between, (4.0, 0.9), (4.6, 0.7))
     )
     assert unknown == known
@@ -247,6 +294,83 @@ def test_a_curve_is_refused_that_is_none(latency):
         Priced(2.0, latency)
     with pytest.raises(ValueError, match="max_factor must be at least 1"):
         Priced(0.5, FLAT)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"price": 0}, "price must be a number above 0, or None, got 0"),
+        ({"price": float("inf")}, "price must be"),
+        ({"truncated": 1}, r"truncated must be a share in \[0, 1\), got 1"),
+        ({"truncated": -0.1}, "truncated must be"),
+        ({"least": 0}, "least must be a whole number of at least 1, got 0"),
+        ({"latency": ((1, 0.2), (8, 0.1))}, "latency falls from 0.2 s for a token of 1 rollouts to 0.1 s of 8; a step"),
+        ({"latency": ((1, 0.1), (8, float("inf")))}, "latency must be pairs"),
+    ],
+)
+def test_what_no_price_can_be_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        Priced(**{"max_factor": 2.0, "latency": FLAT} | wrong)
+
+
+def with_laws(laws):
+    statistics = PromptStatistics(len(laws), laws=True)
+    statistics.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
+    statistics.length_std_N[:] = [std for _, std in laws]
+    return View.of(len(laws), statistics=statistics, rows=8)
+
+
+def test_a_price_takes_from_what_more_rollouts_are_worth():
+    """The dearer seconds are, the fewer rollouts; dear without end, those that make the batch shortest."""
+    view = with_laws([(5.0, 0.6)] * 4)
+    groups = [GroupView.of([], prompt=g, group=g) for g in range(4)]
+    curve = ((1, 1.0), (64, 6.0))
+    free, *totals = (sum(Priced(2.0, curve, price)(groups, view, {})) for price in (None, 0.01, 0.3, 1.0, 3.0, 1e9))
+    assert totals[0] == 64
+    assert totals == sorted(totals, reverse=True)
+    assert totals[-1] == free < 64
+    assert len(set(totals)) > 2
+
+
+def test_what_a_price_weighs_is_as_published():
+    """E - λ T / T_0 of all that may be tried, by brute force over two groups."""
+    view, curve, price = with_laws([(5.0, 0.6), (5.0, 0.3)]), ((1, 1.0), (64, 20.0)), 1.5
+    groups = [GroupView.of([], prompt=g, group=g) for g in range(2)]
+    rule, std_G = Priced(2.0, curve, price), np.array([0.6, 0.3], np.float32)
+    running = Running(rule._longer(groups, view), 16)
+
+    def worth(sizes):
+        effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()
+        return effect - price * rule.cost(running, sizes, [0, 0], 8) / rule.cost(running, [8, 8], [0, 0], 8)
+
+    made = rule(groups, view, {})
+    means = [
+        Redundant(mean / 8, 2.0, least).spread(std_G, 8)
+        for mean in range(8, 17)
+        for least in (8, (8 + mean) // 2, mean)
+    ]
+    assert worth(made) == max(map(worth, means))
+    assert sum(made) > 16
+
+
+def test_a_floor_holds_for_priced_sizes_too():
+    view = with_laws([NARROW] * 3)
+    groups = [GroupView.of([], prompt=g, group=g) for g in range(3)]
+    made = {least: Priced(2.0, STEEP, least=least)(groups, view, {}) for least in (1, 10, 99)}
+    assert made[10] == [10] * 3
+    assert made[99] == [16] * 3
+    assert sum(made[1]) < 30
+    assert Priced(2.0, STEEP, normalise=True)._of(1.5, 10) == Redundant(1.5, 2.0, 10, True)
+
+
+def test_rollouts_that_run_to_the_limit_are_insured_against():
+    """Short answers beside a long prompt's, but one in a hundred never ends, for which a group of its rows waits."""
+    view = with_laws([(5.0, 0.05)] * 31 + [(6.0, 0.8)])
+    groups = [GroupView.of([], prompt=g, group=g) for g in range(32)]
+    totals = [
+        sum(Priced(2.0, ((1, 1.0), (512, 2.0)), truncated=share)(groups, view, {})) for share in (0.0, 0.01, 0.05)
+    ]
+    assert totals[0] < totals[1] < totals[2]
 
 
 def test_redundancy_is_bought_where_it_is_free():

@@ -75,6 +75,7 @@ def darts(
     least: int | None = None,
     normalise: bool = False,
     longest_by: Literal["all", "size", "record"] = "all",
+    price: float | None = None,
 ) -> Recipe:
     """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
 
@@ -91,7 +92,8 @@ def darts(
             from.
         deviation: as for `grpo`.
         latency: seconds for a token by how many rollouts are decoded at once, (1, 0.002), (64, 0.004), ...: how many
-            rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. None: half the redundancy.
+            rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. Seconds that fall are
+            refused. None: half the redundancy.
         solved: with tail="sampled", prompts that succeeded so often in the visits before, or of which a method that this is
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
             (0, 1]. None: all have one. With longest_by="record" the rate from which a prompt has none, whatever the tail.
@@ -104,6 +106,8 @@ def darts(
             has, and as many more of the shortest, `rows.LongestBySize`, as released; "record" gives none to prompts that
             succeeded so often as `solved` says and whose lengths vary more than others', `rows.LongestByRecord`. A group
             without a longest is stopped once its rows are there, under tail="exact" too.
+        price: with latency, what a batch's seconds count against the worth of more rollouts to choose from, above 0:
+            `sizes.Priced`'s λ. None: seconds alone count.
 
     Raises:
         ValueError: a value out of its range, or two that do not go together.
@@ -112,8 +116,8 @@ def darts(
     at_least("longest", longest, 0)
     if least is not None:
         _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
-    if latency is not None and (least is not None or normalise):
-        raise ValueError("least, normalise: of sizes that half of the redundancy makes; leave them out, or latency")
+    if price is not None and latency is None:
+        raise ValueError("price weighs seconds, which latency says; give latency, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size", "record"))
     if longest_by != "all" and (tail == "none" or not longest):
@@ -129,9 +133,10 @@ def darts(
         raise ValueError(
             f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
         )
-    size = sizes.Redundant((1 + max_redundancy) / 2, max_redundancy, 1 if least is None else least, normalise)
+    floor = 1 if least is None else least
+    size = sizes.Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
     if latency is not None:
-        size = sizes.Priced(max_redundancy, latency)
+        size = sizes.Priced(max_redundancy, latency, price, floor, normalise)
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)

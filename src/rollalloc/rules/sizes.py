@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from math import erfc, inf, log, sqrt
+from itertools import pairwise
+from math import comb, erfc, inf, log, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Memory, SizeRule, Traits, View, longest_of, rows_of
 
 _POINTS = 64  # lengths at which a batch's running rollouts are counted
-_FAR = 2.5  # deviations of the logarithm up to which they reach
+_FAR = 3.0  # deviations of the logarithm up to which they reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +138,32 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Priced(SizeRule):
-    """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest.
+    """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest, or pays best.
 
-        T = ∫ t(c(x)) dx,   c(x) = Σ_i  M_i S_i(x)                          until K of the M_i should have ended, at x_i
-                                        min(L, M_i S_i(x_i)) S_i(x)/S_i(x_i)   from then on, since the others are stopped
+        T = ∫ t(c(x)) P(any runs at x) dx,   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
+        minimise T,  or with a price maximise E - price · T / T_0
 
-    x is tokens, S_i(x) the share of prompt i's rollouts that are longer, by the log-normal law that the statistics
-    predicts, or the others' mean, and t(c) the seconds of a token where c rollouts are decoded, between the points of
-    `latency` as on a line. Beyond the last point rollouts wait, so that t grows in proportion. Expectations stand for
-    what is random. A rollout more in a group makes its K-th end sooner, and each step dearer. Of as many numbers as
-    there may be rollouts in a group all are tried. Where no prompt has a law, as in a first batch and under a recipe
-    that stops nothing, half of the redundancy is given.
+    x is tokens, c(x) how many rollouts run then, where any does, and t(c) the seconds of a token where c rollouts are
+    decoded, between the points of `latency` as on a line. Beyond the last point rollouts wait, so that t grows in
+    proportion. Group i runs until K of its M_i rollouts have ended, which by x is binomial: each ends by the log-normal law
+    that the statistics predicts for the prompt, or the others' mean, or, `truncated` of them, never. Of the M_i - K that
+    run by then L go on. A rollout more in a group makes its K-th end sooner, and each step dearer. T_0 is T where each
+    group has as few rollouts as may be; E, 0 there, is what more of them are worth to the selection.
 
-    The total of DARTS, arXiv 2605.30859, which takes it from the derivative of an efficiency less λT, by the same T with
-    expected order statistics.
+    All numbers of rollouts in all are tried, each with three floors of a group's: the least, the mean, and between. Where no
+    prompt has a law, as in a first batch and under a recipe that stops nothing, half of the redundancy is given.
+
+    The total of DARTS, arXiv 2605.30859, where the derivative of E - λT is 0, λ the price; that E is the sum that the
+    sizes minimise, that both are shares, and `truncated`, are ours.
 
     Attributes:
         max_factor: rollouts for each row at most, at least 1.
-        latency: (rollouts, seconds for a token of each) points, rollouts growing; at least one.
+        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling: a step of more
+            rollouts is not cheaper; at least one.
+        price: λ, above 0; None: T alone counts.
+        least: as for `Redundant`.
+        normalise: as for `Redundant`; E is in tokens all the same.
+        truncated: share of rollouts that are taken to run to the limit, in [0, 1): those that are stopped do not show it.
 
     Raises:
         ValueError: a number out of its range.
@@ -161,21 +171,20 @@ class Priced(SizeRule):
 
     max_factor: float
     latency: tuple[tuple[int, float], ...]
+    price: float | None = None
+    least: int = 1
+    normalise: bool = False
+    truncated: float = 0.01
 
     def __post_init__(self) -> None:
         if not self.max_factor >= 1:
             raise ValueError(f"max_factor must be at least 1, got {self.max_factor!r}")
-        try:
-            points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in self.latency)
-        except (TypeError, ValueError):
-            points = ()
-        numbers = [rollouts for rollouts, _ in points]
-        if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or min(s for _, s in points) <= 0:
-            raise ValueError(
-                "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
-                f"((1, 0.002), (64, 0.004)), got {self.latency!r}"
-            )
-        object.__setattr__(self, "latency", points)
+        if self.price is not None and not 0 < self.price < inf:
+            raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
+        at_least("least", self.least, 1)
+        if not 0 <= self.truncated < 1:
+            raise ValueError(f"truncated must be a share in [0, 1), got {self.truncated!r}")
+        object.__setattr__(self, "latency", _checked_curve(self.latency))
 
     @property
     def traits(self) -> Traits:
@@ -184,51 +193,49 @@ class Priced(SizeRule):
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows = rows_of(view)
         most = _most(rows, self.max_factor)
-        longer_GX, step = self._longer(groups, view)
+        longer_GX = self._longer(groups, view)
         if longer_GX is None:
-            return Redundant((1 + self.max_factor) / 2, self.max_factor)(groups, view, memory)
+            return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
         std_G = _deviations(groups, view)
-        tried = [Redundant(mean / rows, self.max_factor).spread(std_G, rows) for mean in range(rows, most + 1)]
-        seconds = [
-            self.seconds(np.asarray(sizes), np.asarray(longest_of(groups, sizes, view)), rows, longer_GX, step)
-            for sizes in tried
+        running = Running(longer_GX, most)
+        first = min(max(rows, self.least), most)
+        tried = [
+            self._of(mean / rows, least).spread(std_G, rows)
+            for mean in range(first, most + 1)
+            for least in sorted({first, (first + mean) // 2, mean})
         ]
-        return tried[int(np.argmin(seconds))]
+        costs = np.array([self.cost(running, sizes, longest_of(groups, sizes, view), rows) for sizes in tried])
+        if self.price is not None:
+            left = np.array([(std_G / sizes).sum() for sizes in tried])  # first: the fewest of each
+            costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
+        return tried[int(np.argmin(costs))]
 
-    def seconds(
-        self,
-        size_G: NDArray[np.int64],
-        longest_G: NDArray[np.int64],
-        rows: int,
-        longer_GX: NDArray[np.float64],
-        step: float,
-    ) -> float:
-        """T, for so many rollouts of each group, by steps of `step` tokens; `longest_G` of each group's rows are L."""
-        left_GX = size_G[:, None] * longer_GX
-        late_GX = size_G[:, None] - left_GX >= (rows - longest_G)[:, None]
-        at_G = np.where(late_GX.any(axis=1), late_GX.argmax(axis=1), -1)
-        then_G1 = np.maximum(left_GX[np.arange(len(size_G)), at_G], 1e-300)[:, None]
-        running_X = np.where(late_GX, left_GX * np.minimum(1.0, longest_G[:, None] / then_G1), left_GX).sum(axis=0)
+    def _of(self, mean_factor: float, least: int) -> Redundant:
+        return Redundant(min(mean_factor, self.max_factor), self.max_factor, least, self.normalise)
+
+    def cost(self, running: Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
+        """T, in units of the distance between the lengths of `running`; L of each group's rows are `longest`."""
+        share_X, running_X = running(sizes, longest, rows)
         numbers, seconds = np.array(self.latency).T
         each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
-        return float((each_X * np.minimum(1.0, running_X)).sum() * step)
+        return float((each_X * share_X).sum())
 
-    def _longer(self, groups: Sequence[GroupView], view: View) -> tuple[NDArray[np.float64] | None, float]:
-        """The share of each group's rollouts that are longer than each of some lengths, shape (G, X), and their distance."""
+    def _longer(self, groups: Sequence[GroupView], view: View) -> NDArray[np.float64] | None:
+        """The share of each group's rollouts that are longer than each of some lengths, evenly apart, shape (G, X)."""
         if view.statistics.log_length_2N is None:
-            return None, 0.0
+            return None
         prompts = [group.prompt for group in groups]
         law_2G = np.stack([view.statistics.log_length_2N[at][prompts] for at in (0, 1)]).astype(np.float64)
         known_G = ~np.isnan(law_2G[0])
         if not known_G.any():
-            return None, 0.0
+            return None
         law_2G[:, ~known_G] = law_2G[:, known_G].mean(axis=1, keepdims=True)
         mean_G, var_G = law_2G
         std_G = np.sqrt(np.maximum(var_G, 1e-12))
         furthest = float(np.exp(mean_G + _FAR * std_G).max())
         x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS
         far_GX = (np.log(x_X) - mean_G[:, None]) / std_G[:, None]
-        return np.vectorize(erfc)(far_GX / sqrt(2)) / 2, furthest / _POINTS
+        return self.truncated + (1 - self.truncated) * np.vectorize(erfc)(far_GX / sqrt(2)) / 2
 
     def promises(
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
@@ -236,10 +243,78 @@ class Priced(SizeRule):
         mean_factor = sum(sizes) / (len(groups) * rows_of(view))
         within = 1 - 1e-9 <= mean_factor <= self.max_factor + 1e-9
         return {"between the rows and `max_factor` times as many on average": within} | (
-            Redundant(max(1.0, min(mean_factor, self.max_factor)), self.max_factor).promises(
-                sizes, groups, view, memory
-            )
+            self._of(max(1.0, mean_factor), max(self.least, min(sizes))).promises(sizes, groups, view, memory)
         )
+
+
+def _checked_curve(latency: Any) -> tuple[tuple[int, float], ...]:
+    """The points of a latency curve in plain numbers.
+
+    Raises:
+        ValueError: they are none, or a step of more rollouts is said to be cheaper.
+    """
+    try:
+        points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
+    except (TypeError, ValueError):
+        points = ()
+    numbers = [rollouts for rollouts, _ in points]
+    whole = all(0 < seconds < inf for _, seconds in points)
+    if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or not whole:
+        raise ValueError(
+            "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
+            f"((1, 0.002), (64, 0.004)), got {latency!r}"
+        )
+    for (fewer, before), (more, after) in pairwise(points):
+        if after < before:
+            raise ValueError(
+                f"latency falls from {before:g} s for a token of {fewer} rollouts to {after:g} s of {more}; a step of more "
+                "rollouts is not cheaper: measure again, or give both the mean"
+            )
+    return points
+
+
+class Running:
+    """How many rollouts run after so many tokens, where a group is over once K of its rollouts have ended, and L late ones.
+
+    Args:
+        longer_GX: the share of each group's rollouts that are longer than each length.
+        most: rollouts of a group at most.
+    """
+
+    def __init__(self, longer_GX: NDArray[np.float64], most: int) -> None:
+        powers = np.arange(most + 1)[:, None, None]
+        self.ended_NGX, self.longer_NGX = (1 - longer_GX) ** powers, longer_GX**powers
+
+    def __call__(
+        self, sizes: Sequence[int], longest: Sequence[int], rows: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The chance that any runs at each length, and how many do where any does, shape (X,) each.
+
+        Of a group's M rollouts N have ended, which is binomial. Before the K-th ends the M - N others run; then L of the
+        M - K go on, chosen at random.
+        """
+        alike: dict[tuple[int, int], list[int]] = {}
+        for g, key in enumerate(zip(sizes, longest, strict=True)):
+            alike.setdefault(key, []).append(g)
+        over_X = np.ones(self.ended_NGX.shape[-1])
+        running_X = np.zeros_like(over_X)
+        for (size, tail), at in alike.items():
+            many = [comb(size, ended) for ended in range(size + 1)]
+            chance_NGX = self.ended_NGX[: size + 1, at] * self.longer_NGX[size::-1, at]
+            chance_NGX *= np.array(many, np.float64)[:, None, None]
+            over_N, runs_N = zip(*(_left(size, ended, rows - tail, tail) for ended in range(size + 1)), strict=True)
+            over_X *= np.tensordot(over_N, chance_NGX, 1).prod(axis=0)
+            running_X += np.tensordot(runs_N, chance_NGX, 1).sum(axis=0)
+        share_X = np.maximum(1 - over_X, 1e-12)
+        return share_X, running_X / share_X
+
+
+def _left(size: int, ended: int, shortest: int, longest: int) -> tuple[float, float]:
+    """The chance that a group is over where so many would have ended by themselves, and how many of it run."""
+    late = size - shortest
+    if ended < shortest or longest >= late:  # nothing is stopped yet, or ever
+        return float(ended >= size), size - ended
+    return comb(ended - shortest, longest) / comb(late, longest), (size - ended) * longest / late
 
 
 @dataclass(frozen=True, slots=True)
