@@ -13,7 +13,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import LongestBySize
-from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, Running
+from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, Running, cost
 
 NAN = float("nan")
 
@@ -251,9 +251,9 @@ def test_what_runs_is_what_chance_has_run(shortest, longest, more, longer):
 
 def test_seconds_are_those_of_the_curve_where_any_runs():
     rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
-    assert rule.cost(Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
-    assert rule.cost(Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
-    assert rule.cost(Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
+    assert cost(rule.latency, Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
+    assert cost(rule.latency, Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
+    assert cost(rule.latency, Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
         4
     )  # two wait for each three
 
@@ -341,7 +341,9 @@ def test_what_a_price_weighs_is_as_published():
 
     def worth(sizes):
         effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()
-        return effect - price * rule.cost(running, sizes, [0, 0], 8) / rule.cost(running, [8, 8], [0, 0], 8)
+        return effect - price * cost(rule.latency, running, sizes, [0, 0], 8) / cost(
+            rule.latency, running, [8, 8], [0, 0], 8
+        )
 
     made = rule(groups, view, {})
     means = [

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rollalloc.core.latency import Curve
+
 LARGEST = 1e30  # of rewards and metrics: squares and differences of such stay within what trains, float32 included
 LARGEST_WHOLE = 2**31 - 1  # of lengths and versions: sums of such stay within what is kept of each prompt
 FARTHEST = 1e3  # nats per token that an update counts for: beyond it nothing is left of the policy before
@@ -86,10 +88,13 @@ class Updated:
         version: must exceed every version told before, at most `LARGEST_WHOLE`.
         approx_kl: how far this update moved the policy, the divergence of the one before from the one after, in nats
             per token; 0 or more, of which more than `FARTHEST` counts as that. None: not measured.
+        latency: how fast the engine decodes now, (rollouts decoded at once, seconds for a token of each), rollouts growing
+            and seconds not falling; holds until another is told. None: as before.
     """
 
     version: int
     approx_kl: float | None = None
+    latency: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)

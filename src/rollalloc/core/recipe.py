@@ -266,9 +266,28 @@ class Recipe:
         return self.prompts.traits.reads_kl
 
     @property
+    def reads_latency(self) -> bool:
+        """Whether a size rule wants to be told, by `Updated`, how fast the engine decodes."""
+        return any(rule.traits.reads_latency for rule in self.rules)
+
+    @property
     def stopping(self) -> tuple[int, ...]:
         """Stages, by their number, whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
+
+
+def refuse_unmeasured(recipe: Recipe, engine: str) -> None:
+    """Refuse a recipe that wants to be told how fast an engine decodes which does not measure that.
+
+    Raises:
+        ValueError: names the rule, and what to give instead.
+    """
+    for rule in recipe.rules:
+        if rule.traits.reads_latency:
+            raise ValueError(
+                f"{rule!r} is to be told how fast rollouts are decoded, which {engine} does not measure; give the curve "
+                "itself, such as latency=((1, 0.002), (64, 0.004))"
+            )
 
 
 def _refuse_other(rule: Rule, kind: type[Rule], where: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.latency import Curve
 from rollalloc.core.packing import follow
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
@@ -80,6 +81,7 @@ class View(NamedTuple):
         left: rollouts that the budgets still allow, None without a limit.
         statistics: the record of every prompt; read only.
         table: the data set, with its features.
+        latency: how fast the engine decodes, as `Updated` last told; None: it never did.
         kl_sum: what `Updated` told of the way the weights went, in all, in nats per token; 0 where it told nothing.
         groups: in a full batch.
         max_staleness: the recipe's.
@@ -101,6 +103,7 @@ class View(NamedTuple):
     statistics: PromptStatistics
     table: PromptTable
     kl_sum: float
+    latency: Curve | None
     groups: int
     max_staleness: int
     rows: int | None
@@ -119,8 +122,8 @@ class View(NamedTuple):
         table = PromptTable.of(table)
         given: dict[str, Any] = {
             "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "in_flight": 0, "paid": 0, "left": None,
-            "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "groups": 1, "max_staleness": 0, "rows": None,
-            "longest": 0, "row_rule": None, "memory": {},
+            "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "latency": None, "groups": 1, "max_staleness": 0,
+            "rows": None, "longest": 0, "row_rule": None, "memory": {},
         }  # fmt: skip
         return View(table=table, **(given | known))
 
@@ -195,11 +198,13 @@ class Traits:
             prompt rule, that it learns from. The conformance kit asks again with all others changed. None: it does not say.
         reads_rate: it takes the metric for a success rate: one outside [0, 1] is refused by a `MetricError`.
         reads_rows: a size or stop rule, or a judge, that reads `view.rows`: the recipe's row rule must say how many.
+        reads_latency: a size rule that wants to be told, by `Updated`, how fast the engine decodes.
     """
 
     reads: tuple[str, ...] | None = None
     reads_rate: bool = False
     reads_rows: bool = False
+    reads_latency: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

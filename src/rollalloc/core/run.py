@@ -11,6 +11,7 @@ from rollalloc.core.budget_tracker import BudgetTracker
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
+from rollalloc.core.latency import Curve
 from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, StopRule, View
@@ -31,6 +32,7 @@ class Run:
         stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
         drawn: prompts drawn for which no budget had room yet, and the epoch of each.
         kl_sum: how far `Updated` told that the weights went, in all.
+        latency: how fast it last told that the engine decodes.
         kept: rows trained that may be replayed, by rollout; those of the batch handed out are not among them yet.
         replayed: rows trained on again, in all.
         cancel: rollouts to stop, not handed out yet.
@@ -59,6 +61,7 @@ class Run:
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
         self.kl_sum = 0.0
+        self.latency: Curve | None = None
         self.kept: dict[int, Row] = {}
         self.replayed = 0
         self.cancel: list[int] = []
@@ -100,6 +103,7 @@ class Run:
                 statistics=self.statistics,
                 table=self.table,
                 kl_sum=self.kl_sum,
+                latency=self.latency,
                 groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Event, Order
+from rollalloc.core.latency import Curve
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
@@ -82,6 +83,10 @@ class Rollouts:
                 for prompt, generation in made
             ]
         )
+
+    def latency(self) -> Curve | None:
+        """How fast it decodes, where it measures that."""
+        return None
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, trained on or not."""

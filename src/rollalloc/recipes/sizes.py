@@ -69,7 +69,7 @@ def darts(
     max_redundancy: float = 2.0,
     tail: Literal["exact", "sampled", "none"] = "exact",
     deviation: advantages.Deviation | None = None,
-    latency: tuple[tuple[int, float], ...] | None = None,
+    latency: tuple[tuple[int, float], ...] | Literal["measured"] | None = None,
     solved: float | None = None,
     share: float = 0.1,
     least: int | None = None,
@@ -93,7 +93,8 @@ def darts(
         deviation: as for `grpo`.
         latency: seconds for a token by how many rollouts are decoded at once, (1, 0.002), (64, 0.004), ...: how many
             rollouts there are in all is then what makes generation shortest; see `sizes.Priced`. Seconds that fall are
-            refused. None: half the redundancy.
+            refused. "measured": those that the engine measures of itself, which the native trainer's asynchronous one
+            does; half the redundancy until it has. None: half the redundancy.
         solved: with tail="sampled", prompts that succeeded so often in the visits before, or of which a method that this is
             mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
             (0, 1]. None: all have one. With longest_by="record" the rate from which a prompt has none, whatever the tail.
@@ -136,7 +137,8 @@ def darts(
     floor = 1 if least is None else least
     size = sizes.Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
     if latency is not None:
-        size = sizes.Priced(max_redundancy, latency, price, floor, normalise)
+        curve = None if latency == "measured" else latency
+        size = sizes.Priced(max_redundancy, curve, price, floor, normalise)
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)

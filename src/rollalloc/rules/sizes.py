@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import pairwise
 from math import comb, erfc, inf, log, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Memory, SizeRule, Traits, View, longest_of, rows_of
 
@@ -151,7 +150,8 @@ class Priced(SizeRule):
     group has as few rollouts as may be; E, 0 there, is what more of them are worth to the selection.
 
     All numbers of rollouts in all are tried, each with three floors of a group's: the least, the mean, and between. Where no
-    prompt has a law, as in a first batch and under a recipe that stops nothing, half of the redundancy is given.
+    prompt has a law, as in a first batch and under a recipe that stops nothing, or nothing was measured yet, half of the
+    redundancy is given.
 
     The total of DARTS, arXiv 2605.30859, where the derivative of E - λT is 0, λ the price; that E is the sum that the
     sizes minimise, that both are shares, and `truncated`, are ours.
@@ -159,7 +159,7 @@ class Priced(SizeRule):
     Attributes:
         max_factor: rollouts for each row at most, at least 1.
         latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling: a step of more
-            rollouts is not cheaper; at least one.
+            rollouts is not cheaper; at least one. None: what the engine measures of itself and tells by `Updated`.
         price: λ, above 0; None: T alone counts.
         least: as for `Redundant`.
         normalise: as for `Redundant`; E is in tokens all the same.
@@ -170,7 +170,7 @@ class Priced(SizeRule):
     """
 
     max_factor: float
-    latency: tuple[tuple[int, float], ...]
+    latency: Curve | None
     price: float | None = None
     least: int = 1
     normalise: bool = False
@@ -184,17 +184,18 @@ class Priced(SizeRule):
         at_least("least", self.least, 1)
         if not 0 <= self.truncated < 1:
             raise ValueError(f"truncated must be a share in [0, 1), got {self.truncated!r}")
-        object.__setattr__(self, "latency", _checked_curve(self.latency))
+        if self.latency is not None:
+            object.__setattr__(self, "latency", checked_curve(self.latency))
 
     @property
     def traits(self) -> Traits:
-        return Traits(reads_rows=True)
+        return Traits(reads_rows=True, reads_latency=self.latency is None)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows = rows_of(view)
         most = _most(rows, self.max_factor)
-        longer_GX = self._longer(groups, view)
-        if longer_GX is None:
+        longer_GX, curve = self._longer(groups, view), self.latency or view.latency
+        if longer_GX is None or curve is None:
             return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
         std_G = _deviations(groups, view)
         running = Running(longer_GX, most)
@@ -204,7 +205,7 @@ class Priced(SizeRule):
             for mean in range(first, most + 1)
             for least in sorted({first, (first + mean) // 2, mean})
         ]
-        costs = np.array([self.cost(running, sizes, longest_of(groups, sizes, view), rows) for sizes in tried])
+        costs = np.array([cost(curve, running, sizes, longest_of(groups, sizes, view), rows) for sizes in tried])
         if self.price is not None:
             left = np.array([(std_G / sizes).sum() for sizes in tried])  # first: the fewest of each
             costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
@@ -212,13 +213,6 @@ class Priced(SizeRule):
 
     def _of(self, mean_factor: float, least: int) -> Redundant:
         return Redundant(min(mean_factor, self.max_factor), self.max_factor, least, self.normalise)
-
-    def cost(self, running: Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
-        """T, in units of the distance between the lengths of `running`; L of each group's rows are `longest`."""
-        share_X, running_X = running(sizes, longest, rows)
-        numbers, seconds = np.array(self.latency).T
-        each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
-        return float((each_X * share_X).sum())
 
     def _longer(self, groups: Sequence[GroupView], view: View) -> NDArray[np.float64] | None:
         """The share of each group's rollouts that are longer than each of some lengths, evenly apart, shape (G, X)."""
@@ -247,30 +241,12 @@ class Priced(SizeRule):
         )
 
 
-def _checked_curve(latency: Any) -> tuple[tuple[int, float], ...]:
-    """The points of a latency curve in plain numbers.
-
-    Raises:
-        ValueError: they are none, or a step of more rollouts is said to be cheaper.
-    """
-    try:
-        points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
-    except (TypeError, ValueError):
-        points = ()
-    numbers = [rollouts for rollouts, _ in points]
-    whole = all(0 < seconds < inf for _, seconds in points)
-    if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or not whole:
-        raise ValueError(
-            "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
-            f"((1, 0.002), (64, 0.004)), got {latency!r}"
-        )
-    for (fewer, before), (more, after) in pairwise(points):
-        if after < before:
-            raise ValueError(
-                f"latency falls from {before:g} s for a token of {fewer} rollouts to {after:g} s of {more}; a step of more "
-                "rollouts is not cheaper: measure again, or give both the mean"
-            )
-    return points
+def cost(curve: Curve, running: Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
+    """T of `Priced`, in units of the distance between the lengths of `running`; L of each group's rows are `longest`."""
+    share_X, running_X = running(sizes, longest, rows)
+    numbers, seconds = np.array(curve).T
+    each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
+    return float((each_X * share_X).sum())
 
 
 class Running:

@@ -123,7 +123,8 @@ class Run:
     def update(self) -> Updated:
         """The next weights; of every third it is not measured how far they went."""
         version = self.allocator.version + 1
-        return Updated(version, 0.02 * (version % 5) if version % 3 else None)
+        latency = ((1, 1.0), (64, 1.0 + version % 4)) if version % 2 else None
+        return Updated(version, 0.02 * (version % 5) if version % 3 else None, latency)
 
     def terminal(self, trouble: float) -> Event:
         """The end of some running rollout: mostly its result, sometimes a failure or a cancellation."""

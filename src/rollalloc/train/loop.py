@@ -195,7 +195,8 @@ class Loop:
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
-        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"))])
+        latency = self.roller.latency() if self.allocator.recipe.reads_latency else None
+        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"), latency)])
         self.roller.updated(self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.names import ROLLOUTS
@@ -63,6 +63,8 @@ class Trainer(Loop):
         listener: Listener | None = None,
     ) -> None:
         self.policy, self.train, self.scorer, self.heldout, self.settings = policy, train, scorer, heldout, settings
+        if settings.engine == "sync":
+            refuse_unmeasured(recipe, "the synchronous engine")
         place = RunFolder(folder) if isinstance(folder, Path) else folder
         allocator = Allocator(
             recipe, train.prompt_set.table(None if features is None else features.blocks), settings.seed

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch
+from rollalloc.core.latency import Curve
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
@@ -90,6 +91,10 @@ class Rolls(Protocol):
 
     def updated(self, version: int) -> None:
         """The weights changed, as the allocator was told."""
+
+    def latency(self) -> Curve | None:
+        """How fast it decodes, where it measures that."""
+        ...
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, and how."""

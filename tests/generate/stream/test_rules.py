@@ -297,3 +297,21 @@ def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted)
     turn(replace(ended(1, (7,), "failed"), reason="lost"))
     assert core.told == [Failed(1, "lost", 1)]
     assert {*roller.generations, *roller._order_of} == set()
+
+
+def test_the_asynchronous_engine_tells_what_it_measured_where_the_recipe_wants_it(trainer_of):
+    """Before there are enough steps nothing; then a curve through its own, which the run keeps; no other recipe has it."""
+    priced = recipes.darts(2, 2, 1, tail="none", latency="measured")
+    how = {"engine": "async", "streaming": Streaming(overlap=False), "sampling": Sampling(4)}
+    for recipe in (priced, recipes.darts(2, 2, 1, tail="none")):
+        trainer = trainer_of(replace(recipe, max_staleness=1), max_batches=2, **how)
+        assert trainer.roller.latency() is None
+        trainer.roller.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), (3, 0.0)]
+        trainer.run()
+        told = trainer.allocator._run.latency
+        assert (told is not None) == (recipe is priced)
+    assert [seconds for _, seconds in told or trainer.roller.latency()] == sorted(
+        s for _, s in trainer.roller.latency()
+    )
+    with pytest.raises(ValueError, match="which the synchronous engine does not measure"):
+        trainer_of(priced)

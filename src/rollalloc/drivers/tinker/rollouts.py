@@ -182,6 +182,9 @@ class RemoteRoller:
         self._again = self._again._replace(generate=self._again.generate + broken_off)
         self._under_way.clear()
 
+    def latency(self) -> None:
+        """Nothing: how fast the service decodes is not known."""
+
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, trained on or not."""
         return self.outcomes.figures()

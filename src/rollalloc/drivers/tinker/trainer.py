@@ -11,7 +11,7 @@ from typing import Any
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
@@ -86,6 +86,7 @@ class TinkerTrainer(Loop):
         roller = RemoteRoller(service, train, settings.sampling, self.remotely, logged)
         updater = RemoteUpdater(service, settings)
         self.remote = RemoteState(service, train, heldout, settings, allocator, roller, updater)
+        refuse_unmeasured(recipe, "the Tinker API")
         _warn_of(recipe)
         super().__init__(
             allocator=allocator,

@@ -269,6 +269,8 @@ def why_not_in_equal_groups(recipe: Recipe) -> str | None:
         return (
             f"{recipe.advantage!r}: stock TRL computes the advantages, over the rows it gets, by the sample's deviation"
         )
+    if recipe.reads_latency:
+        return f"{recipe.stages[-1].size!r}: nothing measures how fast stock TRL decodes; give the curve itself"
     if recipe.over_batch is not None:
         return f"{recipe.over_batch!r}: stock TRL computes the advantages, over the rows of each group by itself"
     if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():

@@ -11,7 +11,7 @@ from typing import Any
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.callback import AllocationCallback
@@ -84,6 +84,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             checks.check_turns(self)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
+        refuse_unmeasured(recipe, "TRL's trainer")
         recipe = checks.in_order(recipe, self.args)
         functions: Any = self.reward_funcs
         tokenizers: Any = self.reward_processing_classes

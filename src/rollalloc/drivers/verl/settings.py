@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
 from rollalloc.drivers.verl.modes import Overlap
 from rollalloc.named import group_size, make_recipe, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
@@ -130,6 +130,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
+    refuse_unmeasured(recipe, "verl")
     settings = Settings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
     recipe = settings.recipe
     if settings.own_advantages:

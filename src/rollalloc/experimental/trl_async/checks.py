@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.drivers.trl.checks import check_indexed, rows_per_group
 
 _NOT_SERVED = ("tools", "environment_factory", "rollout_worker", "weight_transfer")
@@ -34,6 +34,7 @@ def check_recipe(recipe: Recipe) -> int:
     Returns:
         Rows of a group.
     """
+    refuse_unmeasured(recipe, "TRL's asynchronous trainer")
     each = rows_per_group(recipe)
     why = None
     if each is None:

@@ -14,9 +14,11 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
+from rollalloc.core.latency import Curve
 from rollalloc.generate.results import Rollouts, Scoring
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Row, Span
+from rollalloc.generate.stream.pace import measured_curve
 from rollalloc.generate.stream.partial import Partials
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.weights import weights_of
@@ -25,6 +27,7 @@ from rollalloc.rewards.function import Outcome, Unscored
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
 _LATER_S = 1.0  # and where nothing else can happen
 _STEPS = 10_000  # newest decoding steps that are kept
+_ENOUGH = 64  # of them for a curve
 
 
 class Streamer(Rollouts):
@@ -38,7 +41,7 @@ class Streamer(Rollouts):
     Attributes:
         meanwhile: called where generation is waited for and no rollout waits for a slot; does a piece of other work and says
             whether there was any.
-        steps: (rows, seconds) of the newest decoding steps, for `rollalloc.lab.simulate.cost.fitted_latency`.
+        steps: (rows, seconds) of the newest decoding steps.
     """
 
     def __init__(self, *shared: Any, begin: Callable[[int], Backend], streaming: Streaming) -> None:
@@ -128,6 +131,11 @@ class Streamer(Rollouts):
         self._scoring.clear()
         for held in (self._order_of, self._running, self._restarting, self._begun):
             held.clear()
+
+    def latency(self) -> Curve | None:
+        """A curve through the newest decoding steps; None before there are enough."""
+        steps = [(rows, seconds) for rows, seconds in self.steps if rows > 0 and seconds > 0]
+        return measured_curve(steps) if len(steps) >= _ENOUGH else None
 
     def figures(self) -> dict[str, Any]:
         """As of every engine, and what streamed since the last call."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, Literal, get_args
 
-from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, positive
 from rollalloc.lab.simulate.hardware import Hardware
@@ -188,6 +188,7 @@ class Scenario:
         Raises:
             ValueError: a recipe whose prompts a loader draws, or a negative staleness, or one below `ahead`.
         """
+        refuse_unmeasured(recipe, "the simulator")
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(
                 f"{recipe.prompts!r} waits for a framework's loader, which there is not here; give a recipe that "

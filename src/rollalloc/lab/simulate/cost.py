@@ -15,6 +15,7 @@ import numpy as np
 
 from rollalloc.core.recipe import at_least
 from rollalloc.files.opening import read_text
+from rollalloc.generate.stream.pace import measured_curve
 
 _FIELDS = ("concurrency", "seconds_per_token")
 _FORMS = (
@@ -140,8 +141,7 @@ class Pace:
 def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Latency:
     """A curve through the decoding steps of an engine's own trace.
 
-    As many groups of like concurrency, with as many steps each; a point is the mean concurrency, rounded, and the median
-    seconds, made to grow with it by pooling neighbours (isotonic regression), since a step of more rollouts is not cheaper.
+    `rollalloc.generate.stream.pace.measured_curve`, as the simulator has it.
 
     Args:
         steps: (rollouts, seconds) of each, rollouts at least 1.
@@ -152,21 +152,8 @@ def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Laten
     """
     if not steps:
         raise ValueError("expected decoding steps to fit a latency curve to, got none")
-    found: dict[int, tuple[float, int]] = {}
-    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
-        at = max(1, round(float(part[:, 0].mean())))
-        seconds, count = found.get(at, (0.0, 0))
-        both = count + len(part)
-        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
-    pooled: list[tuple[list[int], float, int]] = []
-    for at, (seconds, count) in sorted(found.items()):
-        pooled.append(([at], seconds, count))
-        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
-            there, more, many = pooled.pop()
-            before, earlier, few = pooled.pop()
-            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
-    curve = [(at, seconds) for places, seconds, _ in pooled for at in places]
-    return Latency(tuple(at for at, _ in curve), tuple(seconds for _, seconds in curve), "an engine's own trace")
+    numbers, seconds = zip(*measured_curve(steps, points), strict=True)
+    return Latency(numbers, seconds, "an engine's own trace")
 
 
 def read_latency(path: Path) -> Latency:
