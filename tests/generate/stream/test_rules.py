@@ -306,7 +306,10 @@ def test_the_asynchronous_engine_tells_what_it_measured_where_the_recipe_wants_i
     for recipe in (priced, recipes.darts(2, 2, 1, tail="none")):
         trainer = trainer_of(replace(recipe, max_staleness=1), max_batches=2, **how)
         assert trainer.roller.latency() is None
-        trainer.roller.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), (3, 0.0)]
+        trainer.roller.steps += [(1, 0.1)] * 63
+        assert trainer.roller.latency() is None
+        trainer.roller.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), *[(3, 0.0)] * 500]
+        assert all(seconds > 0 for _, seconds in trainer.roller.latency())
         trainer.run()
         told = trainer.allocator._run.latency
         assert (told is not None) == (recipe is priced)
