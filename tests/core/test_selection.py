@@ -2,11 +2,13 @@
 
 import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
+from rollalloc.core.selection import Selection
 
 BATCHES = 6
 
@@ -118,3 +120,30 @@ def test_a_run_that_was_saved_within_a_batch_says_the_same():
     saved["selection"]["trained"][1] = "many"
     with pytest.raises(ValueError, match=r"selection: .*expected a finite number or null, got 'many'"):
         copy.load_state_dict(saved)
+
+
+def group_of(lengths, bounds=(), metrics=(), predicted=None):
+    """A group that is over: lengths of what ended, tokens of what was stopped."""
+    done = [SimpleNamespace(metric=metric) for metric in metrics]
+    return SimpleNamespace(lengths=list(lengths), bounds=list(bounds), done=done, predicted=predicted)
+
+
+def test_sums_by_hand():
+    """What was stopped counts with the tokens it had; a prediction stands before what came; nothing scored has no rate."""
+    selection = Selection()
+    selection.end(group_of([10, 20], bounds=[60], metrics=[1.0, 0.0]))
+    selection.end(group_of([30], metrics=[1.0], predicted=0.2))
+    selection.end(group_of([], bounds=[40, 80]))
+    assert selection.figures() == {
+        "tokens_sampled": pytest.approx(240 / 6),
+        "difficulty_sampled": pytest.approx((3 * 0.5 + 0.8) / 4),
+        "tokens_trained": None,
+        "difficulty_trained": None,
+    }
+    selection.end_late(group_of([10, 20], metrics=[1.0, 1.0]), 0)  # one that never began
+    assert selection.figures()["tokens_sampled"] == pytest.approx(240 / 6)
+    selection.end_late(group_of([10, 20], metrics=[1.0, 1.0]), 60)
+    selection.train(group_of([10, 20], metrics=[1.0, 0.0]), [20])
+    assert selection.figures()["tokens_sampled"] == pytest.approx(300 / 7)
+    assert selection.figures()["difficulty_sampled"] == pytest.approx((3 * 0.5 + 0.8 + 0) / 5)
+    assert (selection.figures()["tokens_trained"], selection.figures()["difficulty_trained"]) == (20, 0.5)

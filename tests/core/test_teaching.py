@@ -2,13 +2,15 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, recipes
-from rollalloc.core.teaching import OUTCOMES, WINDOW, Teaching
+from rollalloc.core.teaching import OUTCOMES, WINDOW, Teaching, outcomes, silent
 
 BATCH = 64
 
@@ -122,3 +124,41 @@ def test_a_corrupt_state_is_refused():
     for name, junk in (("said", 2), ("since", -1), ("speaks", 1), ("now", [1]), ("before", [[0.5] * 7])):
         with pytest.raises(ValueError, match="teaching"):
             allocator.load_state_dict(state | {"teaching": state["teaching"] | {name: junk}})
+
+
+def test_what_most_rollouts_are_decides_how_a_silence_is_told():
+    """Nine in ten were in groups, so that groups with equal rewards count, and not that the others were all right."""
+    assert silent({"all_wrong": 0.6, "mixed": 0.3, "right": 0.1})[0] == 0.6
+    assert silent({"all_wrong": 0.3, "right": 0.6, "wrong": 0.1})[0] == 0.6
+    assert silent({"all_wrong": 0.5, "right": 0.3, "wrong": 0.2})[0] == 0.5  # a half is not most
+    assert silent({})[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ([np.float32(0.1) * 10, 1.0 - 1e-7], {"all_right": 2}),
+        ([1e-7, 0.0], {"all_wrong": 2}),
+        ([1e-3, 1e-3], {"all_alike": 2}),
+        ([0.999, 0.999], {"all_alike": 2}),
+        ([0.0, 1.0], {"all_alike": 2}),  # equal rewards of a shaped kind, unlike metrics
+    ],
+)
+def test_what_rounding_makes_of_a_metric_is_right_or_wrong_as_before(metrics, expected):
+    group = SimpleNamespace(done=[SimpleNamespace(reward=0.5, metric=float(metric)) for metric in metrics])
+    assert outcomes(group, "zero_variance") == expected
+
+
+def test_a_saved_state_is_all_of_it():
+    """When it was last said of what is in the state; whether it is to be said now, too, though no batch came since."""
+    teaching = Teaching()
+    for _ in range(3):
+        teaching.add({"all_wrong": WINDOW})
+        teaching.look()
+    teaching.add({"mixed": 5})
+    saved = json.loads(json.dumps(teaching.state_dict()))
+    assert (saved["said"], saved["since"], saved["speaks"]) == (1, 2 * WINDOW, False)
+    for speaks in (True, False):
+        again = Teaching()
+        again.load_state_dict(saved | {"speaks": speaks})
+        assert again.state_dict() == saved | {"speaks": speaks}

@@ -85,3 +85,17 @@ def test_a_folder_without_logs_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--target", "0.5"])
     assert result.exit_code != 0
     assert "no log of verl" in str(result.exception)
+
+
+def test_a_point_has_all_metrics_and_their_mean_and_a_step_is_a_number(tmp_path):
+    other = METRIC.replace("gsm8k", "math")
+    lines = [
+        {"step": True, "data": {METRIC: 0.9, other: 0.9}},
+        {"step": 1, "data": {METRIC: 0.2}},
+        {"step": 2, "data": {METRIC: 0.2, other: float("nan")}},
+        {"step": 3, "data": {METRIC: 0.2, other: 0.4}},
+    ]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = read_verl(path, [METRIC, other]).curve
+    assert [curve.steps, curve.accuracy] == [(3,), (pytest.approx(0.3),)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from rollalloc.cli.options import with_fields
+from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.profiled import show_profile
 from rollalloc.cli.progress import staged
 from rollalloc.cli.reading import plain, points, table
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rollalloc.lab.advise.choices import Choice
     from rollalloc.lab.advise.verdict import Verdict
     from rollalloc.lab.waste.groups import Log
+
+_MOST = 1_000_000  # rollouts of a batch: a typing error must not be pasted
 
 
 @with_fields(Asked)
@@ -88,19 +90,17 @@ def _choice(text: str) -> Choice:
     from rollalloc.lab.advise.choices import BATCH, Choice, mix_of
 
     recipe, _, rest = text.partition(":")
-    parts = [part.partition("=") for part in rest.split(",")] if rest else []
-    given = {name: value for name, _, value in parts}
-    try:
-        numbers = {name: int(value) for name, value in given.items()}
-        n = numbers.pop("n", 1)
-        groups = numbers.pop("groups", Choice(recipe, 1, n).with_rollouts(BATCH).groups if n > 0 else 0)
-    except ValueError:
-        numbers, n, groups = given, 0, 0
-    if numbers or min(n, groups) < 1:
-        raise ValueError(f"--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, got {text!r}")
-    choice = Choice(recipe, groups, n)
+    given = parameters_of(rest.split(",")) if rest else {}
+    counts = [given.get("n", 1), given.get("groups", 1)]
+    least_one = all(type(each) is int and each >= 1 for each in counts)
+    if given.keys() - {"n", "groups"} or not least_one or counts[0] * counts[1] > _MOST:
+        raise ValueError(
+            "--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, of at most "
+            f"{_MOST:,} rollouts, got {text!r}"
+        )
+    choice = Choice(recipe, counts[1], counts[0])
     mix_of(choice)
-    return choice
+    return choice if "groups" in given else choice.with_rollouts(BATCH)
 
 
 def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:

@@ -297,13 +297,15 @@ def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
     """`key=value` pairs as a dictionary; a value that is JSON or a number is read as such, another one is text.
 
     Raises:
-        ValueError: a pair without "=".
+        ValueError: a pair without "=", or a key that is given twice.
     """
     parameters: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"expected key=value, got {pair!r}; e.g. groups=16")
+        if key in parameters:
+            raise ValueError(f"expected each key once, got {key} twice; take one of the two out")
         parameters[key] = _value(value)
     return parameters
 

@@ -73,3 +73,22 @@ def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, capl
     callback.on_step_end(SimpleNamespace(**ONE_STEP), state, None)
     said = [record.message for record in caplog.records]
     assert [message[:29] for message in said] == ["100% of the last 2,048 rollou"] * (notices and main)
+
+
+@pytest.mark.parametrize(("iterations", "every", "line"), [(1, 10, 2), (1, 1, 16), (4, 10, 7)])
+def test_each_line_counts_the_rollouts_since_the_one_before(iterations, every, line, caplog):
+    """128 rows a step, trained on so many times: the window of 2,048 is full after so many lines."""
+    callback, state = SilenceCallback(), state_of([])
+    args = SimpleNamespace(**vars(ARGS) | {"num_iterations": iterations})
+    for at, logs in enumerate(logged([1.0] * 20, every=every), start=1):
+        state.global_step = logs["step"]
+        for _ in range(2):  # the same step again, as with logs of a recovered run, has no rollouts of its own
+            callback.on_log(args, state, None, logs=logs)
+        assert len(caplog.records) == (at >= line)
+
+
+def test_one_process_says_it_for_all(caplog):
+    callback, state = SilenceCallback(), state_of([])
+    state.is_world_process_zero = False
+    told(callback, state, logged([1.0] * 20))
+    assert caplog.records == []

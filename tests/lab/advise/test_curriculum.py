@@ -150,3 +150,24 @@ def test_rates_are_predicted_from_the_features_of_other_prompts(tmp_path):
     features_PD = np.array([[right, 1.0] for right in hits], np.float32)
     rows = curriculum_of(groups, fitted(hits)[0], "variance", features_PD=features_PD)
     assert all((row["predicted"] > 0.5) == (row["right"] == 8) for row in rows)
+
+
+def test_a_link_is_not_written_through_though_it_leads_to_a_curriculum(tmp_path):
+    write_curriculum(tmp_path / "c.parquet", [ROW])
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "c.parquet")
+    for refused in (
+        lambda: check_export(tmp_path / "link.parquet", "variance", None),
+        lambda: write_curriculum(tmp_path / "link.parquet", [ROW]),
+    ):
+        with pytest.raises(FileExistsError, match=r"link\.parquet is not what"):
+            refused()
+
+
+def test_a_mean_of_tokens_is_of_the_rollouts_that_say_theirs(tmp_path):
+    rows = [
+        {"rollout": 0, "group": 0, "key": "mine/0", "version": 0, "metric": 1.0} | ({"tokens": 30} if at else {})
+        for at in range(3)
+    ]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [row] = curriculum_of(read_log(tmp_path / "rollouts.jsonl").groups, fitted([1])[0], "variance")
+    assert row["tokens"] == 30

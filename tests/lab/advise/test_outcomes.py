@@ -76,3 +76,36 @@ def test_the_same_seed_gives_the_same_model():
 def test_without_runs_nothing_is_fitted():
     with pytest.raises(ValueError, match="expected runs of spo"):
         fit(planted(), ("spo",), ())
+
+
+def test_what_is_drawn_for_a_task_leaves_a_method_s_mean_where_it_is():
+    outcomes = fitted(planted())
+    one, other = (outcomes.drawn(signals(0.4), PLAIN, seed=seed) for seed in (0, 1))
+    assert [float(one[method].mean()) for method in METHODS] == pytest.approx(
+        [float(other[method].mean()) for method in METHODS], rel=1e-9
+    )
+    assert not np.array_equal(one["raft"], other["raft"])
+
+
+def test_of_graded_answers_those_that_differ_are_not_many_right_ones():
+    outcomes = fitted(planted())
+    graded, single = (outcomes.drawn(each, PLAIN) for each in (signals(1.0, graded=1.0), signals(0.0)))
+    for method in METHODS:
+        np.testing.assert_array_equal(graded[method], single[method])
+
+
+def test_a_mean_of_many_runs_has_a_tasks_own_spread_and_not_the_seeds():
+    outcomes = fitted(planted(sigma=0.5))
+    spread = {runs: float(np.var(outcomes.drawn(signals(0.5), PLAIN, runs=runs)["raft"])) for runs in (1, 1000)}
+    own = outcomes.drawn(signals(0.5), PLAIN, runs=10**9)["raft"]
+    assert spread[1000] == pytest.approx(float(np.var(own)), rel=0.01)
+    assert spread[1] - spread[1000] == pytest.approx(float((outcomes.sigma_D**2).mean()), rel=0.5)  # 800 draws
+
+
+def test_a_method_that_never_arrives_has_paid_up_to_twice_what_it_did():
+    """Bounds of 1,000 rollouts on all tasks, where each of the others paid that: between once and twice as much."""
+    described = planted().described()
+    for task in described["tasks"].values():
+        task["paid"] = {method: [[1000.0, method == "grpo_n16", 1]] * 2 for method in task["paid"]}
+    beyond = means(fitted(evidence_of(described)), 0.5)["grpo_n16"]
+    assert 0 < beyond < np.log(2)

@@ -16,6 +16,7 @@ from rollalloc.lab.advise.profile import SIZES, profile_of
 from rollalloc.lab.advise.shares import alike, pairs_differ, share_of
 from rollalloc.lab.advise.verdict import verdict_of
 from rollalloc.lab.waste.groups import Gathering, Log
+from rollalloc.lab.waste.shares import Share
 
 NAN = float("nan")
 SIGNALS = ("zero_variance_4", "mean_rate", "spread", "auc", "graded", "many_answers")
@@ -244,3 +245,41 @@ def test_a_log_of_one_step_does_not_say_how_large_a_batch_is():
     assert profiled(rewards, steps=[0] * 60).groups == 0
     assert profiled(rewards, steps=[step // 20 for step in range(60)]).groups == 20
     assert verdict_of(profiled(rewards, steps=[0] * 60)).present == Choice("grpo", 16, 4)
+
+
+GRADED = [[0.1, 0.5, 0.9, 0.3]] * 20 + [[0.2] * 4] * 40
+
+
+def test_of_graded_rewards_that_are_nearly_all_alike_a_recipe_is_ranked_but_for_those_that_need_full_marks():
+    """All of them are wrong by the threshold; a third of the groups differ, and teaches."""
+    verdict = verdict_of(replace(profiled(GRADED), zero_variance={n: Share(0.99, None) for n in SIZES}))
+    assert verdict.kind in ("switch", "keep")
+    assert {row.choice.recipe for row in verdict.ranked if row.ruled_out} == {"raft"}
+
+
+def test_rewards_beyond_rates_rule_out_what_predicts_rates():
+    verdict = verdict_of(profiled(np.where(drawn(200) > 0, 3.0, -1.0)))
+    assert {row.choice.recipe for row in verdict.ranked if row.ruled_out} == {"foresight"}
+    assert verdict.choice.recipe != "foresight"
+    assert "Drawing by prediction" not in verdict.sentence
+
+
+@pytest.mark.parametrize(("prompts", "more"), [(3, 1100), (9, 1000)])
+def test_so_much_is_to_be_sampled_that_a_thousand_are_there(prompts, more):
+    """1,024 less 3 × 4 rollouts, 9 × 4: in hundreds."""
+    found = verdict_of(profiled([[0, 1, 0, 1]] * prompts))
+    assert (found.kind, found.more) == ("too few", more)
+
+
+def test_what_has_no_score_counts_neither_as_right_nor_as_wrong():
+    """Half of the scored rollouts are right, one in three has no score."""
+    found = profiled([[0, 1, None]] * 60)
+    assert found.mean.value == pytest.approx(0.5, abs=0.01)
+    assert profiled([[1, None, None]] * 60).mean.value > 0.95
+
+
+def test_a_prediction_of_success_is_among_the_signals():
+    """A rollout of a prompt with long text is right: to know the text is nearly to know the outcome."""
+    rewards = drawn(200, rates=[0.95 if group % 2 else 0.05 for group in range(200)])
+    found = profiled(rewards, asked=lambda group: "x" * (5 + 40 * (group % 2)))
+    assert found.signals()["auc"] == found.predictability.auc > 0.85

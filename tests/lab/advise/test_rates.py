@@ -119,3 +119,17 @@ def test_estimates_are_near_the_truth(world):
     found = fit_rates(random.binomial(8, rates), np.full(2000, 8), resamples=2)
     for n in (2, 4, 8):
         assert found.zero_variance(n).value == pytest.approx((rates**n + (1 - rates) ** n).mean(), abs=0.045)
+
+
+def test_an_interval_is_of_95_per_cent_of_what_the_rates_might_be():
+    """41 mixtures of 0 and 1, of which the share of 1 is 0, 1/40, ..., 1: one in forty at each end is left out."""
+    share_B = np.arange(41) / 40
+    found = RateMixture(np.array([0.0, 1.0]), np.array([0.5, 0.5]), np.stack([1 - share_B, share_B], 1)).mean
+    assert (found.value, found.interval) == (0.5, pytest.approx((1 / 40, 39 / 40)))
+
+
+def test_a_rate_is_below_a_quantile_with_that_chance():
+    rates = np.array([0.2, 0.5, 0.8])
+    even = RateMixture(rates, np.full(3, 1 / 3), np.zeros((0, 3)))
+    none = np.zeros(1, np.int64)  # of a prompt that was not tried nothing is known but the mixture
+    assert [even.quantile(level, none, none)[0] for level in (0.3, 0.6, 0.9)] == [0.2, 0.5, 0.8]

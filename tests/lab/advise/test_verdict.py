@@ -1,14 +1,16 @@
 """Laws of the verdict, on evidence of a world that is known."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planted_evidence import planted, scaled, signals
 from rollalloc.lab.advise.choices import CHOICES, Choice, mix_of
-from rollalloc.lab.advise.ranking import fitted, rank
+from rollalloc.lab.advise.ranking import Ranked, fitted, rank
 from rollalloc.lab.advise.verdict import judged
 
 KNOWN = planted()
@@ -106,3 +108,75 @@ def test_a_present_setting_without_evidence_is_refused(choice):
 
 def test_a_size_that_was_not_run_is_said():
     assert any("Groups of 32 were not run" in note for note in judged(signals(), replace(GRPO, n=32), KNOWN).notes)
+
+
+def table(monkeypatch, saving, interval, over_plain=(1.2, 0.6, 2.0)):
+    """Savings as they are given: of foresight over the present GRPO n = 4, and over REINFORCE."""
+    even = (1.0, 1.0, 1.0)
+    rows = (
+        Ranked(CHOICES["foresight"], saving, interval, over_plain),
+        Ranked(GRPO, 1.0, (1.0, 1.0), even),
+    )
+    monkeypatch.setattr("rollalloc.lab.advise.verdict.rank", lambda *given: rows)
+    return judged(signals(), GRPO, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("saving", "interval", "kind", "words"),
+    [
+        (
+            1.09,
+            (1.05, 1.2),
+            "keep",
+            "Keep GRPO n = 4: no saving is shown. The likeliest is foresight, 1.1 × (1.1–1.2).",
+        ),
+        (1.5, (0.9, 2.0), "keep", "Keep GRPO n = 4: no saving is shown. The likeliest is foresight, 1.5 × (0.9–2.0)."),
+        (1.1, (1.01, 1.3), "switch", "One rollout per prompt, 64 prompts a batch, foresight; expect 1.0–1.3 × fewer"),
+    ],
+)
+def test_nothing_is_changed_for_a_small_saving_or_one_that_may_be_none(monkeypatch, saving, interval, kind, words):
+    verdict = table(monkeypatch, saving, interval)
+    assert (verdict.kind, verdict.choice) == (kind, GRPO if kind == "keep" else CHOICES["foresight"])
+    assert verdict.sentence.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("over_plain", "words"),
+    [
+        ((2.0, 1.5, 3.0), "Drawing by prediction: 1.5–3.0 × fewer than REINFORCE."),
+        ((0.5, 0.4, 0.8), "Drawing by prediction: 1.2–2.5 × more than REINFORCE."),
+        ((1.2, 0.6, 2.0), "Drawing by prediction: likelier to help than not, which is not shown (1.2 ×, 0.6–2.0, of"),
+    ],
+)
+def test_what_drawing_by_prediction_adds_is_fewer_above_1_and_more_below_it(monkeypatch, over_plain, words):
+    assert words in table(monkeypatch, 3.0, (2.0, 4.0), over_plain).sentence
+
+
+@pytest.mark.parametrize("many", [0.0, 0.3, 1.0])
+def test_it_is_otherwise_from_the_nearest_value_on_that_changes_what_is_first(many):
+    """Of 21 values that tasks had; between it and what is here, the same is first."""
+    known = fitted(KNOWN)
+    first = rank(known, signals(many), GRPO)[0].choice
+    [sentence] = [said for said in judged(signals(many), GRPO, KNOWN).otherwise if "two right answers" in said]
+    found = re.fullmatch(r"If .* were (at most|at least) (\S+) \(here (\S+)\): (.*)\.", sentence)
+    assert found
+    how, value, here, words = found.groups()
+    assert here == f"{many:.2f}"
+    assert how == ("at most" if float(value) < many else "at least")
+    for between in np.linspace(0, 1, 21):
+        now = rank(known, signals(float(between)), GRPO)[0].choice
+        if abs(between - float(value)) < 1e-9:
+            assert now.words == words != first.words
+        elif abs(between - many) < abs(float(value) - many) - 1e-9:
+            assert now == first
+
+
+def test_savings_add_up_and_are_over_what_they_say():
+    """Logs of what each pays are planted: REINFORCE e^1 below GRPO n = 4, which is level with n = 2's + 0.1."""
+    rows = {row.choice.name: row for row in rank(fitted(KNOWN), signals(0.0), GRPO)}
+    assert rows["reinforce"].saving == pytest.approx(np.exp(1.0), rel=0.25)
+    assert rows["grpo_n16"].saving == pytest.approx(np.exp(-0.3), rel=0.25)
+    assert rows["grpo_n4"].over_plain[0] == pytest.approx(np.exp(-1.0), rel=0.25)
+    assert rows["reinforce"].over_plain == (1, 1, 1)
+    for row in rows.values():  # logs of expected costs, so that they are differences of one column
+        assert row.saving == pytest.approx(rows["reinforce"].saving * row.over_plain[0])
