@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import erfc, nextafter, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -28,7 +29,8 @@ _VAGUE, _PLAIN = 100.0, 1.0  # prior variances of a and b, in squared logs
 # Shape and scale of the inverse gammas; their means are scale / (shape - 1): sd of .3 for slopes and tasks, .2 for seeds.
 _SLOPES, _TASKS, _SEEDS = (2.0, 0.09), (2.0, 0.09), (2.0, 0.04)
 _OPEN = np.log(2)  # what a bound leaves open: slopes would carry costs that nobody has seen to any height
-_FAR = 30.0  # standard deviations beyond which a tail is not told apart
+_FAR = 30.0  # standard deviations beyond which all of a tail is at its beginning
+_LEAST, _MOST = 1e-300, nextafter(1.0, 0.0)  # of a chance that has a quantile
 _NORMAL = NormalDist()
 Floats = NDArray[np.floating[Any]]
 
@@ -224,11 +226,19 @@ def _variance(values: Floats, prior: tuple[float, float], random: np.random.Gene
 
 
 def _above(bound_C: Floats, mean_C: Floats, sd_C: Floats, random: np.random.Generator) -> Floats:
-    """Draws of N(mean, sd²) between a bound each and `_OPEN` above it, by the inverse of the upper tail."""
-    low_C = np.clip((bound_C - mean_C) / sd_C, -_FAR, _FAR)
-    high_C = np.minimum(low_C + _OPEN / sd_C, _FAR + 1)
+    """Draws of N(mean, sd²) between a bound each and `_OPEN` above it, by the inverse of the smaller tail."""
+    low_C = (bound_C - mean_C) / sd_C
+    high_C = low_C + _OPEN / sd_C
     drawn: list[float] = []
     for low, high, u in zip(low_C, high_C, random.random(len(low_C)), strict=True):
-        most, least = _NORMAL.cdf(-low), _NORMAL.cdf(-high)
-        drawn.append(-_NORMAL.inv_cdf(min(most - u * (most - least), 1 - 1e-12)))
+        within = (low, high, 1 - u) if low + high > 0 else (-high, -low, u)
+        drawn.append(_between(*within) * (1 if low + high > 0 else -1))
     return mean_C + sd_C * np.array(drawn)
+
+
+def _between(near: float, far: float, u: float) -> float:
+    """The u-quantile, of the larger first, of N(0, 1) between two numbers whose sum is not negative."""
+    if near > _FAR:
+        return near
+    most, least = erfc(near / sqrt(2)) / 2, erfc(far / sqrt(2)) / 2
+    return -_NORMAL.inv_cdf(min(max(least + u * (most - least), _LEAST), _MOST))
