@@ -99,3 +99,13 @@ def test_a_point_has_all_metrics_and_their_mean_and_a_step_is_a_number(tmp_path)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = read_verl(path, [METRIC, other]).curve
     assert [curve.steps, curve.accuracy] == [(3,), (pytest.approx(0.3),)]
+
+
+def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(tmp_path):
+    lines = [{"step": step, "data": {METRIC: 0.9, "rollalloc/rollouts_paid": 10**400}} for step in range(3)]
+    path = tmp_path / "a\x1b[31m\u202eb.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--target", "0.5"])
+    assert (result.exit_code, result.exception) == (0, None), result.output
+    assert "a␛[31m⟨U+202E⟩b" in result.output
+    assert not {"\x1b", "\u202e"} & set(result.output)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from rollalloc.data.jsonl import read_lines
+from rollalloc.files.text import one_line
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.runs.metrics import PREFIX
 
 _STEP, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is within the first; validation is not
 _BASELINE = "grpo"
+_MOST = 1e30  # beyond which a number counts as not logged, as one that is none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """The experiment's."""
-        return self.path.stem
+        """The experiment's, fit to be shown."""
+        return one_line(self.path.stem, 80)
 
 
 def logs_in(folder: Path) -> list[Path]:
@@ -82,7 +83,9 @@ def _steps(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _number(data: Mapping[str, Any], name: str, otherwise: float) -> float:
     value = data.get(name)
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) and isfinite(value) else otherwise
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
+        return otherwise
+    return float(value)
 
 
 def baseline_of(runs: Sequence[LoggedRun]) -> LoggedRun:
