@@ -90,12 +90,14 @@ def _choice(text: str) -> Choice:
     from rollalloc.lab.advise.choices import BATCH, Choice, mix_of
 
     recipe, _, rest = text.partition(":")
-    given = parameters_of(rest.split(",")) if rest else {}
+    pairs = rest.split(",") if rest else []
+    given = parameters_of(pairs)
     counts = [given.get("n", 1), given.get("groups", 1)]
     least_one = all(type(each) is int and each >= 1 for each in counts)
-    if given.keys() - {"n", "groups"} or not least_one or counts[0] * counts[1] > _MOST:
+    once = len(given) == len(pairs)
+    if given.keys() - {"n", "groups"} or not once or not least_one or counts[0] * counts[1] > _MOST:
         raise ValueError(
-            "--present: expected a recipe, n and groups, such as grpo:n=8,groups=16, of at most "
+            "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16, of at most "
             f"{_MOST:,} rollouts, got {text!r}"
         )
     choice = Choice(recipe, counts[1], counts[0])

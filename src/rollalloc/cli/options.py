@@ -296,16 +296,16 @@ def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
 def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
     """`key=value` pairs as a dictionary; a value that is JSON or a number is read as such, another one is text.
 
+    Of a key that is given again the last value counts, so that a command line may be gone on with.
+
     Raises:
-        ValueError: a pair without "=", or a key that is given twice.
+        ValueError: a pair without "=".
     """
     parameters: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"expected key=value, got {pair!r}; e.g. groups=16")
-        if key in parameters:
-            raise ValueError(f"expected each key once, got {key} twice; take one of the two out")
         parameters[key] = _value(value)
     return parameters
 
