@@ -13,7 +13,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import LongestBySize
-from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, Running, cost
+from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, _Running, cost
 
 NAN = float("nan")
 
@@ -204,7 +204,7 @@ FLAT, STEEP = (
 
 def test_what_runs_is_counted_by_hand():
     """Each of a group's rollouts is longer than two lengths with chance 1 and 1/2, and than a third never."""
-    running = Running(np.array([[1.0, 1 / 2, 0.0]]), 3)
+    running = _Running(np.array([[1.0, 1 / 2, 0.0]]), 3)
 
     def of(*given):
         share_X, running_X = running(*given)
@@ -223,7 +223,7 @@ def test_what_runs_is_counted_by_hand():
 
 
 def test_the_chance_that_any_runs_is_over_all_groups():
-    running = Running(np.array([[1 / 2], [1 / 4]]), 2)
+    running = _Running(np.array([[1 / 2], [1 / 4]]), 2)
     share_X, running_X = running([1, 2], [0, 0], 1)  # chances 1/2 and 1/16, 1/2 and 2/16 run
     assert share_X.tolist() == [pytest.approx(1 - 1 / 2 * 15 / 16)]
     assert running_X.tolist() == [pytest.approx((1 / 2 + 2 / 16) / share_X[0])]
@@ -244,16 +244,16 @@ def test_what_runs_is_what_chance_has_run(shortest, longest, more, longer):
         left = [sum(each >= at for each in those) for those in kept]
         share += chance * sum(each > 0 for each in left) / len(kept)
         mean += chance * sum(left) / len(kept)
-    share_X, running_X = Running(np.array([[longer]]), size)([size], [longest], rows)
+    share_X, running_X = _Running(np.array([[longer]]), size)([size], [longest], rows)
     assert share_X[0] == pytest.approx(share, abs=1e-9)
     assert share_X[0] * running_X[0] == pytest.approx(mean, abs=1e-9)
 
 
 def test_seconds_are_those_of_the_curve_where_any_runs():
     rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
-    assert cost(rule.latency, Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
-    assert cost(rule.latency, Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
-    assert cost(rule.latency, Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
+    assert cost(rule.latency, _Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
+    assert cost(rule.latency, _Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
+    assert cost(rule.latency, _Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
         4
     )  # two wait for each three
 
@@ -337,7 +337,7 @@ def test_what_a_price_weighs_is_as_published():
     view, curve, price = with_laws([(5.0, 0.6), (5.0, 0.3)]), ((1, 1.0), (64, 20.0)), 1.5
     groups = [GroupView.of([], prompt=g, group=g) for g in range(2)]
     rule, std_G = Priced(2.0, curve, price), np.array([0.6, 0.3], np.float32)
-    running = Running(rule._longer(groups, view), 16)
+    running = _Running(rule._longer(groups, view), 16)
 
     def worth(sizes):
         effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()

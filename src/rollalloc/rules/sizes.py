@@ -198,7 +198,7 @@ class Priced(SizeRule):
         if longer_GX is None or curve is None:
             return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
         std_G = _deviations(groups, view)
-        running = Running(longer_GX, most)
+        running = _Running(longer_GX, most)
         first = min(max(rows, self.least), most)
         tried = [
             self._of(mean / rows, least).spread(std_G, rows)
@@ -241,7 +241,7 @@ class Priced(SizeRule):
         )
 
 
-def cost(curve: Curve, running: Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
+def cost(curve: Curve, running: _Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
     """T of `Priced`, in units of the distance between the lengths of `running`; L of each group's rows are `longest`."""
     share_X, running_X = running(sizes, longest, rows)
     numbers, seconds = np.array(curve).T
@@ -249,7 +249,7 @@ def cost(curve: Curve, running: Running, sizes: Sequence[int], longest: Sequence
     return float((each_X * share_X).sum())
 
 
-class Running:
+class _Running:
     """How many rollouts run after so many tokens, where a group is over once K of its rollouts have ended, and L late ones.
 
     Args:
