@@ -27,10 +27,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from left_out import BEGIN, END, LEGEND, always, left_out, markdown, summary
+
 import rollalloc.lab.advise
 from rollalloc.files.names import ROLLOUTS
 from rollalloc.lab.advise.evidence import FILE, evidence
-from rollalloc.lab.advise.left_out import BEGIN, END, LEGEND, always, left_out, markdown, summary
 from rollalloc.lab.advise.profile import profile_of
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.bench.compare import compare

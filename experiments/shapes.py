@@ -1,4 +1,4 @@
-"""What does GRPO pay with other groups than 16 × 4, and with the replay that REINFORCE and foresight have?
+"""What does GRPO pay with other groups than 16 × 4, with REINFORCE's replay, and with its weight of failures?
 
 Recipes for `rollalloc bench`, by no settings but a shape of 64 rollouts a batch:
 
@@ -11,7 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollalloc import Recipe, recipes
+from rollalloc.rules import advantages
 
 
 def grpo_n2(groups: int, n: int) -> Recipe:
@@ -26,8 +30,22 @@ def grpo_n16(groups: int, n: int) -> Recipe:
 
 def grpo_replay(groups: int, n: int) -> Recipe:
     """GRPO that trains again on rows that did better than their group, as many as a batch has, as REINFORCE does."""
-    lent = recipes.reinforce(groups=groups * n, replay=groups * n)
-    return replace(recipes.grpo(groups, n), replay=lent.replay)
+    return recipes.grpo(groups, n, replay=groups * n)
+
+
+def grpo_neg(groups: int, n: int) -> Recipe:
+    """GRPO whose failures count a tenth, as REINFORCE's do."""
+    return replace(recipes.grpo(groups, n), advantage=advantages.OverGroup(_tenth))
+
+
+def grpo_replay_neg(groups: int, n: int) -> Recipe:
+    """GRPO with both."""
+    return replace(grpo_replay(groups, n), advantage=advantages.OverGroup(_tenth))
+
+
+def _tenth(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    made_G = advantages.grpo(rewards_G)
+    return np.where(made_G < 0, 0.1 * made_G, made_G)
 
 
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:

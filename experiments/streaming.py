@@ -5,11 +5,12 @@ python experiments/streaming.py TASKS --repeats 9 --batches 12 --only "grpo; dar
 python experiments/streaming.py TASKS --only "grpo; darts: + overlap @ 3e-4"   # at a learning rate of its own
 
 Every line trains 128 rows per batch from the same initial model with the same settings: 16 groups of 8, RAFT 128 prompts,
-foresight 64 with as many rows replayed. Runs are interleaved: one of each line, then again; ratios are paired by repeat. The
-policy is evaluated before the first batch and after the last one: accuracy and tokens of an answer at equal batches.
-Decoding steps are of lines that stream. Seconds are from the end of the second batch to that of the last one. On a machine
-that others share they say little, so that processor seconds stand beside them: of the trainer, and of the generator where it
-has a process of its own. No batch can be quicker than the larger of the two.
+foresight and REINFORCE 64 with as many rows replayed, Pilot-Commit 16 groups of 4 + 4 ("pilots"). Runs are interleaved: one
+of each line, then again; ratios are paired by repeat. The policy is evaluated before the first batch and after the last one:
+accuracy and tokens of an answer at equal batches. Decoding steps are of lines that stream. Seconds are from the end of the
+second batch to that of the last one. On a machine that others share they say little, so that processor seconds stand beside
+them: of the trainer, and of the generator where it has a process of its own. No batch can be quicker than the larger of the
+two.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rollalloc.lab.bench.presets import task_source
 from rollalloc.lab.simulate.cost import fitted_latency
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
+from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.sizes import Fixed
@@ -64,6 +66,8 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     priced = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency)
     whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
     short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
+    measured = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none", latency="measured")
+    pilots = recipes.pilot_commit(GROUPS, 4, 4, 2 * GROUPS)
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
     late = {"engine": "async", "streaming": Streaming(early=False)}
     single = {"raft": recipes.raft(GROUPS * ROWS), "foresight": recipes.foresight(64, replay=64)}
@@ -72,8 +76,20 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
         for name, recipe in {"grpo": grpo, **single}.items()
         for part, how in {"": {}, ": a process": late, ": + early rows": beside}.items()
     }
+    further = {
+        f"{name}: {ahead} ahead": Line(made, made.max_staleness, beside)
+        for name, recipe in {
+            "grpo": grpo,
+            "reinforce": recipes.reinforce(64, replay=64),
+            **single,
+            "pilots": pilots,
+        }.items()
+        for ahead in (0, 1, 2, 4)
+        for made in [streamed(recipe, staleness=None if ahead else 0, ahead=ahead or None)]
+    }
     return {
         **within,
+        **further,
         "grpo: streaming": Line(grpo, 0, streams),
         "grpo: overlap": Line(grpo, 1, beside),
         "darts: selection": Line(even, 0, streams),
@@ -82,7 +98,10 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
         "darts: + solved without a tail": Line(whole, 0, streams),
         "darts: + overlap": Line(whole, 1, beside),
         "darts, shortest only": Line(short, 0, streams),
+        "darts, shortest only: a process": Line(short, 0, beside),
+        "darts, shortest only: measured": Line(measured, 0, beside),
         "darts, shortest only: + overlap": Line(short, 1, beside),
+        "darts, shortest only: + overlap, measured": Line(measured, 1, beside),
         "darts, synchronous": Line(darts),
     }
 

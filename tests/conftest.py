@@ -118,6 +118,15 @@ def rollalloc(
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are saved empty, in milliseconds: for tests of what stands around them."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda _, *given, **said: save(Figure((1, 1)), *given, **said))
+
+
+@pytest.fixture
 def files_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Write the Python files that a page shows, blocks that begin with `# name.py`, into an empty working directory."""
 

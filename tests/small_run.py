@@ -30,7 +30,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
     return sort.prepare(tmp_path_factory.mktemp("task"), config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_of(task: TaskFiles) -> Callable[..., Run]:
     """(recipe, parameters, **changes) → a short run; `changes` of the run, its source or its settings."""
 

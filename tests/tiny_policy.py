@@ -84,7 +84,7 @@ def policy() -> Policy:
     return make_policy()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def trainer_of() -> Callable[..., Trainer]:
     """(recipe, rollouts to pay, **changes) → a trainer on a fresh policy; `changes` also of the settings."""
 
@@ -116,11 +116,11 @@ def trainer_of() -> Callable[..., Trainer]:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prompts_of() -> Callable[[int], EncodedPrompts]:
     return make_prompts
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def policy_of() -> Callable[..., Policy]:
     return make_policy

@@ -1,9 +1,8 @@
-"""The benchmark for GPUs in its short form, on a CPU: it stops, goes on, comes to its end, and refuses nonsense."""
+"""Rungs on a GPU, on a CPU: a tiny one stops, goes on, comes to its end and is added; nonsense is refused."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,13 +10,42 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollalloc.lab.bench.plan import TABLE
+from rollalloc.lab.bench.added import add
+from rollalloc.lab.bench.methods import LADDER_METHODS
+from rollalloc.lab.bench.plan import TABLE, freeze, make_plan, plan_of_rung
+from rollalloc.lab.bench.rungs import RUNGS, read_rung
+from rollalloc.lab.bench.tasks.tiny import Shape, tiny_model
+from rollalloc.lab.report.leaderboard import write_leaderboard
 from rollalloc.models.policy import Policy
+from small_run import one_torch_thread, task
+
+__all__ = ["one_torch_thread", "task"]  # fixtures
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "rungs"
+TINY = """
+name = "tiny"
+parameters = 1000
+about = "a test"
+[model]
+hub = "{model}"
+[questions]
+train = "{train}"
+heldout = "{heldout}"
+reward = "{reward}"
+single_answer = true
+[run]
+target = 0.5
+max_rollouts = 128
+learning_rate = 1e-3
+eval_every = 64
+max_new_tokens = 16
+seeds = 2
+device = "cpu"
+"""
 
 
 @pytest.fixture(scope="module")
 def gpu():
-    file = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    file = FOLDER.parent / "gpu.py"
     spec = importlib.util.spec_from_file_location("benchmark_gpu", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
@@ -25,35 +53,46 @@ def gpu():
     return module
 
 
-def given(out, **changes):
-    said = {"model": None, "data": None, "minutes": None, "processes": 1, "device": "cpu", "short": True}
-    return Namespace(out=out, **said | {"methods": "grpo,raft", "tasks": "stories"} | changes)
+@pytest.fixture
+def tiny(task, tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY.format(model=task.model, train=task.train, heldout=task.heldout, reward=task.reward))
+    return file
 
 
-def test_it_stops_when_its_time_is_up_and_goes_on_to_the_end(gpu, tmp_path, capfd):
-    assert gpu.carried_out(given(tmp_path, minutes=1e-6)) == 3
-    assert "stopped by SIGTERM with 0 of 6 runs done" in capfd.readouterr().err
-    frozen = {name: (tmp_path / name).read_bytes() for name in ("plan.json", "speed.json")}
-    assert gpu.carried_out(given(tmp_path)) == 0
-    assert {name: (tmp_path / name).read_bytes() for name in frozen} == frozen
-    said = capfd.readouterr().out
-    table = (tmp_path / TABLE).read_text()
-    assert table in said
-    assert "model: a stand-in" in table
+def given(out, rung="", **changes):
+    said = {"tasks": out.parent / "tasks", "minutes": None, "processes": 1, "device": "cpu", "methods": "grpo,raft"}
+    return Namespace(out=out, rung=str(rung), **said | changes)
+
+
+def test_a_rung_stops_when_its_time_is_up_goes_on_to_the_end_and_can_be_added(gpu, tiny, tmp_path, capfd):
+    out = tmp_path / "out"
+    assert gpu.carried_out(given(out, tiny, minutes=1e-6)) == 3
+    assert "stopped by SIGTERM with 0 of 4 runs done" in capfd.readouterr().err
+    frozen = {name: (out / name).read_bytes() for name in ("plan.json", "speed.json")}
+    assert gpu.carried_out(given(out, tiny)) == 0
+    assert {name: (out / name).read_bytes() for name in frozen} == frozen
+    table = (out / TABLE).read_text()
+    assert table in capfd.readouterr().out
     assert "Not finished" not in table
-    assert "| grpo | 0 of 2 |" in table or "| grpo | 2 of 2 |" in table or "| grpo | 1 of 2 |" in table
+    assert " of 2 |" in table
+    ours = tmp_path / "ours"
+    freeze(make_plan("ladder", tasks=[next(iter(RUNGS.values())).task]), ours)
+    name = add(out, ours)
+    write_leaderboard(ours)
+    assert f"{name}: made elsewhere on cpu, 1 threads by rollalloc" in (ours / TABLE).read_text()
     with pytest.raises(ValueError, match="begun with another plan"):
-        gpu.carried_out(given(tmp_path, methods="grpo"))
+        gpu.carried_out(given(out, tiny, methods="grpo"))
 
 
 def test_the_share_of_the_bandwidth_is_of_what_a_step_reads(gpu, monkeypatch):
     """10 tokens of 2 rows in 1 s less 0.1 s for the prefill and the first; a step reads the weights and what rows hold."""
-    model = gpu.tiny_model([None] * 50, gpu.Shape(hidden=32, layers=2, context=64)).eval()
+    model = tiny_model([None] * 50, Shape(hidden=32, layers=2, context=64)).eval()
     policy = Policy(model, None, (1,), 0, 64, 50)
     monkeypatch.setattr(gpu, "_bandwidth", lambda device, size: 1e6)
     monkeypatch.setattr(gpu, "_best", lambda ways, device: {"ours": 1.0, "one_token": 0.1, "generate": 3.0})
-    size = gpu.replace(gpu.SHORT, asked=(1, 2, 10))
-    found = gpu.measured(policy, Namespace(tokens=((2, 3, 4),)), size)["float32"]
+    asked = gpu.Asked(1, 2, 10, 1)
+    found = gpu.measured(policy, Namespace(tokens=((2, 3, 4),)), asked)["float32"]
     # Tied embeddings are the head's; a layer has 4·32² and 3·32·128 weights and 2·32 of norms; the last norm 32.
     weights = 4 * (50 * 32 + 2 * (4 * 32**2 + 3 * 32 * 128 + 64) + 32)
     cache = 2 * 2 * 32 * 4
@@ -65,7 +104,7 @@ def test_the_share_of_the_bandwidth_is_of_what_a_step_reads(gpu, monkeypatch):
 
 
 def test_what_is_timed_is_sampled_to_its_last_token_both_ways(gpu, monkeypatch):
-    model = gpu.tiny_model([None] * 50, gpu.Shape(hidden=32, layers=1, context=64)).eval()
+    model = tiny_model([None] * 50, Shape(hidden=32, layers=1, context=64)).eval()
     policy = Policy(model, None, (1,), 0, 64, 50)
     made = {}
 
@@ -76,7 +115,7 @@ def test_what_is_timed_is_sampled_to_its_last_token_both_ways(gpu, monkeypatch):
 
     monkeypatch.setattr(gpu, "_best", once)
     torch.manual_seed(0)
-    gpu.measured(policy, Namespace(tokens=((2, 3, 4), (5, 6))), gpu.SHORT)
+    gpu.measured(policy, Namespace(tokens=((2, 3, 4), (5, 6))), gpu.ON_CPU)
     assert [len(each.tokens) for each in made["ours"]] == [8] * 8
     assert [len(each.tokens) for each in made["one_token"]] == [1] * 8
     assert made["generate"].shape == (8, 3 + 8)
@@ -85,33 +124,38 @@ def test_what_is_timed_is_sampled_to_its_last_token_both_ways(gpu, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"methods": "grpo,ppo"}, "unknown method 'ppo'; there are grpo, dapo_carry"),
+        ({"methods": "grpo,ppo"}, "unknown recipe 'ppo'"),
         ({"methods": "raft"}, "grpo is what every ratio is to"),
-        ({"methods": "grpo,grpo"}, "each method once"),
-        ({"tasks": ""}, "unknown task ''; there are filter, stories"),
+        ({"methods": "grpo,grpo"}, "named twice: grpo"),
+        ({"rung": "qwen"}, "unknown rung 'qwen'; there are qwen2.5-0.5b-gsm8k, .*or give a file"),
         ({"minutes": 0.0}, "--minutes must be above 0"),
         ({"minutes": float("nan")}, "--minutes must be above 0"),
         ({"processes": 0}, "--processes must be at least 1"),
         ({"device": "cuda:9"}, "cannot be used here"),
     ],
 )
-def test_nonsense_is_refused_before_anything_is_made(gpu, tmp_path, changes, said):
+def test_nonsense_is_refused_before_anything_is_made(gpu, tiny, tmp_path, changes, said):
     with pytest.raises(ValueError, match=said):
-        gpu.carried_out(given(tmp_path / "out", **changes))
+        gpu.carried_out(given(**{"out": tmp_path / "out", "rung": tiny} | changes))
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_to_be_brought_and_is_not_there_is_named(gpu, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"stories.train\.parquet.*rollalloc data chat stories"):
-        gpu.carried_out(given(tmp_path / "out", data=tmp_path))
-    with pytest.raises(FileNotFoundError, match="rollalloc model smollm2"):
-        gpu.carried_out(given(tmp_path / "out", model=tmp_path / "none"))
+    with pytest.raises(FileNotFoundError, match="rollalloc data prepare math math500 --out"):
+        gpu.carried_out(given(tmp_path / "out", "qwen2.5-1.5b-math"))
 
 
-def test_every_method_and_setting_makes_a_plan(gpu):
-    for size in (gpu.FULL, gpu.SHORT):
-        plan = gpu.plan_of(size, {"filter": 0.2}, list(gpu.METHODS), size.rates[0], {})
-        assert [each.recipe for each in plan.contestants] == list(gpu.METHODS)
-        assert {len(each.grid) for each in plan.contestants} == {len(size.rates[0])}
-        assert json.dumps(plan.described())
-    assert len(gpu.FULL.seeds) >= 5
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_rung_makes_a_plan(file):
+    rung = read_rung(file)
+    assert rung.name == file.stem
+    plan = plan_of_rung(rung)
+    assert {each.label for each in plan.contestants} == set(LADDER_METHODS)
+    [planned] = plan.tasks
+    assert (planned.rung, len(plan.seeds_of("defaults", planned))) == (rung.digest, rung.run.seeds)
+    assert planned.budget % planned.eval_every == 0
+
+
+def test_a_rung_of_the_package_has_the_plan_of_its_tier():
+    for rung in RUNGS.values():
+        assert make_plan("ladder", tasks=[rung.task]) == plan_of_rung(rung)

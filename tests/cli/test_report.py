@@ -1,9 +1,8 @@
-"""`rollalloc report`, `watch` and `board`, in processes of their own."""
+"""`rollalloc report`, `watch` and `board`."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,25 +14,6 @@ from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
 from rollalloc.cli.watch import watch
-
-ROLLALLOC = [sys.executable, "-m", "rollalloc.cli.app"]
-
-
-@pytest.fixture
-def start():
-    """Arguments → a process of `rollalloc`, ended after the test."""
-    processes = []
-
-    def started(*arguments):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen([*ROLLALLOC, *map(str, arguments)], env=os.environ | {"COLUMNS": "200"}, **pipes)
-        processes.append(process)
-        return process
-
-    yield started
-    for process in processes:
-        process.kill()
-        process.wait()
 
 
 def write_run(folder: Path, *, ended: bool) -> Path:
@@ -52,31 +32,29 @@ def write_run(folder: Path, *, ended: bool) -> Path:
     return folder
 
 
-def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(start, tmp_path):
+def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(rollalloc, undrawn, tmp_path):
     run = write_run(tmp_path / "run", ended=True)
     with (run / "metrics.jsonl").open("a") as file:
         file.write("\x1b]0;owned\n")
-    process = start("report", run)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 1
+    code, *said = rollalloc("report", run)
+    said = "".join(said)
+    assert code == 1
     assert "metrics.jsonl:3 is not a line of JSON" in said
     assert "\x1b]0" not in said
     assert "cannot be read in full" in (run / "report.html").read_text()
 
 
-def test_watch_over_runs_trained_one_by_one_leaves_when_all_have_ended(start, tmp_path):
+def test_watch_over_runs_trained_one_by_one_leaves_when_all_have_ended(rollalloc, tmp_path):
     for name in ("one", "other"):
         write_run(tmp_path / name, ended=True)
-    process = start("watch", tmp_path)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert rollalloc("watch", tmp_path)[0] == 0
 
 
-def test_watch_of_a_file_is_refused(start, tmp_path):
+def test_watch_of_a_file_is_refused(rollalloc, tmp_path):
     (tmp_path / "file").write_text("")
-    process = start("watch", tmp_path / "file")
-    assert "NotADirectoryError" in process.communicate(timeout=60)[0]
-    assert process.returncode == 2
+    code, _, said = rollalloc("watch", tmp_path / "file")
+    assert "NotADirectoryError" in said
+    assert code == 2
 
 
 @pytest.mark.parametrize(
@@ -103,10 +81,9 @@ def test_what_follows_runs_needs_no_pytorch(tmp_path):
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
-def test_watch_leaves_when_the_run_has_ended(start, tmp_path):
-    process = start("watch", write_run(tmp_path / "run", ended=True))
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 0
+def test_watch_leaves_when_the_run_has_ended(rollalloc, tmp_path):
+    code, said, _ = rollalloc("watch", write_run(tmp_path / "run", ended=True))
+    assert code == 0
     assert "grpo · seed 3 · finished" in said
     assert "10% of 100" in said
 
@@ -128,31 +105,35 @@ def test_watch_of_a_folder_that_is_not_there_says_so(rollalloc, tmp_path):
     assert "there is no such folder; check the name, or wait for it to be made (--wait)" in said
 
 
-def test_board_says_its_address_serves_and_ctrl_c_leaves(start, tmp_path):
+def test_board_says_its_address_serves_and_ctrl_c_leaves(tmp_path):
     write_run(tmp_path / "run", ended=False)
-    process = start("board", tmp_path)
-    address = process.stdout.readline().split()[0]
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        assert b"grpo" in answer.read()
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    command = [sys.executable, "-m", "rollalloc.cli.app", "board", tmp_path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            assert b"grpo" in answer.read()
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 0
     assert "Traceback" not in said
 
 
-def test_report_says_where_the_page_is(start, tmp_path):
+def test_report_says_where_the_page_is(rollalloc, undrawn, tmp_path):
     run = write_run(tmp_path / "run", ended=True)
     out = tmp_path / "elsewhere" / "page.html"
-    process = start("report", run, "--out", out)
-    assert "page.html" in process.communicate(timeout=120)[0]
-    assert process.returncode == 0
+    code, *said = rollalloc("report", run, "--out", out)
+    assert "page.html" in "".join(said).replace("\n", "")
+    assert code == 0
     assert out.exists()
     assert (out.parent / "where.png").exists()
 
 
-def test_report_of_a_folder_without_runs_is_one_message(start, tmp_path):
-    process = start("report", tmp_path)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 2
+def test_report_of_a_folder_without_runs_is_one_message(rollalloc, tmp_path):
+    code, _, said = rollalloc("report", tmp_path)
+    assert code == 2
     assert "FileNotFoundError: expected" in said
     assert "Traceback" not in said

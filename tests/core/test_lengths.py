@@ -210,3 +210,18 @@ def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
     expected = PromptStatistics(1, laws=True)
     expected.see_lengths(0, [40, 60], [61, 62])
     assert copy.statistics.length_std_N == allocator.statistics.length_std_N == expected.length_std_N
+
+
+def test_the_mean_law_is_that_of_all_prompts_that_have_one():
+    """Kept as prompts are visited, again and again, and over a reload; none before the first visit."""
+    statistics = PromptStatistics(5, laws=True)
+    assert statistics.mean_law is None
+    for prompt, seen in ((0, [40, 60]), (3, [10, 300]), (0, [50, 90, 70]), (3, [20, 21]), (1, [7])):
+        statistics.see_lengths(prompt, seen, [61])
+    known_2K = statistics.log_length_2N[:, [0, 3]].astype(np.float64)
+    assert statistics.mean_law == pytest.approx(known_2K.mean(axis=1))
+    copy = PromptStatistics(5, laws=True)
+    copy.load_state_dict(json.loads(json.dumps(statistics.state_dict())))
+    assert copy.mean_law == statistics.mean_law
+    with pytest.raises(ValueError, match=r"statistics, laws: .* the state is corrupt"):
+        copy.load_state_dict(statistics.state_dict() | {"laws": [0.0, float("nan"), 2]})

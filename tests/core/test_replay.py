@@ -98,8 +98,8 @@ def test_what_counts_is_the_advantage_that_the_batch_gave(drive):
 
 
 def test_of_more_rows_than_asked_for_random_ones_come_in_order_and_the_others_stay():
-    """2 of 4 kept rows: each pair of the first replay as likely over 600 seeds, within 5 standard errors (1 - 1e-5)."""
-    counts, seeds = Counter(), 600
+    """2 of 4 kept rows: each pair of the first replay as likely over 300 seeds, within 5 standard errors (1 - 1e-5)."""
+    counts, seeds = Counter(), 300
     for seed in range(seeds):
         allocator = Allocator(replaying(recipes.raft(4), rows=2, times=1), 6, seed)
         for _ in range(2):

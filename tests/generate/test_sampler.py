@@ -133,10 +133,13 @@ def threads(request, one_thread):
     torch.set_num_threads(request.param)
 
 
+# With and without the sampler's own attention; the tier `e2e` has also those that differ in what is not attention.
 @pytest.mark.parametrize(
     "config",
     [
-        GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY),
+        pytest.param(
+            GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY), marks=pytest.mark.e2e
+        ),
         Qwen2Config(**SIZES | {"num_key_value_heads": 1}),
         # Two layers of attention over the last four positions only.
         MistralConfig(**SIZES, sliding_window=4),
@@ -375,7 +378,7 @@ def test_tokens_hold_over_many_compositions(model):
     `benchmarks/sampler.py` counts such flips on a larger model: none in 440,000 tokens.
     """
     complete, chance, flipped, compared = tokens_of(run(model)), np.random.default_rng(0), 0, 0
-    for _ in range(60):
+    for _ in range(25):
         rate = chance.random() / 10
         requests = [REQUESTS[at] for at in chance.permutation(len(REQUESTS))]
         max_rows = int(chance.integers(1, 12))
@@ -385,7 +388,7 @@ def test_tokens_hold_over_many_compositions(model):
         for each in (each for call in calls for each in call):
             flipped += each.tokens != complete[each.rollout][: len(each.tokens)]
             compared += len(each.tokens)
-    assert compared > 2000
+    assert compared > 800
     assert flipped <= 1  # a defect flips most, rounding hardly ever one
 
 

@@ -50,7 +50,7 @@ def trained_adapters(policy, value=0.05):
 
 def untimed(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
 
 
 def all_weights(model):

@@ -14,7 +14,9 @@ from rollalloc.testing import trace
 
 # Each recipe with every parameter, and another value for each.
 MADE = {
-    recipes.grpo: {"groups": (4, 3), "n": (4, 2), "deviation": (None, "sample")},
+    recipes.grpo: {
+        "groups": (4, 3), "n": (4, 2), "deviation": (None, "sample"), "replay": (4, 2), "replay_staleness": (3, 20),
+    },
     recipes.reinforce: {
         "groups": (4, 3), "n": (2, 1), "baseline": ("batch", "running"), "neg": (1.0, 0.3), "replay": (4, 2),
         "replay_staleness": (3, 20),
@@ -30,7 +32,7 @@ MADE = {
     },
     recipes.foresight: {
         "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "once": (False, True),
-        "replay": (4, 2), "replay_staleness": (3, 20), "weigh_draw": (None, 4.0),
+        "replay": (4, 2), "replay_staleness": (3, 20),
     },
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),

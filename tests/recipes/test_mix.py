@@ -28,16 +28,18 @@ MIXTURES = {
     "foresight+pods": (foresight(4, 8), recipes.pods(4, 8, 4)),
     "foresight+darts": (foresight(4), recipes.darts(4, 3, 1, tail="sampled")),
     "dapo+foresight, drawn uniformly": (recipes.dapo(4, 4, 12), foresight(4, exponent=None)),
+    "pilot_commit+darts, its sizes": (PILOT_COMMIT, recipes.darts(4, 3, 1, tail="sampled")),
 }
+TAKEN = {"pilot_commit+darts, its sizes": {"size": "second"}}
 
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_keeps_every_law_and_either_order_is_the_same_method(name):
     first, second = MIXTURES[name]
-    mixed = recipes.mix(first, second)
+    mixed = recipes.mix(first, second, take=TAKEN.get(name))
     check_recipe(mixed, seeds=(0,), batches=4)
-    other = recipes.mix(*((second, first) if len(first.stages) > 1 else (first, second)))
-    assert other == mixed
+    if len(first.stages) > 1 and name not in TAKEN:
+        assert recipes.mix(second, first) == mixed
 
 
 def test_foresight_draws_and_credits_where_pilot_commit_stages():
@@ -110,7 +112,6 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
     assert fixed == recipes.mix(darts, PILOT_COMMIT, take={"size": "second"})
     sized = recipes.mix(PILOT_COMMIT, darts, take={"size": "second"})
     assert sized.stages[-1].size == darts.stages[0].size
-    check_recipe(sized, seeds=(0,), batches=4)
 
 
 def test_every_field_of_a_recipe_and_of_a_stage_is_a_slot():

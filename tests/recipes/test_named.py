@@ -87,7 +87,7 @@ def test_a_part_that_lacks_something_or_is_unknown_is_named():
         ("foresight", {"warm": {"groups": 8, "until": 9}}, "no parameter 'warm' any more; .* under rollalloc 0"),
         ("cgrpo", {"delta": "x"}, "cgrpo: delta must be a number, or null, got 'x'"),
         ("cgrpo", {"delta": True}, "cgrpo: delta must be a number, or null, got True"),
-        ("foresight", {"weigh_draw": [2]}, r"foresight: weigh_draw must be a number, or null, got \[2\]"),
+        ("foresight", {"exponent": [2]}, r"foresight: exponent must be a number, or null, got \[2\]"),
         ("grpo", {"n": 2, "deviation": []}, r"deviation must be population, sample or None .*, got \[\]"),
         ("reinforce_ada", {"n": 2, "rounds": 10**30}, "rounds must be at most 1000, for each is a stage"),
         ("dapo", {"n": 2, "surplus": 3}, "surplus must be one of discard, carry, got 3"),

@@ -326,22 +326,6 @@ def test_the_weighted_sum_over_the_late_rows_is_unbiased():
         assert unbiased or score > 8
 
 
-@pytest.mark.parametrize(
-    ("sampling_ratio", "weight"), [(None, 1.0), (1.0, 1.0), (4.0, 0.25), (0.5, 2.0), (0.25, 3.0), (1e-320, 3.0)]
-)
-def test_what_is_drawn_more_often_counts_less_up_to_a_limit(sampling_ratio, weight):
-    assert choose(rows.AsIfUniform(3.0), GroupView.of([0, 1], sampling_ratio=sampling_ratio)) == (
-        [0, 1],
-        [weight, weight],
-    )
-
-
-@pytest.mark.parametrize("limit", [0.99, 0.0, float("inf"), float("nan")])
-def test_a_limit_that_is_none_is_refused(limit):
-    with pytest.raises(ValueError, match="limit must be 1 or more, and finite"):
-        rows.AsIfUniform(limit)
-
-
 def test_shortest_and_longest_refuses():
     with pytest.raises(ValueError, match="shortest must be"):
         rows.ShortestAndLongest(0, 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
+from rollalloc.core.lengths import LogLengths
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import LongestBySize
@@ -186,10 +187,18 @@ def test_knapsack_refuses(wrong, message):
         Knapsack(**wrong)
 
 
+def statistics_of(laws):
+    """Of prompts of these means and deviations of the logarithm of lengths; NaN: never visited."""
+    statistics = PromptStatistics(len(laws), laws=True)
+    for prompt, (mean, std) in enumerate(laws):
+        if not np.isnan(mean):
+            statistics.believe(prompt, LogLengths(mean, std**2))
+    return statistics
+
+
 def priced(latency, laws, rows=4, longest=1, most=2.0):
     """Sizes for prompts of these means and deviations of the logarithm of lengths."""
-    statistics = PromptStatistics(len(laws), laws=True)
-    statistics.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
+    statistics = statistics_of(laws)
     statistics.length_std_N[:] = 1.0
     view = View.of(len(laws), statistics=statistics, rows=rows, longest=longest)
     return list(Priced(most, latency)([GroupView.of([], prompt=g, group=g) for g in range(len(laws))], view, {}))
@@ -261,7 +270,8 @@ def test_seconds_are_those_of_the_curve_where_any_runs():
 def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
     """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: the tail goes, and its time, which 5 with one longest does not."""
     statistics = PromptStatistics(1, laws=True)
-    statistics.log_length_2N[:], statistics.length_std_N[:] = np.array([[5.0], [0.81]]), 1.0
+    statistics.believe(0, LogLengths(5.0, 0.81))
+    statistics.length_std_N[:] = 1.0
     groups, price = [GroupView.of([], prompt=0)], Priced(2.0, ((1, 1.0), (32, 33.0)))
     rule = LongestBySize(3, 1)
     view = View.of(1, statistics=statistics, rows=4, longest=1)
@@ -284,6 +294,16 @@ def test_a_prompt_without_a_law_has_the_mean_of_the_others():
     )
     assert unknown == known
     assert unknown not in (wider, longer)
+
+
+def test_prompts_that_are_drawn_for_the_first_time_have_the_law_of_those_drawn_before():
+    """In a first pass over the prompts no batch has a law of its own: it is priced all the same."""
+    statistics = statistics_of([(3.0, 0.6), (5.0, 0.8)] + [(NAN, NAN)] * 6)
+    statistics.length_std_N[:2] = 1.0
+    view = View.of(8, statistics=statistics, rows=4, longest=1)
+    rule, groups = Priced(4.0, ((1, 1.0), (32, 4.0))), [GroupView.of([], prompt=g, group=g) for g in (5, 6, 7)]
+    assert list(rule(groups, view, {})) == priced(rule.latency, [(4.0, np.sqrt(0.5))] * 3, most=4.0)
+    assert sum(rule(groups, view, {})) != 3 * 10  # half of the redundancy, as where nothing is known
 
 
 @pytest.mark.parametrize(
@@ -314,8 +334,7 @@ def test_what_no_price_can_be_is_refused(wrong, says):
 
 
 def with_laws(laws):
-    statistics = PromptStatistics(len(laws), laws=True)
-    statistics.log_length_2N[:] = np.array([(mean, std**2) for mean, std in laws]).T
+    statistics = statistics_of(laws)
     statistics.length_std_N[:] = [std for _, std in laws]
     return View.of(len(laws), statistics=statistics, rows=8)
 

@@ -79,7 +79,7 @@ def run_of(trainer_of, prompts_of):
 
 def untimed(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
 
 
 def weights(trainer):

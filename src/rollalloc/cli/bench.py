@@ -22,7 +22,14 @@ _EXIT_UNFINISHED = 1
 
 
 def bench(
-    tier: Annotated[str, typer.Option(help="smoke, ci (minutes) or full (hours).")] = "ci",
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[add FOLDER]",
+            help="add FOLDER: check the finished runs of a leaderboard that was run elsewhere, and put them into --out.",
+        ),
+    ] = None,
+    tier: Annotated[str, typer.Option(help="smoke, ci (minutes), full (hours) or ladder (a day).")] = "ci",
     tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all).")] = "",
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes of this package, grpo among them (default: the tier's).")
@@ -49,10 +56,16 @@ def bench(
     ] = None,
 ) -> None:
     """Run every method on every task, by its defaults, matched and tuned, and write page and table of what each paid."""
-    from rollalloc.lab.bench.contestants import TRACKS  # torch takes seconds to import, `--help` should not
-    from rollalloc.lab.bench.plan import make_plan, refuse_another
+    from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)
+    if what:
+        if what[0] != "add" or len(what) != 2:
+            raise ValueError(f"expected options, or add FOLDER, got {' '.join(what)!r}")
+        if any((tasks, recipes, recipe, track, processes, plan, table)):
+            raise ValueError("add takes --out and no other option: what is added says itself what it is")
+        _add(console, place(what[1]), out)
+        return
     if table is not None:
         _written(console, table)
         return
@@ -61,13 +74,20 @@ def bench(
         tasks=_names("--tasks", tasks),
         recipes=_names("--recipes", recipes),
         own=recipe or (),
-        tracks=tuple(track or TRACKS),
+        tracks=tuple(track or ()),
     )
     cores = processes or os.cpu_count() or 1
     refuse_another(made, out)
     say(console, described(made, cores))
     if not plan:
         _run(console, made, out, task_folder, cores)
+
+
+def _add(console: Console, what: Path, out: Path) -> None:
+    from rollalloc.lab.bench.added import add
+
+    say(console, f"{what} is whole and matches its plan: it is now {out / add(what, out)}")
+    _written(console, out)
 
 
 def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:
@@ -111,12 +131,14 @@ def described(plan: Plan, cores: int) -> str:
     lines = [
         f"tier {plan.tier}, plan {plan.digest[:12]}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
         f"methods: {', '.join(each.label for each in plan.contestants)}",
-        *(f"seeds, {track}: {', '.join(map(str, plan.seeds_of(track)))}" for track in plan.tracks),
+        *(f"seeds, {track}: {', '.join(map(str, seeds))}" for track, seeds in plan.seeds_by_track.items()),
     ]
     for task in plan.tasks:
         search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""
-        known = "" if task.name in RATES else " (nobody measured how fast it is)"
-        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{search}{known}")
+        hours = _hours(plan.seconds_of(task) / 3600)
+        known = f", about {hours} of a core" if task.name in RATES else " (nobody measured how fast it is)"
+        seeds = "" if task.seeds is None else f" × {task.seeds} seeds"
+        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{seeds}{search}{known}")
     hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
     lines.append(f"about {_hours(hours)} on {cores} idle cores, one run each, and the making of tasks besides")
     if hours * cores > 2 * meant:

@@ -81,6 +81,22 @@ def chat(
 
 
 @data.command()
+def ladder(
+    out: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Gets train.parquet and heldout.parquet.", parser=folder)
+    ],
+) -> None:
+    """Write the ladder's mixture, made here: six families of questions for models of any size."""
+    from rollalloc.lab.bench.tasks.ladder import FAMILIES, Mixture, questions
+
+    made, mixture = questions(out), Mixture()
+    say(
+        Console(stderr=True),
+        f"{mixture.train:,} training and {mixture.heldout:,} held-out prompts of {', '.join(FAMILIES)} are in {made}",
+    )
+
+
+@data.command()
 def convert(
     file: Annotated[Path, typer.Argument(help="Parquet or JSONL with a question and an answer a row.", parser=place)],
     question: Annotated[str, typer.Option(help="Column of the question: text, or messages.")],

@@ -16,7 +16,6 @@ from rollalloc.generate.stream.settings import Generator, OnWeightUpdate, Stream
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
-    DEFAULT_RATE,
     PRESETS,
     Tuned,
     planned_run,
@@ -99,7 +98,7 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     if given.settings == "tuned":
         usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
     else:
-        usual = Tuned(USUAL.get(standard(recipe), {}), DEFAULT_RATE, DEFAULT_OPTIMIZER)
+        usual = Tuned(USUAL.get(standard(recipe), {}), preset.rate, DEFAULT_OPTIMIZER)
     rate = _or(given.learning_rate, usual.learning_rate)
     chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
     changes = _said(target=given.target, eval_every=given.eval_every)

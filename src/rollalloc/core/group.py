@@ -344,11 +344,6 @@ class GroupView:
         return self._columns("truncated", np.bool_)
 
     @property
-    def versions_G(self) -> NDArray[np.int64]:
-        """Version of the weights at each first token, shape (G,)."""
-        return self._columns("version", np.int64)
-
-    @property
     def stages_G(self) -> NDArray[np.int64]:
         """Index of the stage that ordered each, shape (G,)."""
         return self._columns("stage", np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,11 @@ class PromptStatistics:
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
         self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if laws else None
+        self._laws = [
+            0.0,
+            0.0,
+            0,
+        ]  # means, variances and their number, summed: a decision looks at no prompt but its own
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
@@ -116,10 +121,26 @@ class PromptStatistics:
         if bounds or believed is not None:
             std, after = law.see(lengths, bounds, before)
             if believed is not None:
-                believed[:, prompt] = after
+                self.believe(prompt, after)
         else:
             std = law.deviation(lengths)
         self.length_std_N[prompt] = std if isnan(last) else last + law.STEP * (std - last)
+
+    def believe(self, prompt: int, lengths: law.LogLengths) -> None:
+        """Book the law of a prompt's lengths, and count it, in place of the one it had, into `mean_law`."""
+        assert self.log_length_2N is not None
+        held_2 = self.log_length_2N[:, prompt]
+        new = bool(np.isnan(held_2[0]))
+        left = (0.0, 0.0) if new else held_2.tolist()
+        held_2[:] = lengths
+        mean, var, count = self._laws
+        self._laws = [mean + (float(held_2[0]) - left[0]), var + (float(held_2[1]) - left[1]), count + new]
+
+    @property
+    def mean_law(self) -> law.LogLengths | None:
+        """The mean of all prompts' laws of lengths: that of a prompt before its first visit. None: no prompt has one."""
+        mean, var, count = self._laws
+        return law.LogLengths(mean / count, max(var / count, 0.0)) if count else None
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""
@@ -138,7 +159,7 @@ class PromptStatistics:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         believed = None if self.log_length_2N is None else pack(self.log_length_2N)
-        return {"fates": list(self.fates), "log_length_2N": believed} | {
+        return {"fates": list(self.fates), "log_length_2N": believed, "laws": list(self._laws)} | {
             name: pack(getattr(self, name)) for name in self._ARRAYS
         }
 
@@ -152,8 +173,14 @@ class PromptStatistics:
         Raises:
             ValueError: keys, arrays or fates that are not those of a statistics; names them.
         """
-        exact_keys(state, ("fates", "log_length_2N", *self._ARRAYS), "statistics")
+        exact_keys(state, ("fates", "log_length_2N", "laws", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
+        mean, var, count = state["laws"]
+        self._laws = [float(mean), float(var), int(count)]
+        if not (isfinite(mean) and isfinite(var) and count >= 0):
+            raise ValueError(
+                f"statistics, laws: expected two numbers and how many they sum, got {state['laws']}; the state is corrupt"
+            )
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
         if self.log_length_2N is not None and state["log_length_2N"] is not None:  # else saved under another recipe

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollalloc.core.recipe import Budget, Recipe, Stage, at_least
+from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
 QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 
 
-def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> Recipe:
+def grpo(
+    groups: int,
+    n: int,
+    deviation: advantages.Deviation | None = None,
+    replay: int = 0,
+    replay_staleness: int = 12,
+) -> Recipe:
     """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline.
 
     Args:
@@ -18,6 +24,9 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
         n: rollouts per prompt, at least 1.
         deviation: what advantages are divided by: the "population"'s standard deviation of the group's rewards, or the
             "sample"'s. None: that of what trains: the population's in rollalloc's own trainer, the sample's in TRL and verl.
+        replay: rows of earlier batches, of rollouts that did better than their group, trained on again in each batch, at
+            most.
+        replay_staleness: updates of the weights after which they are not, at least 1.
     """
     return Recipe(
         groups=groups,
@@ -30,7 +39,15 @@ def grpo(groups: int, n: int, deviation: advantages.Deviation | None = None) -> 
         max_candidates=None,
         budget=Budget(),
         quarantine_after=QUARANTINE_AFTER,
+        replay=replay_of(replay, replay_staleness),
     )
+
+
+def replay_of(rows: int, staleness: int) -> Replay | None:
+    """Rows that did better than expected, as often as they are young enough; None for none."""
+    at_least("replay", rows, 0)
+    at_least("replay_staleness", staleness, 1)
+    return Replay(rows=rows, max_staleness=staleness) if rows else None
 
 
 def dr_grpo(groups: int, n: int) -> Recipe:

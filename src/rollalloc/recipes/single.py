@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Literal
 
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
-from rollalloc.core.recipe import Recipe, Replay, at_least, one_of
+from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.recipes.groups import grpo
-from rollalloc.rules import advantages, judges, predictions, rows
+from rollalloc.rules import advantages, judges, predictions
 
 
 def reinforce(
@@ -36,7 +36,7 @@ def reinforce(
         replay_staleness: as for `foresight`.
     """
     one_of("baseline", baseline, ("batch", "running"))
-    base = replace(grpo(groups, n), replay=_replay_of(replay, replay_staleness))
+    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     prompts = predictions.RunningMean() if baseline == "running" else base.prompts
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
@@ -79,7 +79,6 @@ def foresight(
     once: bool = True,
     replay: int = 0,
     replay_staleness: int = 12,
-    weigh_draw: float | None = None,
 ) -> Recipe:
     """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
 
@@ -96,22 +95,11 @@ def foresight(
         once: no prompt is drawn a second time before all were; False: each may come again at once.
         replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
         replay_staleness: updates of the weights after which they are not, at least 1.
-        weigh_draw: each rollout counts for the inverse of its prompt's sampling ratio, at most for this, 1 or more, so
-            that prompts count as if they were drawn uniformly; None: each counts once.
     """
-    base = grpo(groups, n)
+    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),
         prompts=predictions.Foresight(exponent, floor),
-        rows=rows.Everything() if weigh_draw is None else rows.AsIfUniform(weigh_draw),
         advantage=advantages.AgainstBaseline(neg),
-        replay=_replay_of(replay, replay_staleness),
     )
-
-
-def _replay_of(rows: int, staleness: int) -> Replay | None:
-    """Rows that did better than expected, as often as they are young enough; None for none."""
-    at_least("replay", rows, 0)
-    at_least("replay_staleness", staleness, 1)
-    return Replay(rows=rows, max_staleness=staleness) if rows else None

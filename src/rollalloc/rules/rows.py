@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb, inf
+from math import comb
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -84,48 +84,6 @@ class Everything(RowRule):
         return {
             "every scored rollout, once": chosen[0].tolist() == list(range(group.scored)),
             "each with weight 1": set(chosen[1].tolist()) <= {1.0},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class AsIfUniform(RowRule):
-    """Every scored rollout, with the weight under which prompts count as if they had been drawn uniformly.
-
-        w = min(1 / ratio, limit);  where nothing is truncated, the mean of w · f over draws is that of f over the candidates
-
-    That is exact for the prompt that is drawn first; the sampling ratio is that of the first draw for the prompts that come
-    after it, too. Where the prompt rule says none, 1. Importance weights as of prioritised replay, Schaul et al., arXiv
-    1511.05952, there normalised by the largest.
-
-    Attributes:
-        limit: no rollout counts for more, at least 1; a uniform share f of the draws keeps all weights below 1 / f.
-
-    Raises:
-        ValueError: a limit below 1, or one that is not finite.
-    """
-
-    limit: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.limit < inf:
-            raise ValueError(f"limit must be 1 or more, and finite, got {self.limit!r}")
-
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits(reads=())
-
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        weight = min(1 / (group.sampling_ratio or 1.0), self.limit)
-        return np.arange(group.scored), np.full(group.scored, weight)
-
-    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
-        sampling_ratio = 1.0 if group.sampling_ratio is None else group.sampling_ratio
-        return {
-            "every scored rollout, once": chosen[0].tolist() == list(range(group.scored)),
-            "the likelier it was drawn the less it counts, in proportion, up to the limit": all(
-                weight == self.limit if sampling_ratio * self.limit < 1 else abs(weight * sampling_ratio - 1) < 1e-9
-                for weight in chosen[1].tolist()
-            ),
         }
 
 

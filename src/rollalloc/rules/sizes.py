@@ -145,13 +145,14 @@ class Priced(SizeRule):
     x is tokens, c(x) how many rollouts run then, where any does, and t(c) the seconds of a token where c rollouts are
     decoded, between the points of `latency` as on a line. Beyond the last point rollouts wait, so that t grows in
     proportion. Group i runs until K of its M_i rollouts have ended, which by x is binomial: each ends by the log-normal law
-    that the statistics predicts for the prompt, or the others' mean, or, `truncated` of them, never. Of the M_i - K that
+    that the statistics predicts for the prompt, or, before its first visit, by the mean of all that have one; `truncated` of
+    them never. Of the M_i - K that
     run by then L go on. A rollout more in a group makes its K-th end sooner, and each step dearer. T_0 is T where each
     group has as few rollouts as may be; E, 0 there, is what more of them are worth to the selection.
 
     All numbers of rollouts in all are tried, each with three floors of a group's: the least, the mean, and between. Where no
-    prompt has a law, as in a first batch and under a recipe that stops nothing, or nothing was measured yet, half of the
-    redundancy is given.
+    prompt at all has a law, as before a first batch has ended and under a recipe that stops nothing, or nothing was measured
+    yet, half of the redundancy is given.
 
     The total of DARTS, arXiv 2605.30859, where the derivative of E - λT is 0, λ the price; that E is the sum that the
     sizes minimise, that both are shares, and `truncated`, are ours.
@@ -216,15 +217,12 @@ class Priced(SizeRule):
 
     def _longer(self, groups: Sequence[GroupView], view: View) -> NDArray[np.float64] | None:
         """The share of each group's rollouts that are longer than each of some lengths, evenly apart, shape (G, X)."""
-        if view.statistics.log_length_2N is None:
+        law_2N, unknown = view.statistics.log_length_2N, view.statistics.mean_law
+        if law_2N is None or unknown is None:
             return None
         prompts = [group.prompt for group in groups]
-        law_2G = np.stack([view.statistics.log_length_2N[at][prompts] for at in (0, 1)]).astype(np.float64)
-        known_G = ~np.isnan(law_2G[0])
-        if not known_G.any():
-            return None
-        law_2G[:, ~known_G] = law_2G[:, known_G].mean(axis=1, keepdims=True)
-        mean_G, var_G = law_2G
+        mean_G, var_G = np.array([law_2N[at][prompts] for at in (0, 1)], np.float64)
+        mean_G[np.isnan(mean_G)], var_G[np.isnan(var_G)] = unknown
         std_G = np.sqrt(np.maximum(var_G, 1e-12))
         furthest = float(np.exp(mean_G + _FAR * std_G).max())
         x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 
+from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.files.opening import opened
 
 _CHUNK = 1 << 20  # bytes read at a time
@@ -46,6 +48,31 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     except (OSError, ValueError):
         return (0, 0, 0, 0)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def digest_of(folder: Path, upto: int | None = None) -> str:
+    """SHA-256 of what a run was told to do and of what it wrote: its `run.json`, where it has one, and its metrics.
+
+    A run's last line holds that of all lines before it.
+
+    Args:
+        folder: of the run.
+        upto: bytes of the metrics; None: all.
+
+    Raises:
+        OSError: as `open_regular`; it has no metrics.
+    """
+    digest = sha256()
+    if os.path.lexists(folder / DESCRIPTION):
+        with open_regular(folder / DESCRIPTION) as file:
+            digest.update(file.readall())
+    digest.update(b"\0")
+    with open_regular(folder / METRICS) as file:
+        left = os.fstat(file.fileno()).st_size if upto is None else upto
+        while left > 0 and (chunk := _read(file, min(_CHUNK, left))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.hexdigest()
 
 
 class Growing:

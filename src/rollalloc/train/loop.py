@@ -24,6 +24,7 @@ from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.generate.outcomes import mostly_unscored, no_scores
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.runs.files import digest_of
 from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
@@ -272,7 +273,8 @@ class Loop:
 
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
-        self._write({"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named})
+        last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
+        self._write(last if self.folder is None else last | {"digest": digest_of(self.folder)})
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 

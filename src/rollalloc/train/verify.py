@@ -89,7 +89,7 @@ def _in_metrics(unbroken: Path, resumed: Path) -> str | None:
 def _untimed(folder: Path) -> list[dict[str, Any]]:
     """The metrics without what a clock measured."""
     lines = lines_in(folder / METRICS)
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
 
 
 def _in_weights(unbroken: Path, resumed: Path) -> str | None:

@@ -15,7 +15,7 @@ except RuntimeError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
-@pytest.mark.parametrize("recipe", ["pilot_commit", "foresight_replay"])
+@pytest.mark.parametrize("recipe", ["foresight_replay", pytest.param("pilot_commit", marks=pytest.mark.e2e)])
 def test_a_run_decides_and_learns_as_on_the_cpu(recipe, tmp_path):
     found = []
     with sdpa_kernel(SDPBackend.MATH), stand_in() as counts:

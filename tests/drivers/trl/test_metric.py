@@ -27,8 +27,7 @@ def plus_or_minus(completions: list[str], **columns: Any) -> list[float]:
     return [2 * score - 1 for score in right(completions, **columns)]
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
-@pytest.mark.parametrize("reward", [plus_or_minus, shaped])
+@pytest.mark.parametrize(("reward", "with_hook"), [(plus_or_minus, False), (shaped, True)], ids=["trainer", "hook"])
 def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_the_way_out(reward, with_hook, tmp_path):
     recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
     trainer = tiny_trl.trainer(tmp_path, recipe, reward=reward, with_hook=with_hook)
@@ -43,8 +42,7 @@ def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_t
         assert trainer.state.global_step == 0
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
-@pytest.mark.parametrize("reward", [plus_or_minus, shaped])
+@pytest.mark.parametrize(("reward", "with_hook"), [(plus_or_minus, False), (shaped, True)], ids=["trainer", "hook"])
 def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, with_hook, tmp_path):
     """It selects as under `right` alone, and trains on the other: Pilot-Commit's windows are those of the metric."""
     recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
@@ -82,7 +80,7 @@ def test_a_metric_of_its_own_must_be_one(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("recipe", ["grpo", "dapo", "pods", "darts_none", "racing"])
+@pytest.mark.parametrize("recipe", ["dapo", "pods", "racing"])
 def test_recipes_that_read_no_rate_take_any_reward(recipe, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, recipe, reward=[shaped, plus_or_minus], max_steps=2)
     trainer.train()

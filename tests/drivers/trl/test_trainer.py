@@ -89,9 +89,16 @@ def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients) -> None:
 
 # What it stops depends on what runs when the first are done, and TRL's batch is generated in two parts.
 _TRAIN_OTHERWISE = ("darts_sampled",)
+# Of each way to make a batch one; the tier `e2e` has the others.
+_ONE_OF_EACH = ("pilot_commit", "pods", "darts_none", "racing", "reinforce_running", "foresight_replay")
+_KINDS = [
+    name if name in _ONE_OF_EACH else pytest.param(name, marks=pytest.mark.e2e)
+    for name in tiny_trl.RECIPES
+    if name not in _TRAIN_OTHERWISE
+]
 
 
-@pytest.mark.parametrize("recipe", [name for name in tiny_trl.RECIPES if name not in _TRAIN_OTHERWISE])
+@pytest.mark.parametrize("recipe", _KINDS)
 def test_it_trains_as_rollallocs_own_trainer(recipe, tmp_path):
     assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None}))
 
@@ -113,7 +120,9 @@ def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):
     assert first(recipes.grpo(groups=4, n=4, deviation="population")) == pytest.approx(0.75 / (population + 1e-6))
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize(
+    "loss_type", ["grpo", *(pytest.param(name, marks=pytest.mark.e2e) for name in ("dapo", "dr_grpo"))]
+)
 def test_padding_changes_nothing(loss_type, tmp_path):
     """Unscored rollouts leave 13 or so rows, which 4 micro-batches do not divide."""
 
@@ -144,8 +153,8 @@ def test_padding_changes_nothing(loss_type, tmp_path):
         ({"loss_type": "dapo"}, True),
         ({"loss_type": "dapo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}, True),
         ({"loss_type": "dapo", "mask_truncated_completions": True}, True),
-        ({"loss_type": "grpo"}, True),
-        ({"loss_type": "dr_grpo"}, True),
+        pytest.param({"loss_type": "grpo"}, True, marks=pytest.mark.e2e),
+        pytest.param({"loss_type": "dr_grpo"}, True, marks=pytest.mark.e2e),
         ({"loss_type": "bnpo"}, False),
         ({"top_entropy_quantile": 0.5}, False),
     ],

@@ -18,6 +18,7 @@ from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
 from rollalloc.rules.intake import EveryRound, KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
 from rollalloc.rules.rows import MaxVariance, SubsampledPilots  # noqa: E402
+from rollalloc.rules.sizes import Priced  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
 PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
@@ -131,6 +132,15 @@ def test_runs_of_darts_stream_on_half_of_the_devices_and_train_on_eight_rows_a_g
     assert config.actor_rollout_ref.rollout.n == 8
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node == 4
     assert config.trainer.v1.separate_async.parameter_sync_step == step.optimizer_steps == DARTS[row] / 32
+
+
+def test_a_latency_curve_of_darts_is_an_override() -> None:
+    """As the comment in method/darts.yaml writes it."""
+    chosen = ["method=darts", "+trainer.v1.rollalloc.latency=[[1,0.02],[256,0.03]]"]
+    config = of_command([f"--config-path={FOLDER}", "--config-name=darts_deepmath_7b", *chosen])
+    *_, recipe = recipe_of(config)
+    assert recipe.stages[0].size == Priced(2.0, ((1, 0.02), (256, 0.03)), least=10, normalise=True)
+    assert checked(config).rows == 8
 
 
 @pytest.mark.parametrize("row", [*ROWS, *PODS])

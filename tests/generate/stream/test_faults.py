@@ -19,7 +19,7 @@ from rollalloc.testing.promises import watched
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.evaluation import HeldOut
 
-ROLLOUTS = 600  # in CI; 10,000 in all where `slow` is asked for
+ROLLOUTS = 300  # in CI; 10,000 in all where `slow` is asked for
 
 
 class Audited(Allocator):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,14 +39,15 @@ def never(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-@pytest.fixture
-def rewarded(run_of, tmp_path):
+@pytest.fixture(scope="module")
+def rewarded(run_of, tmp_path_factory):
     """(name of a reward, **changes of the source) → a run that is scored by it."""
-    (tmp_path / "rewards.py").write_text(REWARD)
+    file = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    file.write_text(REWARD)
 
     def made(name, **changes):
         run = run_of()
-        return replace(run, source=replace(run.source, reward=f"{tmp_path / 'rewards.py'}:{name}", **changes))
+        return replace(run, source=replace(run.source, reward=f"{file}:{name}", **changes))
 
     return made
 
@@ -53,11 +56,17 @@ def logged(folder):
     return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def sampled(rewarded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sampled") / "profile"
+    sample_profile(rewarded("half"), folder, prompts=40, n=3, seed=5)
+    return folder
+
+
 @pytest.fixture
-def profile(rewarded, tmp_path):
+def profile(sampled, tmp_path):
     """A profile of 40 prompts of 80, three rollouts each: its folder."""
-    sample_profile(rewarded("half"), tmp_path / "profile", prompts=40, n=3, seed=5)
-    return tmp_path / "profile"
+    return shutil.copytree(sampled, tmp_path / "profile")
 
 
 def test_prompts_are_drawn_without_replacement_and_each_gets_its_rollouts(profile):
@@ -116,7 +125,7 @@ def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):
     assert len(read_features(profile / "features.safetensors", [row["key"] for row in after[::3]])) == 50
 
 
-def test_other_settings_are_refused_by_name(rewarded, profile, tmp_path):
+def test_other_settings_are_refused_by_name(rewarded, profile):
     run = rewarded("half")
     warmer = replace(run, settings=replace(run.settings, sampling=Sampling(3, temperature=0.5)))
     for changed, how, named in (
@@ -129,9 +138,13 @@ def test_other_settings_are_refused_by_name(rewarded, profile, tmp_path):
         with pytest.raises(ValueError, match=r"made under other settings.*--overwrite") as refused:
             sample_profile(changed, profile, **{"prompts": 40, "n": 3, "seed": 5} | how)
         assert named in str(refused.value)
-    (tmp_path / "rewards.py").write_text(REWARD + "\n")
-    with pytest.raises(ValueError, match=r"profile\.digests\..*rewards\.py"):
-        sample_profile(run, profile, prompts=40, n=3, seed=5)
+    file = Path(run.source.reward.rpartition(":")[0])
+    file.write_text(REWARD + "\n")
+    try:
+        with pytest.raises(ValueError, match=r"profile\.digests\..*rewards\.py"):
+            sample_profile(run, profile, prompts=40, n=3, seed=5)
+    finally:
+        file.write_text(REWARD)
 
 
 def test_where_it_is_computed_and_how_much_at_once_may_change(rewarded, profile):

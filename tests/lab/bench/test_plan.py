@@ -45,13 +45,13 @@ def test_the_plan_of_a_tier(name):
     for task in plan.tasks:
         assert task.target == PRESETS[task.name].target
         assert task.eval_every < task.budget
-    assert {each.label for each in plan.contestants} == set(tier.recipes or GRID)
+    assert {each.label for each in plan.contestants} == set(tier.methods or tier.recipes or GRID)
     assert plan.seconds / 2 / 3600 < tier.hours
     tuning = {seed for rung in plan.search for seed in rung.seeds}
     assert min(tuning) >= 1000
     for track in plan.tracks:
-        assert not tuning & set(plan.seeds_of(track))
-        assert len(plan.seeds_of(track)) >= (8 if name == "full" else 2)
+        assert not tuning & set(plan.seeds_by_track[track])
+        assert len(plan.seeds_by_track[track]) >= (8 if name == "full" else 2)
 
 
 def test_what_a_plan_pays_by_hand():
@@ -70,7 +70,7 @@ def test_what_a_plan_pays_by_hand():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, full"),
+        ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, full, ladder"),
         ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
         ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),
         ({"recipes": ["dapo"]}, "grpo is what every ratio is to; add it: --recipes grpo,dapo"),

@@ -11,6 +11,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench import presets
 from rollalloc.lab.bench.methods import GRID, matched
 from rollalloc.lab.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
+from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.tasks import gym, skills, walks
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.named import RECIPES, make_recipe
@@ -23,13 +24,13 @@ def no_files(monkeypatch, tmp_path):
     def prepared(folder, *pool, progress):
         return TaskFiles(tmp_path / "model", tmp_path / "train", tmp_path / "held", "module:function", 9, True)
 
-    for task in (presets.skills, presets.walks, presets.sort, presets.gym):
+    for task in (presets.skills, presets.walks, presets.sort, presets.gym, presets.ladder):
         monkeypatch.setattr(task, "prepare", prepared)
 
 
 def test_there_is_a_preset_for_every_task_and_pool():
     pooled = {f"skills/{pool}" for pool in skills.POOLS} | {f"walks/{pool}" for pool in walks.POOLS}
-    assert set(PRESETS) == pooled | {"sort"} | set(gym.LADDER)
+    assert set(PRESETS) == pooled | {"sort"} | set(gym.LADDER) | {rung.task for rung in RUNGS.values()}
     for name, preset in PRESETS.items():
         assert preset.target is not None, name
         assert 0 < preset.target < 1, name

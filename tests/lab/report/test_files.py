@@ -16,6 +16,8 @@ from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.files import open_regular
 from rollalloc.runs.reader import read_run
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(autouse=True)
 def nothing_waits():

@@ -72,6 +72,7 @@ def test_no_field_that_may_lack_is_needed(write_run, tmp_path, several):
     assert "Staleness" not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_are_unfinished_failed_or_not_evaluated_are_shown_as_they_are(write_run, tmp_path):
     write_run("grpo", evaluated=False)
     write_run("running", why=None, unscored={"<i>": 3})
@@ -83,6 +84,7 @@ def test_runs_that_are_unfinished_failed_or_not_evaluated_are_shown_as_they_are(
     assert "&lt;i&gt; (3)" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("damage", ["{", '{"label": "old", "recipe": "grpo"}'])
 def test_runs_that_cannot_be_compared_are_still_shown(write_run, tmp_path, damage):
     write_run("grpo")
@@ -128,6 +130,7 @@ def test_no_text_of_a_run_acts_on_the_page_or_ends_a_figure(write_run, tmp_path)
     assert set(Board(tmp_path).page("/")).isdisjoint(ACTING)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
     for number, task in enumerate(("a/b", "a?b", "../\0" + "x" * 300)):
         folder = write_run(f"grpo{number}")
@@ -203,6 +206,7 @@ def test_a_run_under_other_settings_that_has_not_ended_is_shown_beside_one_that_
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lines_that_are_no_rollouts_are_passed_over(write_run):
     folder = write_run()
     lines = [

@@ -152,7 +152,7 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         (("--latency", "nothing.csv"), "nothing.csv"),
         (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
         (("--fit",), "--fit fits what --log reads"),
-        (("--model", "gpt"), "model must be one of qwen2.5-1.5b, qwen2.5-3b,"),
+        (("--model", "gpt"), "model must be one of qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b,"),
         (("--gpu", "h1"), "gpu must be one of a100, h100, h200, got 'h1'"),
         (("--memory-share", "1.5"), "memory_share must be at most 1"),
         (

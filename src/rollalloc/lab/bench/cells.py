@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollalloc.lab.bench.added import added_in
 from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
 from rollalloc.lab.bench.leaderboard import diverged_in
-from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in
+from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
 from rollalloc.lab.bench.presets import is_built_in
 from rollalloc.lab.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.runs.cost import COSTS
@@ -58,16 +59,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A leaderboard: its plan, the date that it was frozen on, and its parts, by task and in each by track."""
+    """A leaderboard: its plan, the date that it was frozen on, and its parts, by task and in each by track.
+
+    `added` are those that were made elsewhere, by the names of their folders.
+    """
 
     plan: Plan
     date: str
     parts: tuple[Part, ...]
+    added: Mapping[str, Board] = field(default_factory=dict[str, "Board"])
 
     @property
     def missing(self) -> int:
         """Final runs that are not over."""
-        return sum(len(self.plan.seeds_of(part.track)) - cell.runs for part in self.parts for cell in part.cells)
+        return sum(
+            len(self.plan.seeds_of(part.track, part.task)) - cell.runs for part in self.parts for cell in part.cells
+        )
 
 
 def board_of(folder: Path) -> Board:
@@ -80,17 +87,17 @@ def board_of(folder: Path) -> Board:
     plan, date = frozen_in(folder)
     diverged = diverged_in(folder)
     parts = [_part(plan, track, task, folder, diverged) for task in plan.tasks for track in plan.tracks]
-    return Board(plan, date, tuple(parts))
+    return Board(plan, date, tuple(parts), {each.name: board_of(each) for each in added_in(folder)})
 
 
 def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> Part:
     over: dict[str, list[Ended]] = {}
     lost: dict[str, int] = {}
     for each in plan.contestants:
-        for seed in plan.seeds_of(track):
-            place = folder / track / task.name.replace("/", "-") / f"{each.label}-{seed}"
-            has_diverged = place.relative_to(folder).as_posix() in diverged
-            if one := _ended(place, plan, task, each, seed, has_diverged):
+        for seed in plan.seeds_of(track, task):
+            place = place_of(track, task, each.label, seed)
+            has_diverged = place in diverged
+            if one := _ended(folder / place, plan, task, each, seed, has_diverged):
                 over.setdefault(each.label, []).append(one)
                 lost[each.label] = lost.get(each.label, 0) + has_diverged
     every = [one for of_label in over.values() for one in of_label]
@@ -104,7 +111,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
             plain=to_plain.get(each.label, dict.fromkeys(COSTS)),
             runs=len(over.get(each.label, ())),
             diverged=lost.get(each.label, 0),
-            command=_command(plan.seeds_of(track), task, over.get(each.label, ())),
+            command=_command(plan.seeds_of(track, task), task, over.get(each.label, ())),
         )
         for each in plan.contestants
     )

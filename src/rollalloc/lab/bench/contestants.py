@@ -20,7 +20,6 @@ from rollalloc.lab.bench.search import settings_of
 from rollalloc.lab.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
 
-TRACKS = ("defaults", "matched", "tuned")
 BASELINE = "grpo"
 PLAIN = ("reinforce", "rloo", "raft")  # estimators that allocate nothing: what every allocator has to beat
 
@@ -85,6 +84,8 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
 def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Sequence[str]) -> tuple[Contestant, ...]:
     """The methods of a leaderboard: of this package, the tier's where `names` is empty, and `own`, as `module:function`.
 
+    A tier with methods of its own has their labels for names.
+
     Raises:
         ValueError: as `contestant`; one that is named twice; the baseline is not among them; one of its own that is none.
     """
@@ -94,16 +95,25 @@ def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Se
     for each in names:
         if ":" in each:
             raise ValueError(f"--recipes {each!r}: give a recipe of your own as --recipe {each}")
-    every = [*(names or tier.recipes or GRID), *own]
+    every = [*(names or tier.methods or tier.recipes or GRID), *own]
     if twice := {each for each in every if every.count(each) > 1}:
         raise ValueError(f"named twice: {', '.join(sorted(twice))}; each method is compared once")
     if BASELINE not in every:
         raise ValueError(f"{BASELINE} is what every ratio is to; add it: --recipes {','.join((BASELINE, *names))}")
-    made = tuple(contestant(each, tier, tracks) for each in every)
+    made = tuple(
+        _labelled(each, *tier.methods[each]) if each in tier.methods else contestant(each, tier, tracks)
+        for each in every
+    )
     for each in made:
         if "/" in each.label:
             raise ValueError(f"{each.recipe!r} names a folder, which cannot hold a '/'")
     return made
+
+
+def _labelled(label: str, recipe: str, parameters: Mapping[str, Any]) -> Contestant:
+    """A method with parameters that its tier gives it."""
+    make_recipe(recipe, parameters)
+    return Contestant(recipe=recipe, label=label, defaults=_plain(recipe, parameters))
 
 
 def _of_module(recipe: str) -> tuple[Mapping[str, Any], Any, str]:

@@ -99,8 +99,12 @@ def diverged_in(folder: Path) -> dict[str, str]:
     Raises:
         ValueError: the file that says so is damaged.
     """
-    path = folder / DIVERGED
-    if DIVERGED not in Claims(folder, KIND).names() or not path.exists():
+    return said_to_diverge(folder / DIVERGED) if DIVERGED in Claims(folder, KIND).names() else {}
+
+
+def said_to_diverge(path: Path) -> dict[str, str]:
+    """As `diverged_in`, of the file, whoever wrote it; none where there is no file."""
+    if not path.exists():
         return {}
     found = json.loads(read_text(path))
     if not isinstance(found, dict):
@@ -181,13 +185,15 @@ class _Agenda:
             search = Search(self.plan.search, task.budget, task.target, self._trial(task, each))
             self._searches[task.name, each.label] = search
             self._waiting += self._tuned(task.name, each.label)
-        for each in self.plan.contestants:
-            for track, given, rate, optimizer in (
-                ("defaults", each.defaults, self.plan.default_rate, DEFAULT_OPTIMIZER),
-                ("matched", each.matched, task.learning_rate, TUNED_WITH),
-            ):
-                if track in self.plan.tracks and given is not None:
-                    self._waiting += self._finals(track, task, each, Tuned(given, rate, optimizer))
+        finals = [
+            job
+            for each in self.plan.contestants
+            for track in self.plan.tracks
+            for setting in (settings_in(self.plan, track, task, each) if track != "tuned" else ())
+            for job in self._finals(track, task, each, setting)
+        ]
+        # Seed by seed: where it is cut off, the methods have the same ones.
+        self._waiting += sorted(finals, key=lambda job: job.run.settings.seed)
 
     def _tuned(self, name: str, label: str) -> list[Job]:
         """What the tuned track has to do for a method on a task, as far as it is known, and was not said before."""
@@ -201,7 +207,7 @@ class _Agenda:
         return self._finals("tuned", task, each, _tuned(each, search.found))
 
     def _finals(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned) -> list[Job]:
-        return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track)])
+        return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track, task)])
 
     def _new(self, jobs: Sequence[Job]) -> list[Job]:
         """Those that are not over and were not begun."""
@@ -276,6 +282,17 @@ class _Agenda:
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=1))
+
+
+def settings_in(plan: Plan, track: str, task: TaskPlan, each: Contestant) -> tuple[Tuned, ...]:
+    """What a method's final runs on a task may have, in a track: one setting, or those that a search chooses from."""
+    if track == "tuned":
+        return tuple(_tuned(each, setting) for setting in range(len(each.grid)))
+    given, rate, optimizer = {
+        "defaults": (each.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),
+        "matched": (each.matched, task.learning_rate, TUNED_WITH),
+    }[track]
+    return () if given is None else (Tuned(given, rate, optimizer),)
 
 
 def _tuned(each: Contestant, setting: int) -> Tuned:

@@ -23,6 +23,21 @@ def default(recipe: str) -> dict[str, Any]:
     return shape | ({"replay": shape["groups"]} if recipe in _REPLAYED else {})
 
 
+# The ladder's: label → recipe and parameters. All have 64 rollouts in a batch; what they do not say is their default.
+LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "grpo": ("grpo", {"groups": 4, "n": 16}),  # as practised
+    "grpo_4": ("grpo", DEFAULT_SHAPE),
+    "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),  # what REINFORCE has besides
+    "rloo_2": ("rloo", {"groups": 32, "n": 2}),
+    "dapo_carry": ("dapo_carry", {**DEFAULT_SHAPE, "gen_groups": 48}),
+    "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
+    "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
+    "reinforce": ("reinforce", {"groups": 64, "n": 1, "replay": 64}),
+    "raft": ("raft", {"groups": 64, "n": 1}),
+    "foresight": ("foresight", {"groups": 64, "n": 1, "replay": 64}),
+}
+
+
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters where every recipe is to have the same groups per batch and rollouts per group.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -19,10 +19,11 @@ from rollalloc.core.packing import differences
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
-from rollalloc.lab.bench.contestants import BASELINE, TRACKS, Contestant, contestants
-from rollalloc.lab.bench.presets import DEFAULT_RATE, preset_of, tuned_of
+from rollalloc.lab.bench.contestants import BASELINE, Contestant, contestants
+from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung, tuned_of
+from rollalloc.lab.bench.rungs import PREFIX, RUNGS, LadderRung
 from rollalloc.lab.bench.search import Rung, search_rollouts
-from rollalloc.lab.bench.tiers import TIERS, Tier, seconds_of
+from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
 
 PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
 KIND = "bench"  # of claims
@@ -42,6 +43,7 @@ _DECIDING = (
     "runs/cost.py",
     "lab/bench/tasks",
     "lab/bench/presets.py",
+    "lab/bench/rungs.py",
     "lab/bench/methods.py",
     "lab/bench/search.py",
 )
@@ -52,7 +54,9 @@ class TaskPlan:
     """A task of the plan: its target, budget in rollouts and grid, all fixed before the runs.
 
     `eval_samples` are per held-out prompt, where accuracy is sampled. `learning_rate` is that of every method in the matched
-    track: the baseline's, as it was tuned for the task or for the one that it borrows from.
+    track: the baseline's, as it was tuned for the task or for the one that it borrows from. `default_rate` is that of the
+    defaults track, where it is not the plan's; `seeds` how many of the plan's final seeds it takes, None: all; `rung` the
+    digest of its rung of the ladder, "" for other tasks.
     """
 
     name: str
@@ -61,6 +65,9 @@ class TaskPlan:
     eval_every: int
     eval_samples: int
     learning_rate: float
+    default_rate: float | None = None
+    seeds: int | None = None
+    rung: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +101,35 @@ class Plan:
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return json.loads(json.dumps(asdict(self)))
+        described = asdict(self)
+        for task in described[
+            "tasks"
+        ]:  # what came later is left out where it says nothing, so that older plans still hold
+            for name in [name for name in ("default_rate", "seeds", "rung") if task[name] in (None, "")]:
+                del task[name]
+        return json.loads(json.dumps(described))
 
     @property
     def digest(self) -> str:
         """SHA-256 of the plan."""
         return sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()
 
-    def seeds_of(self, track: str) -> tuple[int, ...]:
-        """The seeds of the final runs of a track."""
-        return self.default_seeds if track == "defaults" else self.seeds
+    def seeds_of(self, track: str, task: TaskPlan) -> tuple[int, ...]:
+        """The seeds of the final runs on a task in a track."""
+        return (self.default_seeds if track == "defaults" else self.seeds)[: task.seeds]
 
     @property
-    def finals(self) -> int:
+    def seeds_by_track(self) -> dict[str, tuple[int, ...]]:
+        """The seeds of the final runs of each track, those of the task that has most."""
+        return {track: max((self.seeds_of(track, task) for task in self.tasks), key=len) for track in self.tracks}
+
+    def finals(self, task: TaskPlan) -> int:
         """Final runs of a method on a task, in all tracks."""
-        return sum(len(self.seeds_of(track)) for track in self.tracks)
+        return sum(len(self.seeds_of(track, task)) for track in self.tracks)
+
+    def rate_of(self, task: TaskPlan) -> float:
+        """The learning rate of every method on a task, in the defaults track."""
+        return self.default_rate if task.default_rate is None else task.default_rate
 
     @property
     def rollouts(self) -> int:
@@ -118,19 +139,26 @@ class Plan:
     def rollouts_of(self, task: TaskPlan) -> int:
         """That it may pay on a task."""
         searches = search_rollouts(self.search, task.budget) if "tuned" in self.tracks else 0
-        return len(self.contestants) * (searches + self.finals * task.budget)
+        return len(self.contestants) * (searches + self.finals(task) * task.budget)
 
     @property
     def runs(self) -> int:
         """How many it has in all."""
+        return sum(self.runs_of(task) for task in self.tasks)
+
+    def runs_of(self, task: TaskPlan) -> int:
+        """How many it has on a task."""
         searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
-        return len(self.tasks) * len(self.contestants) * (searches + self.finals)
+        return len(self.contestants) * (searches + self.finals(task))
 
     @property
     def seconds(self) -> float:
         """Of one process for the whole plan, as far as rates are known; the making of tasks is not in it."""
-        each = self.runs // len(self.tasks)
-        return sum(seconds_of(task.name, self.rollouts_of(task), each) for task in self.tasks)
+        return sum(self.seconds_of(task) for task in self.tasks)
+
+    def seconds_of(self, task: TaskPlan) -> float:
+        """Of one process for a task."""
+        return seconds_of(task.name, self.rollouts_of(task), self.runs_of(task))
 
 
 def make_plan(
@@ -139,7 +167,7 @@ def make_plan(
     tasks: Sequence[str] = (),
     recipes: Sequence[str] = (),
     own: Sequence[str] = (),
-    tracks: Sequence[str] = TRACKS,
+    tracks: Sequence[str] = (),
 ) -> Plan:
     """The plan of a tier.
 
@@ -148,7 +176,7 @@ def make_plan(
         tasks: some of the tier's; empty: all.
         recipes: of this package; empty: the tier's.
         own: recipes `module:function`, besides.
-        tracks: of `TRACKS`.
+        tracks: some of the tier's; empty: all.
 
     Raises:
         ValueError: an unknown tier, task, recipe or track, or a recipe that cannot be in a track.
@@ -156,13 +184,14 @@ def make_plan(
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
     sized = TIERS[tier]
-    for what, given, known in (("task", tasks, sized.tasks), ("track", tracks, TRACKS)):
+    for what, given, known in (("task", tasks, sized.tasks), ("track", tracks, sized.tracks)):
         for name in given:
             if name not in known:
                 raise ValueError(f"tier {tier} has no {what} {name!r}; there are {', '.join(known)}")
+    tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
     return Plan(
         tier=tier,
-        tracks=tuple(track for track in TRACKS if track in tracks),
+        tracks=tracks,
         tasks=tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks),
         contestants=contestants(recipes, own, sized, tracks),
         shape={"groups": sized.groups, "n": sized.n},
@@ -174,19 +203,55 @@ def make_plan(
     )
 
 
+def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
+    """The plan of one rung of the ladder, whoever wrote it: as tier `ladder` has it for those of this package.
+
+    Args:
+        rung: as `rollalloc.lab.bench.rungs.read_rung` reads it.
+        recipes: some of the ladder's methods; empty: all.
+
+    Raises:
+        ValueError: an unknown method, or no baseline.
+    """
+    sized = TIERS["ladder"]
+    first = sized.default_seeds[0]
+    return Plan(
+        tier="ladder",
+        tracks=sized.tracks,
+        tasks=(_planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds, rung.digest),),
+        contestants=contestants(recipes, (), sized, sized.tracks),
+        shape={"groups": sized.groups, "n": sized.n},
+        search=sized.search,
+        default_rate=DEFAULT_RATE,
+        seeds=sized.seeds,
+        default_seeds=tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds)))),
+        made_with=made_with(),
+    )
+
+
 def _task_plan(name: str, tier: Tier) -> TaskPlan:
     _, preset = preset_of(name)
     if preset.target is None:
         raise ValueError(
             f"{name} has no target, and a leaderboard's are fixed before its runs; give it a `Preset` with one"
         )
+    preset = replace(preset, eval_every=tier.eval_every or preset.eval_every)
+    rung = RUNGS[name.removeprefix(PREFIX)].digest if name.startswith(PREFIX) else ""
+    return _planned(name, preset, tier.tasks[name], tier.seeds_of.get(name), rung)
+
+
+def _planned(name: str, preset: Preset, budget: int, seeds: int | None, rung: str) -> TaskPlan:
+    assert preset.target is not None
     return TaskPlan(
         name=name,
         target=preset.target,
-        budget=tier.tasks[name],
-        eval_every=tier.eval_every or preset.eval_every,
+        budget=budget,
+        eval_every=preset.eval_every,
         eval_samples=preset.eval_samples,
         learning_rate=tuned_of(preset.tuned_on)[BASELINE].learning_rate,
+        default_rate=None if preset.rate == DEFAULT_RATE else preset.rate,
+        seeds=seeds,
+        rung=rung,
     )
 
 
@@ -242,6 +307,11 @@ def freeze(plan: Plan, folder: Path) -> None:
     claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
     saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
     write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
+
+
+def place_of(track: str, task: TaskPlan, label: str, seed: int) -> str:
+    """Where a final run stands in a leaderboard's folder."""
+    return f"{track}/{task.name.replace('/', '-')}/{label}-{seed}"
 
 
 def settings_file(task: str) -> str:

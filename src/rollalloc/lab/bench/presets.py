@@ -18,11 +18,14 @@ from types import MappingProxyType
 from typing import Any
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks import gym, skills, sort, walks
+from rollalloc.lab.bench.rungs import PREFIX as LADDER_PREFIX
+from rollalloc.lab.bench.rungs import RUNGS, LadderRung
+from rollalloc.lab.bench.tasks import gym, ladder, skills, sort, walks
 from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
+DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe alike, where nobody says or searched for another
 # The optimizer that the settings in `tuned/` were found with, which was the default then.
 TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
@@ -47,6 +50,7 @@ class Preset:
         eval_every: rollouts paid between two points of the grid.
         eval_samples: a held-out prompt, where it has more than one right answer.
         tuned_on: the task whose tuned settings are used.
+        rate: learning rate of every recipe, where nobody says or searched for another.
     """
 
     target: float | None
@@ -54,9 +58,15 @@ class Preset:
     eval_every: int
     eval_samples: int = 4
     tuned_on: str = "skills/late"
+    rate: float = DEFAULT_RATE
 
 
-DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe and task alike, where nobody says or searched for another
+def preset_of_rung(rung: LadderRung) -> Preset:
+    """The preset of a rung's task."""
+    run = rung.run
+    return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, rate=run.learning_rate)
+
+
 POOLED = ("skills", "walks")  # tasks with several pools of prompts, which stand for their pool "late"
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
@@ -73,6 +83,7 @@ PRESETS = {
     "rg/letter_counting": Preset(0.79, 20_000, 250),
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
+    **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
 _ANY_GYM = Preset(None, 40_000, 1000)
@@ -113,21 +124,27 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
 def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:
     """A task's model, prompts and reward, made in the folder unless they are there, and the tokens of a rollout."""
     made = _prepare(name, folder, shown)
-    source = Source(
-        model=str(made.model),
-        prompts=(str(made.train),),
-        heldout=str(made.heldout),
-        reward=made.reward,
-        single_answer=made.single_answer,
-        reward_workers=1 if made.can_hang else 0,
-        device="cpu",
+    return source_of(made), made.max_new_tokens
+
+
+def source_of(files: TaskFiles) -> Source:
+    """What is trained on a task's files."""
+    return Source(
+        model=str(files.model),
+        prompts=(str(files.train),),
+        heldout=str(files.heldout),
+        reward=files.reward,
+        single_answer=files.single_answer,
+        reward_workers=1 if files.can_hang else 0,
+        device=files.device,
     )
-    return source, made.max_new_tokens
 
 
 def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
     if name.startswith(gym.PREFIX):
         return gym.prepare(folder / name.replace("/", "-"), name, progress=shown)
+    if name.startswith(LADDER_PREFIX):
+        return ladder.prepare(folder / "ladder", RUNGS[name.removeprefix(LADDER_PREFIX)], progress=shown)
     pooled, _, pool = name.partition("/")
     if pooled in POOLED:
         return {"skills": skills, "walks": walks}[pooled].prepare(folder / pooled, pool, progress=shown)
@@ -138,7 +155,7 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     """A run of a recipe on a task, with its preset.
 
     Args:
-        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL" or "rg/NAME".
+        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL", "ladder/RUNG" or "rg/NAME".
         folder: where tasks are kept.
         tuned: instead of the preset's.
         changes: of the trainer's settings.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from rollalloc.lab.bench.methods import LADDER_METHODS
+from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.search import Rung, rungs
 
+TRACKS = ("defaults", "matched", "tuned")
 FIRST_TUNING_SEED = 1000
 _FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any full run
 _FIRST_OF_DEFAULTS = 9200  # likewise: the defaults were chosen on 8900 to 8902, and 9100 to 9102 were looked at
+_FIRST_OF_LADDER = 9700  # likewise: no run had them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +25,15 @@ class Tier:
     Attributes:
         tasks: name → rollouts that each final run pays; where a run stands then is compared at equal budget.
         recipes: that it compares; None: all that have a grid.
+        methods: instead of `recipes`, in the defaults track: label → recipe and parameters.
+        tracks: that it has.
         groups: groups a batch of the matched track.
         n: rollouts per group there.
         rates: learning rates of a search.
         search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
         seeds: of the final runs.
         default_seeds: of those of the defaults track.
+        seeds_of: task → how many of them it takes, where not all.
         eval_every: rollouts between two points of the grid; None: the task's.
         hours: that it is meant to fit in, on two idle cores.
     """
@@ -40,6 +48,9 @@ class Tier:
     default_seeds: tuple[int, ...]
     eval_every: int | None = None
     hours: float
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    tracks: tuple[str, ...] = TRACKS
+    seeds_of: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
@@ -91,6 +102,21 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
             hours=14,
         ),
+        # Does what holds of tiny models hold as they grow? One mixture of questions, models of several sizes.
+        "ladder": Tier(
+            tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
+            recipes=None,
+            groups=8,
+            n=8,
+            rates=(3e-4,),
+            search=rungs(1, FIRST_TUNING_SEED, (0.5,)),
+            seeds=_seeds(8),
+            default_seeds=_seeds(max(rung.run.seeds for rung in RUNGS.values()), _FIRST_OF_LADDER),
+            hours=24,
+            methods=LADDER_METHODS,
+            tracks=("defaults",),
+            seeds_of={rung.task: rung.run.seeds for rung in RUNGS.values()},
+        ),
     }
 )
 # Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included,
@@ -104,6 +130,7 @@ RATES: Mapping[str, float] = MappingProxyType(
         "walks/mixed": 240.0,
         "rg/gcd": 400.0,
         "rg/number_filtering_misled": 350.0,
+        **{rung.task: rate for rung in RUNGS.values() if (rate := rung.run.rollouts_per_second) is not None},
     }
 )
 _START_S = 2.0  # of a run: model, prompts, the last checkpoint

@@ -66,10 +66,11 @@ MODELS: Mapping[str, Model] = {
         parameters=parameters,
         layers=layers,
         kv_heads=kv_heads,
-        head_dim=128,  # hidden_size / num_attention_heads: 1536/12, 2048/16, 3584/28, 5120/40, 5120/40
+        head_dim=64 if size == "0.5b" else 128,  # hidden_size / num_attention_heads: 896/14, 1536/12, 2048/16, ...
         source=f"model card and config.json of Qwen/Qwen2.5-{size.upper()}; Qwen2.5 Technical Report, arXiv 2412.15115",
     )
     for size, parameters, layers, kv_heads in (
+        ("0.5b", 0.49e9, 24, 2),
         ("1.5b", 1.54e9, 28, 2),
         ("3b", 3.09e9, 36, 2),
         ("7b", 7.61e9, 28, 4),

@@ -37,6 +37,7 @@ class TaskFiles:
         max_new_tokens: tokens of the longest right answer, EOS included.
         single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
         can_hang: the reward may never return, so that it needs a process of its own.
+        device: that it is trained on; None: a GPU where there is one.
     """
 
     model: Path
@@ -46,6 +47,7 @@ class TaskFiles:
     max_new_tokens: int
     single_answer: bool
     can_hang: bool = False
+    device: str | None = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.models.likelihood import completion_logprobs
@@ -56,14 +63,18 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     return _fast(tokenizer)
 
 
-def character_tokenizer(prompts: Sequence[str], answers: Sequence[str]) -> PreTrainedTokenizerFast:
+def character_tokenizer(
+    prompts: Sequence[str], answers: Sequence[str], words: Sequence[str] | None = None
+) -> PreTrainedTokenizerFast:
     """Tokenizer with one token a character, white space included, and one for each word that most prompts have.
 
     So a task's fixed phrases are short, what varies is spelled, and text comes back as it was. Prompts and answers
-    hold every character there is.
+    hold every character there is; `words` are instead of those that most prompts have.
     """
-    counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
-    common = sorted(word for word, count in counts.items() if 2 * count > len(prompts) and len(word) > 1)
+    if words is None:
+        counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
+        words = [word for word, count in counts.items() if 2 * count > len(prompts) and len(word) > 1]
+    common = sorted(words)
     vocabulary = [PAD, EOS, *common, *sorted(set("".join([*prompts, *answers])))]
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}))
     whole = "|".join(word if word[0] == " " else f"(?<![A-Za-z]){word}" for word in common) or "(?!)"
@@ -109,7 +120,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> Ll
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         # About 1/√hidden: from the usual 0.02, tied embeddings this narrow take three times as many steps.
-        initializer_range=0.1,
+        initializer_range=0.8 / math.sqrt(shape.hidden),
         bos_token_id=None,
         eos_token_id=EOS_ID,
         pad_token_id=PAD_ID,
@@ -136,7 +147,7 @@ def save_warm_model(
         longest: tokens of an answer that are shown, its end included; None: all.
         parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
     """
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
         supervise(model, tokenizer, warm_up, draw, longest, parts, shown)
@@ -145,27 +156,34 @@ def save_warm_model(
 
 
 def supervise(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     warm_up: WarmUp,
     draw: Callable[[int], Examples],
     longest: int | None = None,
     parts: int = 1,
     shown: Shown = unseen,
+    enough: Callable[[int], bool] = lambda step: False,
 ) -> None:
-    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`."""
+    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`.
+
+    It ends before its last step where `enough`, asked before each, says so.
+    """
+    pad_id, eos_id = ids_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     model.train()
     for step in range(warm_up.steps):
+        if enough(step):
+            return
         shown("warming up the model", step, warm_up.steps)
         prompts, answers = (tokenizer(texts)["input_ids"] for texts in draw(warm_up.batch))
-        answers = [[*ids, EOS_ID][:longest] for ids in answers]
+        answers = [[*ids, eos_id][:longest] for ids in answers]
         tokens = sum(map(len, answers))
         by_length = np.argsort([len(ids) for ids in answers], kind="stable") if parts > 1 else range(len(answers))
         optimizer.zero_grad()
         for part in np.array_split(by_length, parts):
             logprobs_BT, _ = completion_logprobs(
-                model, [prompts[at] for at in part], [answers[at] for at in part], pad_id=PAD_ID
+                model, [prompts[at] for at in part], [answers[at] for at in part], pad_id=pad_id
             )
             (-logprobs_BT.sum() / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,8 +192,15 @@ def supervise(
         optimizer.step()
 
 
+def ids_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The ids that fill up rows and that end answers."""
+    eos_id: Any = tokenizer.eos_token_id
+    pad_id: Any = tokenizer.pad_token_id
+    return (eos_id if pad_id is None else pad_id), eos_id
+
+
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One thread within torch's operations: the fastest for so small a model, and the same sums on any machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,0 +1,239 @@
+"""Rungs of the ladder: each a file that says a model, its warm-up, its questions and what its runs may pay.
+
+Those of this package stand in `ladder/NAME.toml`; `read_rung` takes anybody's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType, UnionType
+from typing import Any, get_args, get_type_hints
+
+from rollalloc.files.opening import read_text
+from rollalloc.models.pretrained import MODELS
+
+__all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
+
+PREFIX = "ladder/"  # of the tasks
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Where a rung's model is from: one of a shape of ours, a name of `rollalloc model`, or a name on the hub.
+
+    Attributes:
+        hidden: of a Llama from scratch, a multiple of 32; see `rollalloc.lab.bench.tasks.tiny.Shape`.
+        layers: its layers.
+        pretrained: a key of `rollalloc.models.pretrained.MODELS`.
+        hub: a name that `from_pretrained` takes.
+    """
+
+    hidden: int | None = None
+    layers: int | None = None
+    pretrained: str | None = None
+    hub: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.hidden is None) != (self.layers is None):
+            raise ValueError("model: hidden and layers go together")
+        if sum(each is not None for each in (self.hidden, self.pretrained, self.hub)) != 1:
+            raise ValueError("model: expected either hidden with layers, or pretrained, or hub")
+        if self.hidden is not None and (self.hidden < 32 or self.hidden % 32 or (self.layers or 0) < 1):
+            raise ValueError(
+                f"model: expected hidden a multiple of 32 and layers at least 1, got {self.hidden}, {self.layers}"
+            )
+        if self.pretrained is not None and self.pretrained not in MODELS:
+            raise ValueError(f"model: no pretrained {self.pretrained!r}; there is {', '.join(MODELS)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """Questions other than the ladder's mixture.
+
+    Attributes:
+        train: a file that `rollalloc data prepare` writes, by name without its suffix, or a path.
+        heldout: likewise.
+        sets: what `rollalloc data prepare` is told, so that an error can say it.
+        reward: `package.module:function`.
+        single_answer: each question has one right answer, to the letter.
+    """
+
+    train: str
+    heldout: str
+    reward: str
+    sets: tuple[str, ...] = ()
+    single_answer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmedUp:
+    """Supervised training that stops by itself: where the share of right answers on training prompts is in [low, high].
+
+    Attributes:
+        steps: at most.
+        batch: examples of a step.
+        learning_rate: its peak; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
+        check_every: steps between two looks.
+        low: share of sampled answers that are right, at least.
+        high: at most.
+        pass_at_8: the chance that one of eight is right, at least; where it is less, the warm-up goes on.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+    check_every: int
+    low: float = 0.25
+    high: float = 0.35
+    pass_at_8: float = 0.7
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch, self.check_every) < 1 or not self.learning_rate > 0:
+            raise ValueError("warm_up: expected steps, batch, check_every and learning_rate above 0")
+        if not 0 <= self.low < self.high <= 1 or not 0 <= self.pass_at_8 <= 1:
+            raise ValueError(
+                f"warm_up: expected 0 <= low < high <= 1, got {self.low}, {self.high}; and a pass_at_8 in [0, 1]"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budgeted:
+    """What a rung's final runs may pay, and how they are evaluated.
+
+    Attributes:
+        target: held-out accuracy, fixed before the runs.
+        max_rollouts: of each run.
+        learning_rate: of every method.
+        eval_every: rollouts between two points of the grid.
+        max_new_tokens: of a rollout.
+        seeds: how many.
+        eval_samples: a held-out prompt, where accuracy is sampled.
+        rollouts_per_second: of one core or device, for `--plan`; None: nobody measured it.
+        device: e.g. "cpu"; None: a GPU where there is one.
+    """
+
+    target: float
+    max_rollouts: int
+    learning_rate: float
+    eval_every: int
+    max_new_tokens: int
+    seeds: int
+    eval_samples: int = 4
+    rollouts_per_second: float | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        least = min(self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
+        if least < 1 or not self.learning_rate > 0 or not 0 < self.target <= 1:
+            raise ValueError("run: expected counts of at least 1, a learning_rate above 0 and a target in (0, 1]")
+        if self.rollouts_per_second is not None and not self.rollouts_per_second > 0:
+            raise ValueError(f"run: rollouts_per_second must be above 0, got {self.rollouts_per_second}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LadderRung:
+    """A rung: a model of some size, and what is done with it.
+
+    Attributes:
+        name: of the rung; the task is "ladder/NAME".
+        parameters: of the model, about.
+        about: a sentence.
+        model: where it is from.
+        run: budget and evaluation.
+        warm_up: None: the model is taken as it is.
+        questions: None: the ladder's mixture.
+    """
+
+    name: str
+    parameters: int
+    about: str
+    model: Model
+    run: Budgeted
+    warm_up: WarmedUp | None = None
+    questions: Questions | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name: expected lower-case letters, digits, '.', '_' and '-', got {self.name!r}")
+        if self.parameters < 1:
+            raise ValueError(f"parameters must be at least 1, got {self.parameters}")
+        if self.warm_up is None and self.model.hidden is not None:
+            raise ValueError("warm_up: a model from scratch needs one")
+        if self.warm_up is not None and (self.questions is not None or self.model.hub is not None):
+            raise ValueError(
+                "warm_up: there are demonstrations for the ladder's own questions only, and models that lie here"
+            )
+
+    @property
+    def task(self) -> str:
+        """Its name among tasks."""
+        return f"{PREFIX}{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """The first 16 hexadecimal digits of the SHA-256 of all that it says."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_rung(path: Path) -> LadderRung:
+    """The rung that a TOML file describes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: names the file and what in it is missing, unknown, of another kind or out of its range.
+    """
+    return _rung(str(path), read_text(path))
+
+
+def _rung(place: str, text: str) -> LadderRung:
+    try:
+        return _filled(LadderRung, tomllib.loads(text), "")
+    except ValueError as error:  # of TOML as well
+        raise ValueError(f"{place} describes no rung of the ladder: {error}") from None
+
+
+def _filled(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from a table of the file, and those within it."""
+    known = {each.name: each for each in fields(kind)}
+    if unknown := [f"{where}{name}" for name in given if name not in known]:
+        raise ValueError(f"unknown {', '.join(unknown)}; there are {', '.join(known)}")
+    needed = [name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [f"{where}{name}" for name in needed if name not in given]:
+        raise ValueError(f"{', '.join(missing)} missing")
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in given.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    wanted = next(each for each in get_args(hint) if each is not type(None)) if isinstance(hint, UnionType) else hint
+    if wanted in (Model, Questions, WarmedUp, Budgeted):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} must be a table, got {value!r}")
+        return _filled(wanted, value, f"{where}.")
+    if wanted == tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{where} must be a list of texts, got {value!r}")
+        return tuple(value)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise ValueError(f"{where} must be of {wanted.__name__}, got {value!r}")
+    return value
+
+
+def _own() -> dict[str, LadderRung]:
+    """The rungs of this package, the small ones first."""
+    folder = files("rollalloc.lab.bench") / "ladder"
+    every = [_rung(each.name, each.read_text(encoding="utf-8")) for each in folder.iterdir()]
+    return {each.name: each for each in sorted(every, key=lambda one: one.parameters)}
+
+
+RUNGS: Mapping[str, LadderRung] = MappingProxyType(_own())

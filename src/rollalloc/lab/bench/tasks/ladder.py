@@ -1,0 +1,439 @@
+"""The ladder's mixture: six families of questions that models of any size are asked in the same words.
+
+An answer is a list of symbols, each the image of one that stands in the question (`add`, `multiply` and `next`), or what a
+procedure makes of all of them (`reverse`, `sort` and `keep`). The longer, the harder. The warm-up shows mistakes: each fact,
+or every condition of a procedure, has a mistake and a rate of its own, so that success spreads from never to always within
+each family, and what is sampled lags behind what is known, whatever the size. Each question has one right answer, so that
+accuracy is exact by teacher forcing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rollalloc.data.prompts import load_prompts
+from rollalloc.lab.bench.rungs import LadderRung, Questions, WarmedUp
+from rollalloc.lab.bench.tasks.files import (
+    Problem,
+    Shown,
+    TaskFiles,
+    compute_score,
+    make_once,
+    prompt_files,
+    unseen,
+)
+from rollalloc.lab.bench.tasks.tiny import (
+    Examples,
+    Shape,
+    WarmUp,
+    character_tokenizer,
+    ids_of,
+    one_thread,
+    supervise,
+    tiny_model,
+)
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.models.pretrained import MODELS
+from rollalloc.train.evaluation import EXACT_K
+
+__all__ = ["FAMILIES", "LEVELS", "LONGEST", "Mixture", "Part", "Question", "compute_score", "prepare"]
+
+LEVELS = 4
+LONGEST = 15  # characters of an answer; with its end no more than 16 tokens, whatever the tokenizer
+_LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+_CONTEXT = 48  # tokens of a question and its answer, where a symbol with the space before it is one
+_CHECKED = 256  # training prompts that a warm-up is judged by
+_SAMPLE = 256  # examples that a warm-up's digest is of
+_DRAWS = 200  # for each prompt wanted, before the mixture is said to have too few
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer: what decides whether the warm-up shows it right, what is right, and what it may show instead."""
+
+    fact: str
+    right: str
+    wrong: tuple[str, ...]
+    whole: bool = False  # the answer of a procedure
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question of a family and level, and the parts of its answer."""
+
+    family: str
+    level: int
+    prompt: str
+    parts: tuple[Part, ...]
+
+    @property
+    def answer(self) -> str:
+        """The right one; it begins with a space, so that every symbol has one before it."""
+        return _spaced(part.right for part in self.parts)
+
+
+def _spaced(said: Iterable[str]) -> str:
+    return " " + " ".join(said)
+
+
+Drawn = tuple[str, tuple[Part, ...]]  # what is asked, and the parts of its answer
+
+
+def _symbols(rng: np.random.Generator, alphabet: str, count: int) -> list[str]:
+    return [alphabet[at] for at in rng.integers(len(alphabet), size=count)]
+
+
+def _image(fact: str, alphabet: str, at: int) -> Part:
+    """A symbol by its place, and others that it is mistaken for."""
+    return Part(fact, alphabet[at % len(alphabet)], tuple(alphabet[(at + by) % len(alphabet)] for by in (1, 2, 3)))
+
+
+def _add(rng: np.random.Generator, level: int) -> Drawn:
+    pairs = rng.integers(1, 7, size=(level + 1, 2)).tolist()
+    asked = " ".join(f"{a}+{b}" for a, b in pairs)
+    return f"add: {asked}", tuple(_image(f"{a}+{b}", _DIGITS, a + b) for a, b in pairs)
+
+
+def _multiply(rng: np.random.Generator, level: int) -> Drawn:
+    pairs = rng.integers(2, 8, size=(level + 1, 2)).tolist()
+    asked = " ".join(f"{a}*{b}" for a, b in pairs)
+    return f"multiply: {asked}", tuple(_image(f"{a}*{b}", _DIGITS, a * b) for a, b in pairs)
+
+
+def _next(rng: np.random.Generator, level: int) -> Drawn:
+    letters = _symbols(rng, _LETTERS, level + 1)
+    parts = (_image(f"next {letter}", _LETTERS, _LETTERS.index(letter) + 1) for letter in letters)
+    return f"next: {' '.join(letters)}", tuple(parts)
+
+
+def _procedure(family: str, level: int, asked: str, right: Sequence[str], *wrong: Sequence[str]) -> Drawn:
+    """A whole answer, whose mistakes go by family, level and first symbol."""
+    first = asked.partition(": ")[2][0]
+    others = tuple(" ".join(each) for each in wrong if each and each != right)
+    return asked, (Part(f"{family} {level} {first}", " ".join(right), others, whole=True),)
+
+
+def _reverse(rng: np.random.Generator, level: int) -> Drawn:
+    letters = _symbols(rng, _LETTERS, level + 1)
+    right = letters[::-1]
+    turned = [*right[1:], right[0]]
+    return _procedure("reverse", level, f"reverse: {' '.join(letters)}", right, letters, turned, right[:-1])
+
+
+def _sort(rng: np.random.Generator, level: int) -> Drawn:
+    letters = _symbols(rng, _LETTERS, level + 1)
+    right = sorted(letters)
+    return _procedure("sort", level, f"sort: {' '.join(letters)}", right, right[::-1], letters, right[:-1])
+
+
+def _keep(rng: np.random.Generator, level: int) -> Drawn:
+    above, edge, digits = bool(rng.integers(2)), int(rng.integers(2, 8)), _symbols(rng, _DIGITS, level + 1)
+    kept = [digit for digit in digits if (int(digit) > edge if above else int(digit) < edge)]
+    left = [digit for digit in digits if digit not in kept]
+    asked = f"keep {'above' if above else 'below'}: {edge} of {' '.join(digits)}"
+    return _procedure("keep", level, asked, kept, left, digits, kept[:-1])
+
+
+FAMILIES: Mapping[str, Callable[[np.random.Generator, int], Drawn]] = MappingProxyType(
+    {"add": _add, "multiply": _multiply, "next": _next, "reverse": _reverse, "sort": _sort, "keep": _keep}
+)
+
+_WORDS = (*(f" {each}" for each in _LETTERS + _DIGITS), *FAMILIES, " above", " below", " of")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sizes and seed of the mixture; the defaults are the task itself, other values are for tests.
+
+    Attributes:
+        facts: a and b of the Beta distribution of how often a fact is right in the warm-up.
+        procedures: likewise, of a condition of a procedure.
+        seed: of all draws.
+    """
+
+    train: int = 8192
+    heldout: int = 512
+    facts: tuple[float, float] = (3.0, 0.9)
+    procedures: tuple[float, float] = (0.6, 0.8)
+    seed: int = 17
+
+    def drawn(self, rng: np.random.Generator) -> Question:
+        """A question: each family, and in it each level, as likely."""
+        families = list(FAMILIES)
+        while True:
+            family, level = families[int(rng.integers(len(families)))], int(rng.integers(1, LEVELS + 1))
+            asked, parts = FAMILIES[family](rng, level)
+            if all(part.right and part.wrong for part in parts):
+                return Question(family, level, f"{asked} =", parts)
+
+    def rate(self, part: Part) -> float:
+        """How often the warm-up shows a part right."""
+        return self._shown(part)[0]
+
+    def problems(self, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+        """Questions that are not taken; the drawn ones become taken.
+
+        Returns:
+            The problems; `extra` holds, for whoever looks back, family, level and `shown`, how often the warm-up shows the
+            whole answer right.
+
+        Raises:
+            ValueError: so many are not found.
+        """
+        found: list[Problem] = []
+        for _ in range(_DRAWS * count):
+            if len(found) == count:
+                break
+            each = self.drawn(rng)
+            if each.prompt not in taken:
+                taken.add(each.prompt)
+                shown = prod(map(self.rate, each.parts))
+                extra = {"family": each.family, "level": each.level, "shown": shown}
+                found.append(Problem(each.prompt, each.answer, extra))
+        if len(found) < count:
+            raise ValueError(f"expected {count} more different questions, found {len(found)}; ask for fewer")
+        return found
+
+    def examples(self, rng: np.random.Generator, count: int, heldout: frozenset[str]) -> Examples:
+        """Warm-up data: questions that are not held out, each part of an answer right as often as its fact says."""
+        prompts: list[str] = []
+        answers: list[str] = []
+        while len(prompts) < count:
+            each = self.drawn(rng)
+            if each.prompt in heldout:
+                continue
+            said: list[str] = []
+            for part in each.parts:
+                rate, kind = self._shown(part)
+                said.append(part.right if rng.random() < rate else part.wrong[kind % len(part.wrong)])
+            prompts.append(each.prompt)
+            answers.append(_spaced(said))
+        return prompts, answers
+
+    def _shown(self, part: Part) -> tuple[float, int]:
+        return _shown(self.seed, self.procedures if part.whole else self.facts, part.fact)
+
+
+@cache
+def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int]:
+    """How often a fact is right in the warm-up, and the kind of its mistake."""
+    rng = np.random.default_rng([seed, 4, *fact.encode()])
+    return float(rng.beta(*right)), int(rng.integers(3))
+
+
+# ---------------------------------------------------------------------------------------------------------------- rungs
+
+
+def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, progress: Shown = unseen) -> TaskFiles:
+    """Make a rung's files, or find them made: the questions that all rungs share, and a folder for each warmed-up model.
+
+    That folder is named by the rung and by a digest of model, warm-up and questions, so that what decides the weights
+    decides the folder.
+
+    Raises:
+        FileNotFoundError: the model or the questions are not there; names the command that makes them.
+        ValueError: the warm-up ended outside its band, or a folder is no task.
+    """
+    if rung.questions is not None:
+        return _on_others(folder, rung, rung.questions)
+    made = questions(folder / "questions", mixture)
+    model = Path(_base(folder, rung)) if rung.warm_up is None else _warm(folder, rung, made, mixture, progress)
+    return TaskFiles(
+        model=model,
+        train=made / "train.parquet",
+        heldout=made / "heldout.parquet",
+        reward=f"{__name__}:compute_score",
+        max_new_tokens=rung.run.max_new_tokens,
+        single_answer=True,
+        device=rung.run.device,
+    )
+
+
+def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
+    """The folder with the mixture's training and held-out prompts, made unless they are there."""
+    return prompt_files(folder, mixture, mixture.problems, "ladder")
+
+
+def _on_others(folder: Path, rung: LadderRung, asked: Questions) -> TaskFiles:
+    """A rung whose questions are of a public set."""
+    found: list[Path] = []
+    for name in (asked.train, asked.heldout):
+        places = [Path(name), folder / "data" / f"{name}.parquet"]
+        if not (there := [place for place in places if place.is_file()]):
+            command = f"rollalloc data prepare {' '.join(asked.sets)} --out {folder / 'data'}"
+            raise FileNotFoundError(f"{rung.task} needs {places[1]}, which is not there; make it: {command}")
+        found.append(there[0])
+    return TaskFiles(
+        model=Path(_base(folder, rung)),
+        train=found[0],
+        heldout=found[1],
+        reward=asked.reward,
+        max_new_tokens=rung.run.max_new_tokens,
+        single_answer=asked.single_answer,
+        can_hang=True,
+        device=rung.run.device,
+    )
+
+
+def _base(folder: Path, rung: LadderRung) -> str:
+    """The folder of a rung's pretrained model, or its name on the hub.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    if rung.model.hub is not None:
+        return rung.model.hub
+    name = str(rung.model.pretrained)
+    place = folder / name
+    if not (place / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{rung.task} needs {MODELS[name].title} in {place}, which is not there; make it: "
+            f"rollalloc model {name} {place}"
+        )
+    return str(place)
+
+
+def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
+    """The folder of a rung's warmed-up model, made unless it is there."""
+    assert rung.warm_up is not None
+    decides = {
+        "model": asdict(rung.model),
+        "warm_up": asdict(rung.warm_up),
+        "questions": [sha256((made / f"{split}.parquet").read_bytes()).hexdigest() for split in ("train", "heldout")],
+        "examples": mixture.examples(np.random.default_rng(mixture.seed), _SAMPLE, frozenset()),
+    }
+    digest = sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    settings = _Warm(rung.name, digest)
+    base = None if rung.model.hidden is not None else _base(folder, rung)
+    return make_once(
+        folder / f"{rung.name}-{digest[:16]}",
+        settings,
+        lambda to: _warm_up(to, rung, base, made, mixture, progress),
+    )
+
+
+@dataclass(frozen=True)
+class _Warm:
+    """What a warmed-up model's folder was made with."""
+
+    rung: str
+    digest: str
+
+
+def _warm_up(to: Path, rung: LadderRung, base: str | None, made: Path, mixture: Mixture, progress: Shown) -> None:
+    """Train a rung's model on demonstrations until it is in its band, and save it."""
+    assert rung.warm_up is not None
+    asked = load_prompts(made / "train.parquet")
+    heldout = frozenset(map(str, load_prompts(made / "heldout.parquet").prompts))
+    rng = np.random.default_rng([mixture.seed, 0])
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(mixture.seed)
+        model, tokenizer = _begun(rung, base, list(map(str, asked.prompts)), list(map(str, asked.ground_truths)))
+        band = _Band(rung, model, tokenizer, asked.prompts[:_CHECKED], asked.ground_truths[:_CHECKED])
+        warm_up = WarmUp(rung.warm_up.steps, rung.warm_up.batch, rung.warm_up.learning_rate)
+        draw = partial(mixture.examples, rng, heldout=heldout)
+        supervise(model, tokenizer, warm_up, draw, shown=progress, enough=band)
+        found = band.ended()
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    (to / "warm_up.json").write_text(json.dumps(found, indent=1))
+
+
+def _begun(
+    rung: LadderRung, base: str | None, prompts: Sequence[str], answers: Sequence[str]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if base is not None:
+        policy = Policy.load(base, device=rung.run.device)
+        return policy.model, policy.tokenizer
+    assert rung.model.hidden is not None
+    assert rung.model.layers is not None
+    tokenizer = character_tokenizer(prompts, answers, _WORDS)
+    return tiny_model(tokenizer, Shape(rung.model.hidden, rung.model.layers, _CONTEXT)), tokenizer
+
+
+class _Band:
+    """Whether a model is in its rung's band yet, on some training prompts; what was found at each look."""
+
+    def __init__(
+        self,
+        rung: LadderRung,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Any],
+        answers: Sequence[Any],
+    ) -> None:
+        assert rung.warm_up is not None
+        self.rung, self.wanted, self.model = rung, rung.warm_up, model
+        self.pad_id, eos_id = ids_of(tokenizer)
+        self.prompts: list[list[int]] = [tokenizer(str(text))["input_ids"] for text in prompts]
+        self.answers = [(*tokenizer(str(text))["input_ids"], eos_id) for text in answers]
+        self.looks: list[dict[str, float]] = []
+
+    def __call__(self, step: int) -> bool:
+        return step > 0 and step % self.wanted.check_every == 0 and self.look(step)
+
+    def look(self, step: int) -> bool:
+        """Whether it is in the band now.
+
+        Raises:
+            ValueError: it is beyond it.
+        """
+        self.model.eval()
+        p_N, _ = exact_answers(self.model, self.prompts, self.answers, pad_id=self.pad_id, temperature=1.0)
+        self.model.train()
+        found = spread(p_N)
+        self.looks.append({"step": step, **found})
+        if found["accuracy"] > self.wanted.high:
+            raise ValueError(self.outside("a smaller learning_rate, or a smaller check_every"))
+        return found["accuracy"] >= self.wanted.low and found["pass_at_8"] >= self.wanted.pass_at_8
+
+    def ended(self) -> list[dict[str, float]]:
+        """What was found at each look.
+
+        Raises:
+            ValueError: it ended outside the band.
+        """
+        last = self.wanted.steps
+        if not self.looks or (self.looks[-1]["step"] < last and not _within(self.wanted, self.looks[-1])):
+            self.look(last)
+        if not _within(self.wanted, self.looks[-1]):
+            raise ValueError(self.outside("more steps, a larger batch, or another learning_rate"))
+        self.model.eval()
+        return self.looks
+
+    def outside(self, change: str) -> str:
+        """Where it is, and what to change."""
+        last, wanted = self.looks[-1], self.wanted
+        return (
+            f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "
+            f"{last['accuracy']:.3f} of sampled answers are right, expected {wanted.low:g} to {wanted.high:g}, and pass@8 "
+            f"is {last['pass_at_8']:.3f}, expected at least {wanted.pass_at_8:g}; in its file, try {change}"
+        )
+
+
+def _within(wanted: WarmedUp, found: Mapping[str, float]) -> bool:
+    return wanted.low <= found["accuracy"] <= wanted.high and found["pass_at_8"] >= wanted.pass_at_8
+
+
+def spread(p_N: NDArray[np.float64]) -> dict[str, float]:
+    """What chances of a right answer, one a prompt, say: their mean, pass@8, and the shares of never and of always."""
+    return {
+        "accuracy": float(p_N.mean()),
+        "pass_at_8": float((1 - (1 - p_N) ** EXACT_K).mean()),
+        "below_0.01": float((p_N < 0.01).mean()),
+        "above_0.9": float((p_N > 0.9).mean()),
+    }

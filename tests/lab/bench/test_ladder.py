@@ -1,0 +1,230 @@
+"""The ladder: questions that no model has seen answered, warm-ups that end in their band or say why not, rungs as files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollalloc.data.prompts import load_prompts
+from rollalloc.lab.bench.methods import LADDER_METHODS
+from rollalloc.lab.bench.plan import freeze, frozen_in, make_plan
+from rollalloc.lab.bench.presets import PRESETS, planned_run
+from rollalloc.lab.bench.rungs import RUNGS, Model, Questions, WarmedUp, read_rung
+from rollalloc.lab.bench.tasks import ladder
+from rollalloc.lab.bench.tasks.ladder import FAMILIES, LEVELS, LONGEST, Mixture, compute_score, spread
+from rollalloc.models.policy import Policy
+
+SMALL = Mixture(train=300, heldout=60)
+QUICK = replace(
+    RUNGS["0.15m"],
+    name="quick",
+    model=Model(hidden=32, layers=1),
+    warm_up=WarmedUp(steps=3, batch=4, learning_rate=1e-3, check_every=2, low=0.0, high=1.0, pass_at_8=0.0),
+)
+FILE = """
+name = "mine"
+parameters = 1000
+about = "a test"
+[model]
+hub = "some/model"
+[questions]
+train = "gsm8k_train"
+heldout = "gsm8k_test"
+reward = "rollalloc.rewards.answers:numeric"
+sets = ["gsm8k"]
+[run]
+target = 0.5
+max_rollouts = 1000
+learning_rate = 1
+eval_every = 100
+max_new_tokens = 16
+seeds = 5
+"""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = ladder.questions(tmp_path_factory.mktemp("ladder") / "questions", SMALL)
+    return load_prompts(folder / "train.parquet"), load_prompts(folder / "heldout.parquet")
+
+
+def test_no_held_out_question_is_trained_on_or_shown_in_a_warm_up(asked):
+    train, heldout = asked
+    assert (len(train.keys), len(heldout.keys)) == (300, 60)
+    held = frozenset(map(str, heldout.prompts))
+    assert len(held) == 60
+    assert not held & set(map(str, train.prompts))
+    shown, _ = SMALL.examples(np.random.default_rng(0), 3000, held)
+    assert not held & set(shown)
+
+
+def test_every_family_has_every_level_and_they_are_told_to_nobody(asked):
+    train, _ = asked
+    found = {(each["family"], each["level"]) for each in train.extra_infos}
+    assert found == {(family, level) for family in FAMILIES for level in range(1, LEVELS + 1)}
+    assert train.table().prior_N is None
+    assert all(set(each) == {"family", "level", "shown", "split", "index"} for each in train.extra_infos)
+
+
+def test_answers_are_short_and_no_mistake_is_right():
+    rng = np.random.default_rng(1)
+    for _ in range(500):
+        each = SMALL.drawn(rng)
+        assert len(each.answer) <= LONGEST
+        assert compute_score("ladder", f" {each.answer} ", each.answer) == 1.0
+        for at, part in enumerate(each.parts):
+            assert part.wrong
+            for wrong in part.wrong:
+                said = " ".join(wrong if at == other else one.right for other, one in enumerate(each.parts))
+                assert compute_score("ladder", said, each.answer) == 0.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_by_another_way(family):
+    rng = np.random.default_rng(2)
+    for level in range(1, LEVELS + 1):
+        asked, parts = FAMILIES[family](rng, level)
+        words, said = asked.partition(": ")[2].split(), " ".join(part.right for part in parts).split()
+        if family in ("add", "multiply"):
+            pairs = [tuple(map(int, re.split(r"\W", each))) for each in words]
+            assert said == [str(a + b if family == "add" else a * b)[-1] for a, b in pairs]
+        elif family == "next":
+            assert said == [{"z": "a"}.get(each) or chr(ord(each) + 1) for each in words]
+        elif family == "keep":
+            beyond = [
+                int(each) > int(words[0]) if "above" in asked else int(each) < int(words[0]) for each in words[2:]
+            ]
+            assert said == [each for each, kept in zip(words[2:], beyond, strict=True) if kept]
+        else:
+            assert said == (words[::-1] if family == "reverse" else sorted(words))
+
+
+def test_the_warm_up_shows_answers_as_often_right_as_is_written_down(asked):
+    train, heldout = asked
+    shown = [each["shown"] for each in train.extra_infos]
+    assert min(shown) < 0.05
+    assert max(shown) > 0.9
+    held = frozenset(map(str, heldout.prompts))
+    drawn = SMALL.examples(np.random.default_rng(3), 4000, held)
+    assert drawn == SMALL.examples(np.random.default_rng(3), 4000, held)
+    right = SMALL.examples(np.random.default_rng(3), 4000, held)
+    truth = {str(prompt): truth for prompt, truth in zip(train.prompts, train.ground_truths, strict=True)}
+    found = [answer == truth[prompt] for prompt, answer in zip(*right, strict=True) if prompt in truth]
+    assert np.mean(found) == pytest.approx(np.mean(shown), abs=5 * 0.5 / np.sqrt(len(found)))
+
+
+def test_a_model_is_warmed_up_once_and_its_digest_names_the_folder(tmp_path):
+    made = ladder.prepare(tmp_path, QUICK, SMALL)
+    assert Policy.load(made.model).context == 48
+    assert [each["step"] for each in json.loads((made.model / "warm_up.json").read_text())] == [2]
+    written = (made.model / "model.safetensors").stat().st_mtime_ns
+    assert ladder.prepare(tmp_path, replace(QUICK, about="other words"), SMALL) == made
+    assert (made.model / "model.safetensors").stat().st_mtime_ns == written
+    assert QUICK.warm_up is not None
+    other = ladder.prepare(tmp_path, replace(QUICK, warm_up=replace(QUICK.warm_up, batch=5)), SMALL)
+    assert other.model != made.model
+    assert other.train == made.train
+
+
+@pytest.mark.parametrize(
+    ("band", "said"),
+    [
+        ({"low": 0.5, "pass_at_8": 0.7}, r"outside its band after 3 steps: 0\.\d+ of.*expected 0.5 to 1.*more steps"),
+        ({"low": -0.0, "high": 1e-12}, r"outside its band after 2 steps.*a smaller learning_rate"),
+    ],
+)
+def test_a_warm_up_that_ends_outside_its_band_says_where_and_leaves_nothing(tmp_path, band, said):
+    assert QUICK.warm_up is not None
+    with pytest.raises(ValueError, match=said):
+        ladder.prepare(tmp_path, replace(QUICK, warm_up=replace(QUICK.warm_up, **band)), SMALL)
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("quick")] == []
+
+
+def test_what_chances_say_by_hand():
+    found = spread(np.array([0.0, 0.5, 1.0, 0.5]))
+    assert found == {
+        "accuracy": 0.5,
+        "pass_at_8": (1 + 2 * (1 - 0.5**8)) / 4,
+        "below_0.01": 0.25,
+        "above_0.9": 0.25,
+    }
+
+
+def test_a_rung_without_its_model_or_its_questions_names_the_command(tmp_path):
+    pretrained = replace(QUICK, model=Model(pretrained="smollm2"))
+    with pytest.raises(FileNotFoundError, match=f"make it: rollalloc model smollm2 {tmp_path}/smollm2"):
+        ladder.prepare(tmp_path, pretrained, SMALL)
+    (tmp_path / "mine.toml").write_text(FILE)
+    with pytest.raises(FileNotFoundError, match=f"make it: rollalloc data prepare gsm8k --out {tmp_path}/data"):
+        ladder.prepare(tmp_path, read_rung(tmp_path / "mine.toml"))
+
+
+def test_a_rung_is_what_its_file_says(tmp_path):
+    (tmp_path / "mine.toml").write_text(FILE)
+    rung = read_rung(tmp_path / "mine.toml")
+    assert (rung.task, rung.run.learning_rate, rung.warm_up) == ("ladder/mine", 1.0, None)
+    assert rung.questions == Questions(
+        train="gsm8k_train",
+        heldout="gsm8k_test",
+        reward="rollalloc.rewards.answers:numeric",
+        sets=("gsm8k",),
+    )
+    (tmp_path / "mine.toml").write_text(FILE.replace("seeds = 5", "seeds = 6"))
+    assert read_rung(tmp_path / "mine.toml").digest != rung.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("seeds = 5", ""), "mine.toml describes no rung of the ladder: run.seeds missing"),
+        (("seeds = 5", 'seeds = "5"'), "run.seeds must be of int, got '5'"),
+        (("seeds = 5", "seeds = 0"), "run: expected counts of at least 1"),
+        (("seeds = 5", "seeds = 5\nbudget = 3"), "unknown run.budget; there are target"),
+        (('hub = "some/model"', "layers = 3"), "model: hidden and layers go together"),
+        (('hub = "some/model"', 'hub = "a"\npretrained = "smollm2"'), "model: expected either"),
+        (('hub = "some/model"', "hidden = 64\nlayers = 3"), "warm_up: a model from scratch needs one"),
+        (('name = "mine"', 'name = "my rung"'), "name: expected lower-case"),
+        (("[run]", "[run"), "describes no rung of the ladder"),
+    ],
+)
+def test_a_file_that_is_no_rung_says_where(tmp_path, change, said):
+    (tmp_path / "mine.toml").write_text(FILE.replace(*change))
+    with pytest.raises(ValueError, match=said):
+        read_rung(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_package_s_rungs(name):
+    rung = RUNGS[name]
+    preset = PRESETS[rung.task]
+    assert (preset.target, preset.max_rollouts) == (rung.run.target, rung.run.max_rollouts)
+    assert rung.run.seeds == (8 if rung.parameters < 5e6 else 5)
+    assert planned_run(rung.task, "grpo", 0).max_rollouts == rung.run.max_rollouts
+
+
+def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_rate_and_digest(tmp_path):
+    plan = make_plan("ladder")
+    assert plan.tracks == ("defaults",)
+    assert [each.label for each in plan.contestants] == list(LADDER_METHODS)
+    for task, rung in zip(plan.tasks, RUNGS.values(), strict=True):
+        assert task.rung == rung.digest
+        assert len(plan.seeds_of("defaults", task)) == rung.run.seeds
+        assert plan.rate_of(task) == rung.run.learning_rate
+        assert plan.runs_of(task) == rung.run.seeds * len(LADDER_METHODS)
+    freeze(plan, tmp_path)
+    assert frozen_in(tmp_path)[0] == plan
+    some = make_plan("ladder", tasks=["ladder/1m"], recipes=["grpo", "reinforce"])
+    assert [(each.label, each.recipe) for each in some.contestants] == [("grpo", "grpo"), ("reinforce", "reinforce")]
+    assert some.runs == 2 * RUNGS["1m"].run.seeds
+    with pytest.raises(ValueError, match="tier ladder has no track 'tuned'"):
+        make_plan("ladder", tracks=["tuned"])
+
+
+def test_all_methods_have_as_many_rows_in_a_batch():
+    for label, (_, parameters) in LADDER_METHODS.items():
+        each = parameters.get("n", 0) or parameters["n_pilot"] + parameters["n_commit"]
+        assert parameters["groups"] * each == 64, label
