@@ -46,7 +46,7 @@ from rollalloc.lab.bench.tasks.tiny import (
     tiny_model,
 )
 from rollalloc.models.likelihood import exact_answers
-from rollalloc.models.policy import Policy
+from rollalloc.models.policy import Policy, computing
 from rollalloc.models.pretrained import MODELS
 from rollalloc.train.evaluation import EXACT_K
 
@@ -346,7 +346,7 @@ def _warm_up(to: Path, rung: LadderRung, base: str | None, made: Path, mixture: 
         band = _Band(rung, model, tokenizer, asked.prompts[:_CHECKED], asked.ground_truths[:_CHECKED])
         warm_up = WarmUp(rung.warm_up.steps, rung.warm_up.batch, rung.warm_up.learning_rate)
         draw = partial(mixture.examples, rng, heldout=heldout)
-        supervise(model, tokenizer, warm_up, draw, shown=progress, enough=band)
+        supervise(model, tokenizer, warm_up, draw, shown=progress, enough=band, precision=rung.warm_up.precision)
         found = band.ended()
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
@@ -393,7 +393,8 @@ class _Band:
             ValueError: it is beyond it.
         """
         self.model.eval()
-        p_N, _ = exact_answers(self.model, self.prompts, self.answers, pad_id=self.pad_id, temperature=1.0)
+        with computing(self.model.device, self.wanted.precision):
+            p_N, _ = exact_answers(self.model, self.prompts, self.answers, pad_id=self.pad_id, temperature=1.0)
         self.model.train()
         found = spread(p_N)
         self.looks.append({"step": step, **found})

@@ -24,7 +24,9 @@ from transformers import (
 )
 
 from rollalloc.lab.bench.tasks.files import Shown, unseen
+from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.policy import computing
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="
 PAD_ID, EOS_ID = 0, 1  # the special tokens come first in every vocabulary
@@ -164,10 +166,11 @@ def supervise(
     parts: int = 1,
     shown: Shown = unseen,
     enough: Callable[[int], bool] = lambda step: False,
+    precision: Precision = "fp32",
 ) -> None:
     """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`.
 
-    It ends before its last step where `enough`, asked before each, says so.
+    It ends before its last step where `enough`, asked before each, says so. The model's passes compute in `precision`.
     """
     pad_id, eos_id = ids_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -182,9 +185,9 @@ def supervise(
         by_length = np.argsort([len(ids) for ids in answers], kind="stable") if parts > 1 else range(len(answers))
         optimizer.zero_grad()
         for part in np.array_split(by_length, parts):
-            logprobs_BT, _ = completion_logprobs(
-                model, [prompts[at] for at in part], [answers[at] for at in part], pad_id=pad_id
-            )
+            asked, answered = [prompts[at] for at in part], [answers[at] for at in part]
+            with computing(model.device, precision):
+                logprobs_BT, _ = completion_logprobs(model, asked, answered, pad_id=pad_id)
             (-logprobs_BT.sum() / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
