@@ -1,0 +1,262 @@
+"""Do the methods' ratios hold as models grow? Tables and figure of the ladder's rungs, from the folders of their runs.
+
+    rollalloc bench --tier ladder --tasks ladder/1m --out runs/ladder-1m         # each rung, in its own folder or in one
+    python experiments/scale.py table FIGURE.png runs/ladder-0.15m runs/ladder-1m
+    python experiments/scale.py predict TASKS 0.15m 1m                           # TASKS: where the rungs' models are kept
+
+A ratio is at equal accuracy: of each seed the lower of the two runs' last accuracies is taken, and the rollouts that each
+paid until it first stood there, interpolated on the grid. So every pair of runs has one, whoever ends higher, and no target
+is chosen; a run that never rises above its start gives none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.data.prompts import encode_prompts, load_prompts
+from rollalloc.lab.advise.predictability import predicted_rates
+from rollalloc.lab.bench.plan import frozen_in, place_of
+from rollalloc.lab.bench.rungs import PREFIX, RUNGS
+from rollalloc.lab.bench.summary import Ended, Interval, ended, interquartile_mean, interval
+from rollalloc.lab.bench.tasks import ladder
+from rollalloc.models.features import features_of
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.predict.quality import auc
+from rollalloc.runs.reader import lines_in
+from rollalloc.train.description import Run
+from rollalloc.train.execution import one_thread
+
+PAIRS = (
+    ("grpo", "reinforce"),
+    ("grpo_4", "reinforce"),
+    ("grpo_4_replay", "reinforce"),
+    ("reinforce", "foresight"),
+    ("grpo", "pilot_commit_4"),
+)
+DRAWN = PAIRS[:1] + PAIRS[3:]
+PREDICTED, RECORD = 2048, 8  # prompts whose success is predicted; rollouts of a record
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class OnRung:
+    """The runs of a rung that are over: label → seed → run."""
+
+    name: str
+    parameters: int
+    runs: Mapping[str, Mapping[int, Ended]]
+
+
+# ------------------------------------------------------------------------------------------------------------- its tables
+
+
+def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
+    """The rungs of several leaderboards, the small ones first."""
+    found: dict[str, OnRung] = {}
+    for folder in folders:
+        plan, _ = frozen_in(folder)
+        for task in plan.tasks:
+            name = task.name.removeprefix(PREFIX)
+            runs: dict[str, dict[int, Ended]] = {}
+            for each in plan.contestants:
+                for seed in plan.seeds_of("defaults", task):
+                    place = folder / place_of("defaults", task, each.label, seed)
+                    if (place / "run.json").exists() and (
+                        one := ended(Run.described_in(place), place, target=task.target)
+                    ):
+                        runs.setdefault(each.label, {})[seed] = one
+            found[name] = OnRung(name, RUNGS[name].parameters, runs)
+    return sorted(found.values(), key=lambda rung: rung.parameters)
+
+
+def ratio(dear: Ended, cheap: Ended) -> float | None:
+    """The first run's rollouts over the second's, at the lower of their last accuracies; None: one never rose."""
+    level = min(dear.curve.accuracy[-1], cheap.curve.accuracy[-1])
+    paid = [_paid(run, level) for run in (dear, cheap)]
+    return paid[0] / paid[1] if min(paid) > 0 else None
+
+
+def _paid(run: Ended, level: float) -> float:
+    """Rollouts until a run's accuracy first stands at a level that it reaches."""
+    at, accuracy = np.array(run.curve.rollouts), np.array(run.curve.accuracy)
+    first = int(np.argmax(accuracy >= level))
+    if first == 0:
+        return float(at[0])
+    share = (level - accuracy[first - 1]) / (accuracy[first] - accuracy[first - 1])
+    return float(at[first - 1] + share * (at[first] - at[first - 1]))
+
+
+def ratios(rung: OnRung, dear: str, cheap: str) -> list[float]:
+    """Of each seed that both have."""
+    one, other = rung.runs.get(dear, {}), rung.runs.get(cheap, {})
+    return [each for seed in sorted(one.keys() & other) if (each := ratio(one[seed], other[seed])) is not None]
+
+
+def slope(by_rung: Sequence[tuple[int, Sequence[float]]]) -> tuple[float, float, float]:
+    """Of log2 ratio a tenfold of parameters: least squares through the rungs' means, and 95% by resampling seeds."""
+    at_R = np.log10([parameters for parameters, _ in by_rung])
+    values = [np.log2(of_rung) for _, of_rung in by_rung]
+    random = np.random.default_rng(0)
+    drawn_RB = np.array([interquartile_mean(random.choice(each, (_RESAMPLES, len(each)))) for each in values])
+    point = float(np.polyfit(at_R, [float(interquartile_mean(each)) for each in values], 1)[0])
+    low, high = np.quantile(np.polyfit(at_R, drawn_RB, 1)[0], [0.025, 0.975])
+    return point, float(low), float(high)
+
+
+def said(one: Interval | None, form: str = ".2f") -> str:
+    """A figure with its interval, or its values."""
+    if one is None:
+        return "–"
+    ends = (
+        f"{one.low:{form}}–{one.high:{form}}" if one.low is not None else ", ".join(f"{v:{form}}" for v in one.values)
+    )
+    return f"{one.bound}{one.point:{form}} [{ends}]"
+
+
+def table(figure: Path, folders: Sequence[Path]) -> None:
+    """Print all that is known, and draw the ratios."""
+    every = rungs_in(folders)
+    print(
+        f"| ratio of rollouts at equal accuracy | {' | '.join(rung.name for rung in every)} | a tenfold of parameters |"
+    )
+    print(f"|---|{'---|' * len(every)}---|")
+    for pair in PAIRS:
+        cells = [(rung, ratios(rung, *pair)) for rung in every]
+        known = [(rung.parameters, values) for rung, values in cells if values]
+        slant = "–"
+        if len(known) > 1:
+            slant = "× {:.2f} [{:.2f}–{:.2f}]".format(*(2**each for each in slope(known)))
+        shown = [said(interval(values)) if values else "–" for _, values in cells]
+        print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} | {slant} |")
+    for rung in every:
+        _of_rung(rung)
+    draw(every, figure)
+
+
+def _of_rung(rung: OnRung) -> None:
+    target = next(iter(next(iter(rung.runs.values())).values())).target
+    print(
+        f"\n| {rung.name}: {rung.parameters:,} parameters | to {target:g} | rollouts | accuracy at the end | pass@8 ",
+        end="",
+    )
+    print("| entropy | tokens | seconds | without variance | AUC |\n|---|---|---|---|---|---|---|---|---|---|")
+    for label, by_seed in rung.runs.items():
+        runs = [by_seed[seed] for seed in sorted(by_seed)]
+        costs = [run.cost for run in runs if run.cost is not None]
+        reached = sum(not cost.censored for cost in costs)
+        paid = interval([cost.paid["rollouts"] for cost in costs], ">" if reached < len(costs) else "")
+        last = {name: interval([run.last[name] for run in runs]) for name in ("accuracy", "pass_at_k", "entropy")}
+        tokens = np.mean([run.end["tokens_paid"] for run in runs])
+        seconds = np.median([run.end["seconds"] for run in runs])
+        barren = np.mean([run.end["accounts"]["zero_variance"] / run.end["rollouts_paid"] for run in runs])
+        predicted = [value for run in runs if (value := _auc(run)) is not None]
+        row = [
+            label,
+            f"{reached} of {len(runs)}",
+            f"{paid.bound}{paid.point:,.0f}" if paid.bound else said(paid, ",.0f"),
+            said(last["accuracy"], ".3f"),
+            said(last["pass_at_k"], ".3f"),
+            f"{last['entropy'].point:.2f}",
+            f"{tokens:,.0f}",
+            f"{seconds:,.0f}",
+            f"{barren:.0%}" if runs[0].grouped else "–",
+            f"{np.mean(predicted):.3f}" if predicted else "–",
+        ]
+        print(f"| {' | '.join(row)} |")
+
+
+def _auc(run: Ended) -> float | None:
+    """Of what a run predicted, weighed by rollouts; None: it predicts nothing."""
+    found = dict(_fits(run.folder))
+    return (
+        sum(rollouts * each for (rollouts, each) in found.values()) / sum(n for n, _ in found.values())
+        if found
+        else None
+    )
+
+
+def _fits(folder: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    for line in lines_in(folder / "metrics.jsonl"):
+        each: Mapping[str, Any] = line.get("prediction") or {}
+        if each.get("auc") is not None:
+            yield f"{each['log_loss']}", (each["rollouts"], each["auc"])  # a fit's figures stand in several lines
+
+
+def draw(every: Sequence[OnRung], to: Path) -> None:
+    """Ratios against parameters."""
+    figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    for at, (dear, cheap) in enumerate(DRAWN):
+        found = [(rung.parameters, interval(values)) for rung in every if (values := ratios(rung, dear, cheap))]
+        x = [parameters * 1.06 ** (at - 1) for parameters, _ in found]
+        y = [each.point for _, each in found]
+        ends = [
+            (min(each.values), max(each.values)) if each.low is None else (each.low, each.high) for _, each in found
+        ]
+        reach = np.abs(np.array(ends).T - np.array(y))
+        axes.errorbar(x, y, reach, marker="o", capsize=3, label=f"{dear} / {cheap}")
+    axes.axhline(1, color="0.6", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="rollouts at equal accuracy, ratio")
+    axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    figure.savefig(to, dpi=160)
+
+
+# -------------------------------------------------------------------------------------------------------- predictability
+
+
+def predict(tasks: Path, names: Sequence[str]) -> None:
+    """How well the first model's hidden states, and a record, tell which rollouts will be right, beside the true rates."""
+    one_thread()
+    print(
+        "| rung | right | never (< .01) | always (> .9) | AUC: true rates | features | within family | record | within |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in names:
+        files = ladder.prepare(tasks / "ladder", RUNGS[name])
+        policy = Policy.load(str(files.model), device="cpu")
+        asked = load_prompts(files.train)
+        prompts = encode_prompts(asked, policy.tokenizer, context=policy.context, max_new_tokens=16, overlong="error")
+        tokens = prompts.tokens[:PREDICTED]
+        truths = [policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths[:PREDICTED]]
+        family_P = np.array([each["family"] for each in prompts.prompt_set.extra_infos[:PREDICTED]])
+        true_P, _ = exact_answers(policy.model, tokens, truths, pad_id=policy.pad_id)
+        random = np.random.default_rng(0)
+        hits_P, ones_P = random.binomial(1, true_P), np.ones(len(true_P), np.int64)
+        hidden_PD = features_of(policy.model, tokens, pad_id=policy.pad_id).blocks["hidden"]
+        by_features_P = predicted_rates(hits_P, ones_P, np.asarray(hidden_PD, np.float32))
+        by_record_P = random.binomial(RECORD, true_P) / RECORD
+        spread = ladder.spread(true_P)
+        cells = [spread["accuracy"], spread["below_0.01"], spread["above_0.9"], _of(true_P, hits_P)]
+        for each_P in (by_features_P, by_record_P):
+            cells += [_of(each_P, hits_P), _within(each_P, hits_P, family_P)]
+        print(f"| {name} | {' | '.join(f'{cell:.3f}' for cell in cells)} |", flush=True)
+
+
+def _of(said_P: NDArray[Any], hits_P: NDArray[Any]) -> float:
+    found = auc(np.asarray(said_P, np.float64), hits_P.astype(np.float64), np.ones(len(hits_P)))
+    return float("nan") if found is None else found
+
+
+def _within(said_P: NDArray[Any], hits_P: NDArray[Any], family_P: NDArray[Any]) -> float:
+    """The mean over families."""
+    return float(np.nanmean([_of(said_P[family_P == one], hits_P[family_P == one]) for one in np.unique(family_P)]))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["table", figure, *folders] if folders:
+            table(Path(figure), [Path(folder) for folder in folders])
+        case ["predict", tasks, *names] if names:
+            predict(Path(tasks), names)
+        case _:
+            sys.exit(__doc__)
