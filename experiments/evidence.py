@@ -1,12 +1,14 @@
 """What does each method pay, by its defaults, on tasks of very different prompts? The evidence of `rollalloc advise`.
 
     python experiments/evidence.py run OUT --tasks TASKS [--bench FOLDER]        # resumable
-    python experiments/evidence.py profile OUT --tasks TASKS                     # of each task's model before training
-    python experiments/evidence.py write OUT [--bench FOLDER]                    # lab/advise/evidence.json
+    python experiments/evidence.py profile OUT --tasks TASKS [--only TASK ...]   # of each task's model before training
+    python experiments/evidence.py write OUT [--bench FOLDER ...]                # lab/advise/evidence.json
     python experiments/evidence.py table docs/advise.md                          # its table of tasks left out
 
 Six methods by their defaults in one shape of 64 rollouts, 6e-4, nothing searched for; a run ends at its task's target. A
-cell that a folder of `rollalloc bench --track defaults` holds already is not repeated.
+cell that a folder of `rollalloc bench --track defaults` holds already is not repeated. Rungs of the ladder are of folders of
+`rollalloc bench --tier ladder`, which have seeds, budgets and rates of their own. Tasks without a run in OUT or those
+folders stay in the file as they are.
 
 Tasks that were made for this were fixed before any method was run on them, by one rule: a warm model that begins at 20 to
 55% with a pass@8 of at least 0.7, and a target of start + 0.6 · (pass@8 at the start − start), to two decimals:
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -38,6 +40,7 @@ from rollalloc.lab.bench.compare import compare
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.plan import frozen_in, made_with
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, DEFAULT_RATE, Tuned, made, planned_run, preset_of
+from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.summary import Ended, ended
 from rollalloc.lab.waste.readers import read_log
 from rollalloc.runs.cost import cost_to_target
@@ -46,6 +49,7 @@ from rollalloc.train.description import Run, folder_of
 
 FIRST_SEEDS, MORE_SEEDS = (9200, 9201), (9202, 9203)  # the first of the defaults track
 BENCH_SEEDS = range(9200, 9208)  # all of it
+LADDER_SEEDS = range(9700, 9708)
 PROFILES = range(5)  # seeds
 BUDGETS: Mapping[str, int] = {  # rollouts, after which a run is censored
     "walks/mixed": 10_000,
@@ -70,6 +74,7 @@ CARRIED: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "skills/balanced": {"grpo_n4": (5_406, 8), "reinforce": (1_737, 8), "foresight": (1_622, 8), "raft": (1_923, 8)},
     "skills/graded": {"grpo_n4": (4_000, 6), "reinforce": (2_042, 8), "foresight": (2_371, 8), "raft": (5_000, 0)},
 }
+LADDER = tuple(rung.task for rung in RUNGS.values())  # of folders of the ladder alone
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, parameters
     "reinforce": ("reinforce", {}),
     "raft": ("raft", {}),
@@ -80,6 +85,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, paramete
 }
 LATER = ("grpo_n2",)  # methods that no other is held against
 IN_BENCH = {"grpo_n4": "grpo", "grpo_n2": "shapes.grpo_n2", "grpo_n16": "shapes.grpo_n16"}  # its labels there
+IN_LADDER = {"grpo_n4": "grpo_4", "grpo_n16": "grpo"}  # and on the ladder
 
 
 def batches_of_runs() -> Iterator[list[Run]]:
@@ -96,18 +102,19 @@ def run_of(task: str, method: str, seed: int) -> Run:
     """A method by its defaults, until the task's target or its budget."""
     recipe, changes = METHODS[method]
     setting = Tuned(default(recipe) | changes, DEFAULT_RATE, DEFAULT_OPTIMIZER)
-    return replace(planned_run(task, recipe, seed, tuned=setting), label=method, max_rollouts=BUDGETS[task])
+    planned = planned_run(task, recipe, seed, tuned=setting)
+    return replace(planned, label=method, max_rollouts=BUDGETS.get(task, planned.max_rollouts))
 
 
 def bench_place(folder: Path, run: Run) -> Path:
     """Where the defaults track of a bench has a run."""
-    label = IN_BENCH.get(run.label, run.label)
+    label = (IN_LADDER if run.task in LADDER else IN_BENCH).get(run.label, run.label)
     return folder / "defaults" / run.task.replace("/", "-") / f"{label}-{run.settings.seed}"
 
 
-def profile(out: Path, tasks: Path) -> None:
-    """Sample profiles of every task's model as it is before training; resumable."""
-    for seed, task in product(PROFILES, BUDGETS):
+def profile(out: Path, tasks: Path, only: Sequence[str] = ()) -> None:
+    """Sample profiles of every task's model as it is before training, or of some tasks'; resumable."""
+    for seed, task in product(PROFILES, only or (*BUDGETS, *LADDER)):
         run = made(planned_run(task, "grpo", seed), tasks)
         sample_profile(run, profile_place(out, task, seed), seed=seed)
 
@@ -117,31 +124,35 @@ def profile_place(out: Path, task: str, seed: int) -> Path:
     return out / "profiles" / f"{task.replace('/', '-')}-{seed}"
 
 
-def write(out: Path, bench: Path | None, to: Path) -> None:
-    """Write what profiles say and what was paid."""
-    found: dict[str, Any] = {}
-    for task in BUDGETS:
+def write(out: Path, bench: Sequence[Path], to: Path) -> None:
+    """Write what profiles say and what was paid; what nothing here says anything of stays as it is."""
+    before = json.loads(to.read_text(encoding="utf-8"))
+    found: dict[str, Any] = before["tasks"]
+    written: list[str] = []
+    for task in (*BUDGETS, *LADDER):
         places = [place for seed in PROFILES if (place := profile_place(out, task, seed)).exists()]
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
         if rounded and (over := over_of(task, out, bench)):
             found[task] = {"profiles": rounded, **paid_of(task, over)}
-    origin = {
-        "carried": "dev/LOG.md, 2026-11-23, the defaults track, as one command; plan 60388c55e859, seeds 9200 to 9207",
+            written.append(task)
+    update = {
+        "tasks": written,
         "run": f"experiments/evidence.py; seeds {', '.join(map(str, (*FIRST_SEEDS, *MORE_SEEDS)))}, as many as were over",
-        **({} if bench is None else {"bench": f"the defaults track; plan {frozen_in(bench)[0].digest[:12]}"}),
+        "bench": [frozen_in(each)[0].digest[:12] for each in bench],
         "made_with": json.dumps(made_with()),
         "date": datetime.now(UTC).date().isoformat(),
     }
+    origin = before["origin"] | {"updates": [*before["origin"].get("updates", []), update]}
     to.write_text(json.dumps({"origin": origin, "tasks": found}, indent=1) + "\n", encoding="utf-8")
 
 
-def over_of(task: str, out: Path, bench: Path | None) -> dict[str, list[Ended]]:
-    """Method → its runs that are over; of the bench's beside ours, where both have one, ours."""
+def over_of(task: str, out: Path, bench: Sequence[Path]) -> dict[str, list[Ended]]:
+    """Method → its runs that are over; of a bench's beside ours, where both have one, ours."""
     over: dict[str, list[Ended]] = {}
-    for method, seed in product(METHODS, BENCH_SEEDS):
+    for method, seed in product(METHODS, LADDER_SEEDS if task in LADDER else BENCH_SEEDS):
         run = run_of(task, method, seed)
-        places = (folder_of(run, out), *([] if bench is None else [bench_place(bench, run)]))
+        places = (folder_of(run, out), *(bench_place(each, run) for each in bench))
         place = next((place for place in places if is_over(place)), None)
         one = None if place is None else ended(Run.described_in(place), place, target=run.settings.target)
         if one is not None:
@@ -205,10 +216,10 @@ def is_over(place: Path) -> bool:
     return last is not None and last["kind"] == "end"
 
 
-def carry_out(out: Path, tasks: Path, bench: Path | None) -> None:
+def carry_out(out: Path, tasks: Path, bench: Sequence[Path]) -> None:
     """Carry out what is not there; a run process at a time."""
     for batch in batches_of_runs():
-        wanted = [run for run in batch if bench is None or not is_over(bench_place(bench, run))]
+        wanted = [run for run in batch if not any(is_over(bench_place(each, run)) for each in bench)]
         compare([made(run, tasks) for run in wanted], out, processes=1)
 
 
@@ -217,7 +228,10 @@ def main() -> None:
     parser.add_argument("command", choices=("run", "profile", "write", "table"))
     parser.add_argument("out", type=Path, help="folder of runs and profiles, or the guide")
     parser.add_argument("--tasks", type=Path, default=Path("runs/tasks"), help="in which tasks are made and kept")
-    parser.add_argument("--bench", type=Path, help="folder of a leaderboard whose runs count as well")
+    parser.add_argument("--only", nargs="+", default=[], help="tasks whose profiles are sampled; default: all")
+    parser.add_argument(
+        "--bench", type=Path, action="append", default=[], help="folder of a leaderboard whose runs count; repeatable"
+    )
     parser.add_argument(
         "--to", type=Path, default=Path(str(files(rollalloc.lab.advise))) / FILE, help="what is written"
     )
@@ -225,7 +239,7 @@ def main() -> None:
     if given.command == "run":
         carry_out(given.out, given.tasks, given.bench)
     elif given.command == "profile":
-        profile(given.out, given.tasks)
+        profile(given.out, given.tasks, given.only)
     elif given.command == "write":
         write(given.out, given.bench, given.to)
     else:
