@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,7 @@ def carried_out(given: argparse.Namespace) -> int:
 def _run(plan: Plan, out: Path, base: Any, processes: int, left_s: float | None) -> str | None:
     """Carry out the plan, or what is left of it; says why it did not come to its end."""
     stop = StopRequest()
-    clock = threading.Timer(threading.TIMEOUT_MAX if left_s is None else max(0.0, left_s), _ask, (stop,))
+    clock = threading.Timer(min(threading.TIMEOUT_MAX, max(0.0, inf if left_s is None else left_s)), _ask, (stop,))
     clock.daemon = True
     clock.start()
     try:

@@ -70,6 +70,7 @@ def test_without_evaluations_there_is_no_cost():
         ([0, 1, 1, 2], [0.1, 0.9, 0.9, 0.9], 50),  # and the target is reached at the first point that has them
         ([0, 0, 1, 2], [0.1, 0.1, 0.9, 0.9], 150),
         ([0, 0, 0], [0.9, 0.9, 0.9], None),
+        ([0, 0, 1, 2], [0.1, 0.5, 0.5, 0.6], 100),  # sampled anew, the weights before stood there too
     ],
 )
 def test_weights_do_not_confirm_themselves(versions, accuracy, cost):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 60.0  # between two lines on how it goes, where there is no terminal
 _EXIT_UNFINISHED = 1
+_TIER, _TASKS = "ci", Path("runs/tasks")
 
 
 def bench(
@@ -29,7 +30,7 @@ def bench(
             help="add FOLDER: check the finished runs of a leaderboard that was run elsewhere, and put them into --out.",
         ),
     ] = None,
-    tier: Annotated[str, typer.Option(help="smoke, ci (minutes), full (hours) or ladder (a day).")] = "ci",
+    tier: Annotated[str, typer.Option(help="smoke, ci (minutes), full (hours) or ladder (a day).")] = _TIER,
     tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all).")] = "",
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes of this package, grpo among them (default: the tier's).")
@@ -45,7 +46,7 @@ def bench(
     ] = Path("runs/bench"),
     task_folder: Annotated[
         Path, typer.Option(help="Folder in which built-in tasks are made and kept.", parser=folder)
-    ] = Path("runs/tasks"),
+    ] = _TASKS,
     processes: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run, and for how long; run and write nothing.")
@@ -62,7 +63,8 @@ def bench(
     if what:
         if what[0] != "add" or len(what) != 2:
             raise ValueError(f"expected options, or add FOLDER, got {' '.join(what)!r}")
-        if any((tasks, recipes, recipe, track, processes, plan, table)):
+        others = (tier != _TIER, task_folder != _TASKS, tasks, recipes, recipe, track, processes, plan, table)
+        if any(others):
             raise ValueError("add takes --out and no other option: what is added says itself what it is")
         _add(console, place(what[1]), out)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -61,12 +62,12 @@ def metrics_of(seed: int, kind: str = "end") -> list[dict[str, Any]]:
 
 
 def write_runs(folder: Path, plan: Plan) -> Path:
-    """A leaderboard that was carried out."""
+    """A leaderboard of one track that was carried out."""
     freeze(plan, folder)
-    [task] = plan.tasks
+    [task], [track] = plan.tasks, plan.tracks
     for each in plan.contestants:
-        for at, seed in enumerate(plan.default_seeds):
-            [tuned] = settings_in(plan, "defaults", task, each)
+        for at, seed in enumerate(plan.seeds_of(track, task)):
+            tuned, *_ = settings_in(plan, track, task, each)
             run = Run(
                 source=Source(model="m", prompts=("p",), heldout="h", reward="a:b"),
                 recipe=each.recipe,
@@ -77,12 +78,13 @@ def write_runs(folder: Path, plan: Plan) -> Path:
                     eval_every=32,
                     eval_samples=task.eval_samples,
                     learning_rate=tuned.learning_rate,
+                    **tuned.optimizer,
                 ),
                 max_rollouts=task.budget,
                 label=each.label,
                 task=task.name,
             )
-            place = folder / place_of("defaults", task, each.label, seed)
+            place = folder / place_of(track, task, each.label, seed)
             place.mkdir(parents=True)
             described = run.description() | {"digests": {"p": "0" * 64, "h": "1" * 64, "a.py": "2" * 64}}
             (place / "run.json").write_text(json.dumps(described))
@@ -170,6 +172,11 @@ def written(name: str, text: str) -> Callable[[Path], None]:
     return tamper
 
 
+def relinked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nowhere"))
+
+
 def another_in_the_plan(**changes: Any) -> Callable[[Path], None]:
     [task] = THEIRS.tasks
     return planned(replace(THEIRS, tasks=(replace(task, **changes),)))
@@ -209,14 +216,25 @@ def test_what_matches_stands_beside_our_own_as_what_it_is(out, theirs):
         add(theirs, out)
 
 
+@pytest.mark.parametrize("track", ["matched", "tuned"])
+def test_other_tracks_are_added_too(tmp_path, track):
+    """Their optimizer has no clipping by a running mean, which a description leaves out."""
+    ours = make_plan("smoke", tracks=[track])
+    out = write_runs(tmp_path / "ours", ours)
+    theirs = replace(ours, tasks=(replace(TASK, name="ladder/theirs"),), made_with=ELSEWHERE)
+    name = add(write_runs(tmp_path / "theirs", theirs), out)
+    assert write_leaderboard(out).added[name].missing == 0
+
+
 def test_the_command_adds_and_takes_nothing_else(out, theirs, capsys):
     bench(what=["add", str(theirs)], out=out)
     assert "is whole and matches its plan: it is now" in " ".join(capsys.readouterr().err.split())
     assert "ladder/theirs" in (out / TABLE).read_text()
     with pytest.raises(ValueError, match="expected options, or add FOLDER, got 'ad x'"):
         bench(what=["ad", "x"], out=out)
-    with pytest.raises(ValueError, match="add takes --out and no other option"):
-        bench(what=["add", "x"], out=out, plan=True)
+    for other in ({"plan": True}, {"tier": "full"}, {"task_folder": out}):
+        with pytest.raises(ValueError, match="add takes --out and no other option"):
+            bench(what=["add", "x"], out=out, **other)
 
 
 PLANS = {
@@ -258,6 +276,21 @@ PLANS = {
         "does not say on what machine",
     ),
     "a list for a version": (planned(replace(THEIRS, made_with=ELSEWHERE | {"torch": []})), "does not say what it was"),  # pyright: ignore
+    "more than is shown": (
+        planned(replace(THEIRS, made_with=ELSEWHERE | {"notes": "x" * 10_000})),
+        "does not say what it was made with",
+    ),
+    "escapes in a digest": (
+        lambda folder: edited(folder / PLAN, lambda saved: saved | {"digest": "\x1b[2J\u202e"}),
+        "was changed since it was frozen",
+    ),
+    "escapes in a field": (
+        lambda folder: edited(
+            folder / PLAN, lambda saved: saved | {"plan": saved["plan"] | {"tasks": [{"\x1b[2J": 1}]}}
+        ),
+        "is no plan of this version",
+    ),
+    "a link to nowhere": (lambda folder: relinked(folder / PLAN), "it is a link to a file that is not there"),
     "a list": (written(PLAN, "[]"), "is no plan of this version"),
     "cut": (written(PLAN, '{"schema": 2, "plan"'), "is no plan of this version"),
     "deep": (written(PLAN, "[" * 100_000), "is none that rollalloc wrote .RecursionError"),
@@ -271,6 +304,7 @@ RUNS = {
     "another seed in its place": (described(lambda run: run["settings"].update(seed=7)), "its seed is 7, and the plan"),
     "a run twice": (copied, "its curve is that of defaults/ladder-theirs/grpo-1, to the second"),
     "another recipe": (described(lambda run: run.update(recipe="raft")), "its recipe is 'raft'"),
+    "no clipping": (described(lambda run: run["settings"].update(adaptive_clip=None)), "none that the plan allows"),
     "a shortened budget": (described(lambda run: run.update(max_rollouts=64)), "its budget is 64, and the plan has 128"),
     "another rate": (described(lambda run: run["settings"].update(learning_rate=1.0)), "none that the plan allows"),
     "other parameters": (described(lambda run: run["parameters"].update(n=8)), "none that the plan allows"),
@@ -313,6 +347,13 @@ RUNS = {
         written(DIVERGED, json.dumps({FIRST: "it did"})),
         "its last line is not 'failed'",
     ),
+    "a list of those that diverged": (written(DIVERGED, "[]"), "does not say which runs diverged"),
+    "a cut list of those that diverged": (written(DIVERGED, '{"a'), "does not say which runs diverged"),
+    "a deep list of those that diverged": (written(DIVERGED, "[" * 100_000), "does not say which runs diverged"),
+    "other bytes for those that diverged": (
+        lambda folder: (folder / DIVERGED).write_bytes(b"\xff"),
+        "does not say which runs diverged",
+    ),
 }  # fmt: skip
 
 
@@ -321,7 +362,7 @@ def test_what_was_tampered_with_is_refused_and_nothing_is_changed(out, theirs, k
     tamper, said = (PLANS | RUNS)[kind]
     tamper(theirs)
     before, mine = contents(out), contents(theirs)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises((ValueError, OSError), match=said) as caught:
         add(theirs, out)
     assert str(theirs) in str(caught.value)
     assert not {"\x1b", "\u202e"} & set(str(caught.value))
@@ -418,10 +459,25 @@ def test_one_that_is_killed_leaves_the_folder_as_it_was(out, theirs, monkeypatch
     assert not (out / HIDDEN / "adding").exists()
 
 
+def test_a_full_disk_leaves_the_folder_as_it_was(out, theirs, monkeypatch):
+    before = contents(out)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(adding, "sync", full)
+    with pytest.raises(OSError, match="No space left"):
+        add(theirs, out)
+    assert contents(out) == before
+    assert not (out / HIDDEN / "adding").exists()
+
+
 def test_what_others_wrote_is_shown_and_acts_on_nothing(out, tmp_path):
     hostile = "<script>alert(1)</script>|`x`\x1b[2J\u202e"
-    plan = replace(THEIRS, made_with=dict.fromkeys(ELSEWHERE, hostile))
-    add(write_runs(tmp_path / "theirs", plan), out)
+    plan = replace(THEIRS, made_with=dict.fromkeys([*ELSEWHERE, hostile], hostile))
+    theirs = write_runs(tmp_path / "theirs", plan)
+    edited(theirs / PLAN, lambda saved: saved | {"date": 100 * hostile})
+    add(theirs, out)
     write_leaderboard(out)
     for name in (PAGE, TABLE):
         text = (out / name).read_text()

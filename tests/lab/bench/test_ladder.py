@@ -187,13 +187,27 @@ def test_a_rung_is_what_its_file_says(tmp_path):
         (('hub = "some/model"', "layers = 3"), "model: hidden and layers go together"),
         (('hub = "some/model"', 'hub = "a"\npretrained = "smollm2"'), "model: expected either"),
         (('hub = "some/model"', "hidden = 64\nlayers = 3"), "warm_up: a model from scratch needs one"),
-        (('name = "mine"', 'name = "my rung"'), "name: expected lower-case"),
+        (('name = "mine"', 'name = "my rung"'), "name: expected at most 60 lower-case"),
+        (('name = "mine"', 'name = "a..b"'), "no '..', got 'a..b'"),
+        (('name = "mine"', f'name = "{"a" * 61}"'), "name: expected at most 60"),
+        (("seeds = 5", "seeds = 1001"), "run: expected at most 1,000 seeds, got 1,001"),
+        (("learning_rate = 1", "learning_rate = inf"), "run.learning_rate must be finite and at most"),
+        (("learning_rate = 1", f"learning_rate = 1{'0' * 400}"), "mine.toml .*run.learning_rate must be finite"),
+        (("eval_every = 100", f"eval_every = 0x{'f' * 9000}"), "run.eval_every must be finite"),
+        (("seeds = 5", 'seeds = 5\n"\\u001b[2J" = 3'), "unknown run.␛.2J"),
+        (("seeds = 5", "seeds = " + "[" * 20_000), "mine.toml describes no rung of the ladder: max"),
         (("[run]", "[run"), "describes no rung of the ladder"),
     ],
 )
 def test_a_file_that_is_no_rung_says_where(tmp_path, change, said):
     (tmp_path / "mine.toml").write_text(FILE.replace(*change))
     with pytest.raises(ValueError, match=said):
+        read_rung(tmp_path / "mine.toml")
+
+
+def test_a_file_of_other_bytes_is_named(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(FILE.encode("utf-16"))
+    with pytest.raises(ValueError, match=r"mine.toml describes no rung of the ladder"):
         read_rung(tmp_path / "mine.toml")
 
 

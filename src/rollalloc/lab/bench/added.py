@@ -28,7 +28,7 @@ from rollalloc.lab.bench.leaderboard import said_to_diverge, settings_in
 from rollalloc.lab.bench.plan import DIVERGED, KIND, PLAN, Plan, TaskPlan, frozen_in, place_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.lab.bench.tiers import TRACKS
-from rollalloc.runs.files import open_regular
+from rollalloc.runs.files import open_regular, why
 from rollalloc.runs.reader import read_metrics
 from rollalloc.runs.recorded import Line
 from rollalloc.runs.whole import refuse_unfinished
@@ -43,6 +43,8 @@ _MOST = 10_000  # final runs
 _SAID = ("rollalloc", "torch")  # what a plan must say that it was made with, besides the machine
 _MACHINE = ("device", "processor")
 _CHUNK = 1 << 20
+_LONGEST = 8000  # letters of what a plan was made with, which the page shows
+_ODD = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)  # what is none that rollalloc wrote
 _SHOWN = 300  # letters of what others wrote, in an error
 
 
@@ -119,7 +121,7 @@ def _plan_of(folder: Path, ours: Plan) -> Plan:
     try:
         theirs, _ = frozen_in(folder)
         wrong = next(chain(_odd(theirs), _unlike(theirs, ours)), None)
-    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+    except _ODD as error:
         wrong, theirs = f"is none that rollalloc wrote ({type(error).__name__}: {error})", ours
     if wrong is not None:
         raise ValueError(f"{folder} cannot be added: its {PLAN} {one_line(wrong, _SHOWN)}")
@@ -147,8 +149,9 @@ def _odd(plan: Plan) -> Iterator[str]:
             if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int for seed in seeds):
                 yield f"has the seeds {list(seeds)} for {task.name}, {track}: expected whole numbers, each once"
     said = plan.made_with
-    if not all(isinstance(value, str) for value in said.values()) or not {*_SAID} <= said.keys():
-        yield f"does not say what it was made with: expected {', '.join(_SAID)} and a machine"
+    texts = all(isinstance(value, str) for value in said.values()) and len(json.dumps(said)) <= _LONGEST
+    if not texts or not {*_SAID} <= said.keys():
+        yield f"does not say what it was made with: expected {', '.join(_SAID)} and a machine, in short"
     elif machine_of(plan) == "":
         yield f"does not say on what machine: expected {' or '.join(_MACHINE)} in made_with"
 
@@ -263,7 +266,7 @@ def _refuse(finals: Sequence[_Final], plan: Plan, folder: Path, known: Mapping[s
                 raise ValueError(f"{DIVERGED} says that it diverged, and it does not")
             if (twice := curves.setdefault(_curve(lines), final.name)) != final.name:
                 raise ValueError(f"its curve is that of {twice}, to the second: one run under two seeds or names")
-        except (ValueError, OSError, RecursionError, TypeError, AttributeError) as error:
+        except (ValueError, OSError, *_ODD) as error:
             said = one_line(f"{error}" if type(error) is ValueError else f"{type(error).__name__}: {error}", 2 * _SHOWN)
             raise ValueError(
                 f"{folder} cannot be added: {final.name}: {said}; run it again with the command that it was begun with"
@@ -287,7 +290,8 @@ def _described(final: _Final, plan: Plan, place: Path) -> tuple[dict[str, Any], 
     described = run.description()
     settings = described["settings"]
     del settings["seed"]
-    made = {name: settings.pop(name) for name in ("learning_rate", "betas", "adaptive_clip")}
+    # A description leaves out a setting that is as it was before there was one, as `adaptive_clip`.
+    made = {name: settings.pop(name, None) for name in ("learning_rate", "betas", "adaptive_clip")}
     made["parameters"] = described["parameters"]
     allowed = [
         {"learning_rate": one.learning_rate, **one.optimizer, "parameters": one.parameters}
@@ -360,6 +364,10 @@ def _refuse_large(path: Path) -> None:
     Raises:
         ValueError, OSError: says so.
     """
-    with open_regular(path) as file:
-        if (size := fstat(file.fileno()).st_size) > _LARGEST[path.name]:
-            raise ValueError(f"{path.name} has {size:,} bytes, expected at most {_LARGEST[path.name]:,}")
+    try:
+        with open_regular(path) as file:
+            size = fstat(file.fileno()).st_size
+    except OSError as error:
+        raise OSError(f"{path} cannot be read: {why(error)}") from None
+    if size > _LARGEST[path.name]:
+        raise ValueError(f"{path} has {size:,} bytes, expected at most {_LARGEST[path.name]:,}")

@@ -106,7 +106,10 @@ def said_to_diverge(path: Path) -> dict[str, str]:
     """As `diverged_in`, of the file, whoever wrote it; none where there is no file."""
     if not path.exists():
         return {}
-    found = json.loads(read_text(path))
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError):  # of UTF-8 and JSON
+        found = None
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
     return {str(name): str(why) for name, why in found.items()}

@@ -19,6 +19,7 @@ from rollalloc.core.packing import differences
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
+from rollalloc.files.text import one_line
 from rollalloc.lab.bench.contestants import BASELINE, Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung, tuned_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS, LadderRung
@@ -351,11 +352,13 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         saved = json.loads(read_text(path))
         if saved["schema"] != _SCHEMA:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
-        plan, digest, date = _revived(saved["plan"]), saved["digest"], str(saved["date"])
+        plan, digest, date = _revived(saved["plan"]), str(saved["digest"]), one_line(str(saved["date"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no plan of this version of rollalloc ({type(error).__name__}: {error})") from None
+        said = one_line(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{path} is no plan of this version of rollalloc ({said})") from None
     if plan.digest != digest:
-        raise ValueError(f"{path} was changed since it was frozen: its digest is {plan.digest}, and it says {digest}")
+        said = one_line(digest, 80)
+        raise ValueError(f"{path} was changed since it was frozen: its digest is {plan.digest}, and it says {said}")
     return plan, date
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -17,13 +18,17 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rollalloc.files.opening import read_text
+from rollalloc.files.text import one_line
 from rollalloc.models.dtypes import Precision, SamplingDtype
 from rollalloc.models.pretrained import MODELS
 
 __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
 
 PREFIX = "ladder/"  # of the tasks
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")  # no longer than runs that are added may have it
+_MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
+_MOST_SEEDS = 1000
+_SHOWN = 1000  # letters of an error
 
 
 def _check_dtype(where: str, kind: Any, given: str) -> None:
@@ -150,6 +155,8 @@ class Budgeted:
         least = min(self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
         if least < 1 or not self.learning_rate > 0 or not 0 < self.target <= 1:
             raise ValueError("run: expected counts of at least 1, a learning_rate above 0 and a target in (0, 1]")
+        if self.seeds > _MOST_SEEDS:
+            raise ValueError(f"run: expected at most {_MOST_SEEDS:,} seeds, got {self.seeds:,}")
         if self.rollouts_per_second is not None and not self.rollouts_per_second > 0:
             raise ValueError(f"run: rollouts_per_second must be above 0, got {self.rollouts_per_second}")
 
@@ -178,7 +185,9 @@ class LadderRung:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name: expected lower-case letters, digits, '.', '_' and '-', got {self.name!r}")
+            raise ValueError(
+                f"name: expected at most 60 lower-case letters, digits, '.', '_' and '-', no '..', got {self.name!r}"
+            )
         if self.parameters < 1:
             raise ValueError(f"parameters must be at least 1, got {self.parameters}")
         if self.warm_up is None and self.model.hidden is not None:
@@ -206,14 +215,14 @@ def read_rung(path: Path) -> LadderRung:
         OSError: it cannot be read.
         ValueError: names the file and what in it is missing, unknown, of another kind or out of its range.
     """
-    return _rung(str(path), read_text(path))
+    return _rung(str(path), lambda: read_text(path))
 
 
-def _rung(place: str, text: str) -> LadderRung:
+def _rung(place: str, text: Callable[[], str]) -> LadderRung:
     try:
-        return _filled(LadderRung, tomllib.loads(text), "")
-    except ValueError as error:  # of TOML as well
-        raise ValueError(f"{place} describes no rung of the ladder: {error}") from None
+        return _filled(LadderRung, tomllib.loads(text()), "")
+    except (ValueError, RecursionError) as error:  # of UTF-8 and TOML as well
+        raise ValueError(f"{place} describes no rung of the ladder: {one_line(str(error), _SHOWN)}") from None
 
 
 def _filled(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
@@ -240,17 +249,17 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise ValueError(f"{where} must be a list of texts, got {value!r}")
         return tuple(value)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:
+    if type(value) is not wanted and (wanted, type(value)) != (float, int):
         raise ValueError(f"{where} must be of {wanted.__name__}, got {value!r}")
-    return value
+    if wanted in (int, float) and not -_MOST <= value <= _MOST:  # NaN is not between any two
+        raise ValueError(f"{where} must be finite and at most {_MOST:,}")
+    return wanted(value)
 
 
 def _own() -> dict[str, LadderRung]:
     """The rungs of this package, the small ones first."""
     folder = files("rollalloc.lab.bench") / "ladder"
-    every = [_rung(each.name, each.read_text(encoding="utf-8")) for each in folder.iterdir()]
+    every = [_rung(each.name, partial(each.read_text, encoding="utf-8")) for each in folder.iterdir()]
     return {each.name: each for each in sorted(every, key=lambda one: one.parameters)}
 
 
