@@ -64,7 +64,7 @@ class Claims:
             names = saved["claims"] if saved["schema"] == _SCHEMA else None
             if not isinstance(names, list) or not all(map(_is_inside, names)):
                 raise ValueError(f"expected schema {_SCHEMA} and paths in the folder")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{self._manifest} is not a manifest of rollalloc ({error}); what is in the folder cannot be told from "
                 "files of your own: give another folder"

@@ -27,6 +27,7 @@ from rollalloc.lab.bench.leaderboard import settings_in
 from rollalloc.lab.bench.plan import DIVERGED, KIND, PAGE, PLAN, TABLE, Plan, freeze, make_plan, place_of
 from rollalloc.lab.report.leaderboard import write_leaderboard
 from rollalloc.runs.files import digest_of
+from rollalloc.runs.whole import refuse_unfinished
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
@@ -249,6 +250,10 @@ PLANS = {
         ),
         "has another method under the label grpo: grpo.defaults",
     ),
+    "another file of a method": (
+        planned(replace(THEIRS, contestants=(replace(OURS.contestants[0], contents="ab"), OURS.contestants[1]))),
+        "has another method under the label grpo: grpo.contents",
+    ),
     "a method that is not compared": (
         planned(replace(THEIRS, contestants=(*OURS.contestants, replace(OURS.contestants[1], label="mine")))),
         "has the method mine, which is none of grpo, reinforce",
@@ -266,6 +271,10 @@ PLANS = {
         r"has the seeds \[1, 2, 3\] for sort, expected",
     ),
     "a seed twice": (planned(replace(THEIRS, default_seeds=(1, 2, 2))), r"has the seeds \[1, 2, 2\].*each once"),
+    "more than anybody runs": (
+        planned(replace(THEIRS, default_seeds=tuple(range(2000, 10**4)))),
+        "has [0-9,]+ final runs a track",
+    ),
     "a way out": (another_in_the_plan(name="../../x"), "which no folder may have"),
     "escapes": (another_in_the_plan(name="x\x1b[2J"), "has the name 'x.x1b.2J'"),
     "a budget that is none": (another_in_the_plan(budget=0), "that is no number above 0"),
@@ -303,6 +312,18 @@ RUNS = {
     "a seed left out": (lambda folder: shutil.rmtree(folder / FIRST), "1 of its 6 final runs are missing, as .*grpo-1"),
     "another seed in its place": (described(lambda run: run["settings"].update(seed=7)), "its seed is 7, and the plan"),
     "a run twice": (copied, "its curve is that of defaults/ladder-theirs/grpo-1, to the second"),
+    "true for a seed": (described(lambda run: run["settings"].update(seed=True)), "seed must be a whole number"),
+    "other samples of its evaluations": (
+        described(lambda run: run["settings"].update(eval_samples=7)),
+        "its target or the samples",
+    ),
+    "no end of its last line": (
+        lambda folder: os.truncate(path := folder / FIRST / "metrics.jsonl", path.stat().st_size - 1),
+        "its last line is not 'end'",
+    ),
+    "an evaluation after the last": (rearranged(lambda all: [*all[:-1], *all[-2:]]), "and the final weights last"),
+    "fewer tokens at its end": (changed("tokens_paid", 0), "tokens_paid falls from"),
+    "fewer seconds at an evaluation": (changed("seconds", 0.0, 3), "seconds falls|the batch before"),
     "another recipe": (described(lambda run: run.update(recipe="raft")), "its recipe is 'raft'"),
     "no clipping": (described(lambda run: run["settings"].update(adaptive_clip=None)), "none that the plan allows"),
     "a shortened budget": (described(lambda run: run.update(max_rollouts=64)), "its budget is 64, and the plan has 128"),
@@ -411,6 +432,64 @@ def test_a_run_that_diverged_is_a_result(out, theirs):
     assert json.loads((out / name / DIVERGED).read_text()) == {FIRST: "it did"}
     cells = {cell.label: cell for part in board_of(out).added[name].parts for cell in part.cells}
     assert (cells["grpo"].runs, cells["grpo"].diverged) == (3, 1)
+
+
+def test_a_run_that_failed_for_another_reason_did_not_diverge(out, theirs):
+    lines = metrics_of(3, "failed")
+    lines[-1]["why"] = "OSError: the disk is full"
+    (theirs / FIRST / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal(theirs / FIRST)
+    (theirs / DIVERGED).write_text(json.dumps({FIRST: "it did"}))
+    with pytest.raises(ValueError, match=r"grpo-1: diverged\.json says that it diverged, and it does not"):
+        add(theirs, out)
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [(127, "paid 128 rollouts of a budget of 127"), (193, "ended after 128 rollouts of 193, and")]
+)
+def test_a_run_pays_its_budget_and_no_more(theirs, budget, said):
+    with pytest.raises(ValueError, match=said):
+        refuse_unfinished(theirs / FIRST, budget=budget, every=32)
+
+
+def test_what_changes_while_it_is_copied_is_refused(out, theirs, monkeypatch):
+    before, copy = contents(out), adding._copy_file
+
+    def other(path: Path, to: Path) -> None:
+        copy(path, to)
+        if to.name == "metrics.jsonl":
+            to.write_text(to.read_text().replace('"seconds": 6.4', '"seconds": 6.3', 1) + "\n")
+
+    monkeypatch.setattr(adding, "_copy_file", other)
+    with pytest.raises(ValueError, match="adding cannot be added"):
+        add(theirs, out)
+    assert contents(out) == before
+    assert not (out / HIDDEN / "adding").exists()
+
+
+def test_another_search_or_a_setting_a_seed_is_another_method(tmp_path):
+    ours = make_plan("smoke", tracks=["tuned"])
+    out = write_runs(tmp_path / "ours", ours)
+    plan = replace(ours, tasks=(replace(TASK, name="ladder/theirs"),), made_with=ELSEWHERE)
+    first, *others = plan.search
+    searched = write_runs(tmp_path / "searched", replace(plan, search=(replace(first, settings=99), *others)))
+    with pytest.raises(ValueError, match="has another search, so that its settings had another chance"):
+        add(searched, out)
+    theirs = write_runs(tmp_path / "theirs", plan)
+    [task], (each, *_) = plan.tasks, plan.contestants
+    other = settings_in(plan, "tuned", task, each)[-1]
+    change = {"parameters": dict(other.parameters)}, {"learning_rate": other.learning_rate}
+    place = place_of("tuned", task, each.label, plan.seeds_of("tuned", task)[-1])
+    described(lambda run: [run.update(change[0]), run["settings"].update(change[1])], place)(theirs)
+    with pytest.raises(ValueError, match="its setting is another than that of its method's other seeds"):
+        add(theirs, out)
+
+
+def test_a_run_that_was_added_is_not_added_again_under_another_plan(out, theirs, tmp_path):
+    add(theirs, out)
+    again = write_runs(tmp_path / "again", replace(THEIRS, made_with=ELSEWHERE | {"notes": "again"}))
+    with pytest.raises(ValueError, match=r"its curve is that of .*added-.*grpo-1, to the second"):
+        add(again, out)
 
 
 def test_a_run_of_ours_under_another_name_is_not_added(out, tmp_path):

@@ -39,7 +39,7 @@ _STAGED = f"{HIDDEN}/adding"
 _NAME = re.compile(r"\w[\w.+@/-]{0,99}")  # of a task or a label: it becomes a part of a path
 _DIGEST = re.compile("[0-9a-f]{64}")
 _LARGEST: Mapping[str, int] = {PLAN: 8 << 20, DIVERGED: 8 << 20, DESCRIPTION: 8 << 20, METRICS: 256 << 20}  # bytes
-_MOST = 10_000  # final runs
+_MOST = 10_000  # final runs of a track
 _SAID = ("rollalloc", "torch")  # what a plan must say that it was made with, besides the machine
 _MACHINE = ("device", "processor")
 _CHUNK = 1 << 20
@@ -130,6 +130,9 @@ def _plan_of(folder: Path, ours: Plan) -> Plan:
 
 def _odd(plan: Plan) -> Iterator[str]:
     """What a plan says that none can; somebody else wrote it."""
+    most = len(plan.tasks) * len(plan.contestants) * len({*plan.seeds, *plan.default_seeds})
+    if most > _MOST:  # before anything is done for each
+        yield f"has {most:,} final runs a track, expected at most {_MOST:,}"
     named = [*(task.name for task in plan.tasks), *(each.label for each in plan.contestants)]
     for name in named:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
@@ -208,14 +211,11 @@ def _finals(plan: Plan, folder: Path) -> list[_Final]:
     """The final runs of a plan.
 
     Raises:
-        ValueError: they are too many, or the folder holds others.
+        ValueError: the folder holds others, or what it says of them is damaged.
     """
     if lexists(folder / DIVERGED):
         _refuse_large(folder / DIVERGED)
     lost = said_to_diverge(folder / DIVERGED)
-    count = len(plan.contestants) * sum(len(plan.seeds_of(track, task)) for track in plan.tracks for task in plan.tasks)
-    if count > _MOST:
-        raise ValueError(f"{folder} cannot be added: its plan has {count:,} final runs, expected at most {_MOST:,}")
     finals: list[_Final] = []
     for track in plan.tracks:
         for task in plan.tasks:
