@@ -139,6 +139,11 @@ class RecordedRun:
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 
+def unshown(run: RecordedRun, error: Exception) -> RecordedRun:
+    """What is shown in the place of a run that cannot be, whatever its files hold: the others keep theirs."""
+    return RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
+
+
 def compares(batch: Mapping[str, Any]) -> bool:
     """Whether a batch's line has rows that were compared within their group, not each with a prediction or a mean."""
     return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)

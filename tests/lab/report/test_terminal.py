@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,20 @@ def test_of_several_runs_each_is_a_line(write_run):
     lines = [line for line in shown(runs).splitlines() if "grpo" in line]
     assert [line.split()[1] for line in lines] == ["0", "1", "2"]
     assert all("40%" in line for line in lines)
+
+
+def test_what_cannot_be_read_or_shown_of_a_run_is_said_and_costs_no_other_its_line(write_run):
+    runs = [read_run(write_run("good"))]
+    for name, wrong in (("long", {"seconds": 9e15}), ("free", {"rollouts_paid": 0}), ("damaged", {"accounts": 1})):
+        folder = write_run(name)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(runs[0].last | wrong) + "\n")
+        runs.append(read_run(folder))
+    assert "it cannot be shown: OverflowError" in shown([runs[1]])
+    text = " ".join(shown(runs, 300).split())
+    assert "good 0 6,000" in text
+    assert "free-0 cannot be read in full: it cannot be shown: ZeroDivisionError" in text
+    assert "damaged, seed 0 cannot be read in full: metrics.jsonl:75 expected an object with its kind" in text
 
 
 @pytest.mark.parametrize("labels", [["grpo", "dapo_carry"], ["pilot_commit+pods", "a label of twenty-four c"]])

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from rollalloc.lab.report.page import POLICY, render, sections, title_of
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.reader import Reader
-from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.recorded import RecordedRun, unshown
 
 HOST = "127.0.0.1"
 _NAMES = re.compile(
@@ -90,8 +90,7 @@ def _row(run: RecordedRun) -> Markup:
     try:
         return Markup(render("row.html.j2", run=run))
     except Exception as error:  # whatever a file holds
-        said = RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
-        return Markup(render("row.html.j2", run=said))
+        return Markup(render("row.html.j2", run=unshown(run, error)))
 
 
 class _Report:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,8 +16,10 @@ from rich.text import Text
 
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.report.style import STATES, by_cause, cause, state_of
-from rollalloc.runs.recorded import RecordedRun, remaining, state
+from rollalloc.lab.report.wording import damage
+from rollalloc.runs.recorded import RecordedRun, remaining, state, unshown
 
+_Drawn = TypeVar("_Drawn")
 Row = Mapping[str, str | Text]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -26,8 +29,19 @@ _OPTIONAL = ("wasted most on", "", "left", "taught")  # columns that a narrow te
 
 
 def view(runs: Sequence[RecordedRun]) -> RenderableType:
-    """One run in full, or a line for each of several."""
-    return _run(runs[0]) if len(runs) == 1 else _table(runs)
+    """One run in full, or a line for each of several, and below them what could not be read."""
+    if len(runs) == 1:
+        return _shown(_run, runs[0])[0]
+    rows, found = zip(*(_shown(_line, run) for run in runs), strict=True)
+    return Group(_table(rows), *(Text(each, style="yellow") for each in damage(found)))
+
+
+def _shown(draw: Callable[[RecordedRun], _Drawn], run: RecordedRun) -> tuple[_Drawn, RecordedRun]:
+    """What a run is drawn as, and the run that was drawn: itself, or what stands in its place."""
+    try:
+        return draw(run), run
+    except Exception as error:  # whatever a file holds
+        return draw(stand_in := unshown(run, error)), stand_in
 
 
 def sparkline(values: Sequence[float], width: int = _BAR) -> str:
@@ -123,8 +137,7 @@ def _last_heard(run: RecordedRun) -> str:
     return f"last line {ago} ago" if run.why is None else f"ended {ago} ago"
 
 
-def _table(runs: Sequence[RecordedRun]) -> Fitting:
-    rows = [_line(run) for run in runs]
+def _table(rows: Sequence[Row]) -> Fitting:
     # What no run has is what a narrow terminal does without first.
     empty = [heading for heading in rows[0] if not any(row[heading] for row in rows)]
     return Fitting(rows, prose=_PROSE, optional=(*empty, *_OPTIONAL))
