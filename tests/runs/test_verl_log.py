@@ -47,6 +47,22 @@ def test_what_each_run_had_paid_when_it_reached_the_target(folder):
     assert found["never"].censored  # 0.7 once, and not again
 
 
+def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
+    with (folder / "pods.jsonl").open("a") as file:
+        file.write("\n{\n\x1b[31m\n" + json.dumps({"step": 10**400, "data": {METRIC: 1.0}}) + "\n")
+    result = CliRunner().invoke(app, ["report", str(folder), "--verl", METRIC, "--target", "0.7"], env={"COLUMNS": "300"})
+    assert result.exit_code == 1
+    assert "pods.jsonl: line 6 cannot be read (" in result.output
+    assert "nor can 2 more; left out" in result.output
+    assert "never.jsonl" not in result.output
+    assert "0.30" in result.output
+
+
+def test_a_share_of_nothing_is_no_target(tmp_path):
+    with pytest.raises(ValueError, match="expected a best accuracy above 0 to take a share of, got -0.1"):
+        peak(read_verl(logged(tmp_path / "grpo.jsonl", [-0.1, -0.5]), [METRIC]), 0.9)
+
+
 def test_what_stock_verl_does_not_log_is_not_known_and_its_seconds_are(tmp_path):
     run = read_verl(logged(tmp_path / "stock.jsonl", [0.1, 0.9, 0.9], rollouts=None), [METRIC])
     paid = costs([run], 0.9)["stock"].paid

@@ -95,6 +95,10 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     baseline = baseline_of(runs)
     aim = target if target is not None else peak_of(baseline, peak or 1.0)
     _show_costs(costs(runs, aim), baseline.name, aim)
+    if damaged := [run for run in runs if run.problem]:
+        for run in damaged:
+            say(Console(stderr=True), f"{run.path}: {run.problem}", "yellow")
+        raise typer.Exit(_EXIT_ON_DAMAGE)
 
 
 def _show_costs(found: Mapping[str, Cost], baseline: str, target: float) -> None:

@@ -8,7 +8,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from rollalloc.data.jsonl import read_lines
+from rollalloc.data.jsonl import Unreadable, read_lines
 from rollalloc.files.text import one_line
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.runs.metrics import PREFIX
@@ -25,10 +25,12 @@ class LoggedRun:
     Attributes:
         path: of the log.
         curve: accuracy against rollouts, tokens, seconds of training and steps; NaN where the log does not say.
+        problem: what could not be read, with its line; None: nothing.
     """
 
     path: Path
     curve: Curve
+    problem: str | None = None
 
     @property
     def name(self) -> str:
@@ -46,7 +48,7 @@ def logs_in(folder: Path) -> list[Path]:
 
 
 def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
-    """A run's curve. A last line that is broken off is left out.
+    """A run's curve. A last line that is broken off is left out; what else cannot be read is said in its `problem`.
 
     Args:
         path: of the log.
@@ -59,7 +61,8 @@ def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
     points: list[tuple[float, float, float, float, int, float, None]] = []
     seconds, paid, tokens = 0.0, 0.0, 0.0
     seen: dict[str, None] = {}
-    for step, data in _steps(path):
+    unreadable: list[tuple[int, str]] = []
+    for step, data in _steps(path, unreadable):
         seconds += _number(data, _STEP, 0.0) - _number(data, _SAVING, 0.0)
         trained = _STEP in data
         paid = _number(data, f"{PREFIX}/rollouts_paid", nan if trained else paid)
@@ -71,14 +74,29 @@ def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
     if not points:
         there = f"it has {', '.join([*seen][:6])}" if seen else "it was never validated"
         raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {there}")
-    return LoggedRun(path, Curve(*map(tuple, zip(*points, strict=True))))
+    return LoggedRun(path, Curve(*map(tuple, zip(*points, strict=True))), _problem(unreadable))
 
 
-def _steps(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each step's metrics; a line that is none of verl's is left out."""
-    for _, row in read_lines(path):
-        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("data"), dict):
+def _problem(unreadable: Sequence[tuple[int, str]]) -> str | None:
+    if not unreadable:
+        return None
+    (number, why), more = unreadable[0], len(unreadable) - 1
+    return f"line {number} cannot be read ({why}){f', nor can {more:,} more' if more else ''}; left out"
+
+
+def _steps(path: Path, unreadable: list[tuple[int, str]] | None = None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each step's metrics; a line that is none of verl's is left out, and one that others follow is named in `unreadable`."""
+    torn: list[tuple[int, str]] = []  # as far as is known: a killed run leaves its last line so
+    for number, row in read_lines(path):
+        if unreadable is not None:
+            unreadable += torn
+        torn = [(number, row.why)] if isinstance(row, Unreadable) else []
+        if isinstance(row, dict) and _is_step(row.get("step")) and isinstance(row.get("data"), dict):
             yield row["step"], row["data"]
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _MOST
 
 
 def _number(data: Mapping[str, Any], name: str, otherwise: float) -> float:
@@ -94,8 +112,15 @@ def baseline_of(runs: Sequence[LoggedRun]) -> LoggedRun:
 
 
 def peak(run: LoggedRun, share: float) -> float:
-    """That share of a run's best accuracy: with 0.99 of plain GRPO's, PODS's target (arXiv 2504.13818)."""
-    return share * max(run.curve.accuracy)
+    """That share of a run's best accuracy: with 0.99 of plain GRPO's, PODS's target (arXiv 2504.13818).
+
+    Raises:
+        ValueError: the best is not above 0, so that a share of it is no target.
+    """
+    best = max(run.curve.accuracy)
+    if best <= 0:
+        raise ValueError(f"{run.name}: expected a best accuracy above 0 to take a share of, got {best:g}; say --target")
+    return share * best
 
 
 def costs(runs: Sequence[LoggedRun], target: float) -> dict[str, Cost]:
