@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -131,7 +132,7 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(run_of, tmp_path)
     assert is_finished(run, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "3"])
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", "[" * 100_000])
 def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match="does not describe a run"):
@@ -200,3 +201,24 @@ def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path
         execute(run, tmp_path)
     dropping = replace(run, source=replace(run.source, drop_overlong=True))
     assert execute(dropping, tmp_path).startswith("the budget of ")
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "said"),
+    [
+        ("", {"source": 5}, "Run.source: expected Source, got 5"),
+        ("", {"recipe": None}, "Run.recipe: expected str, got None"),
+        ("", {"max_rollouts": "many"}, "Run.max_rollouts: expected int | None, got 'many'"),
+        ("source", {"prompts": "a.parquet"}, "Source.prompts: expected tuple[str, ...], got 'a.parquet'"),
+        ("source", {"prompts": [1]}, "Source.prompts"),
+        ("source", {"single_answer": "no"}, "Source.single_answer: expected bool, got 'no'"),
+        ("settings", {"seed": True}, "Settings.seed: expected int, got True"),
+        ("settings", {"sampling": []}, "Settings.sampling"),
+    ],
+)
+def test_a_description_with_a_value_of_another_type_is_refused_by_field(run_of, tmp_path, part, wrong, said):
+    described = run_of().description()
+    (described[part] if part else described).update(wrong)
+    (tmp_path / "run.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Run.described_in(tmp_path)

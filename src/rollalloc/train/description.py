@@ -11,7 +11,9 @@ from functools import cache
 from hashlib import file_digest
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from reprlib import repr as short
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.files.names import DESCRIPTION
@@ -170,7 +172,7 @@ class Run:
         try:
             saved = json.loads(read_text(path)) if path.exists() else {}
             return saved, saved.pop("digests", {})  # of the files, which are not the run's
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
 
     @staticmethod
@@ -193,7 +195,11 @@ class Run:
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
-    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples."""
+    """A dataclass from what `asdict` and JSON made of it; in it, lists were tuples.
+
+    Raises:
+        TypeError: a value is not of its field's type, or there is no such field.
+    """
     hints = get_type_hints(kind)
     given: dict[str, Any] = {}
     for name, value in saved.items():
@@ -202,7 +208,25 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
             given[name] = _revived(cast("type[Any]", nested), value)
         else:
             given[name] = tuple(value) if isinstance(value, list) else value
+        if name in hints and not _fits(given[name], hints[name]):
+            expected = hints[name].__name__ if type(hints[name]) is type else hints[name]
+            raise TypeError(f"{kind.__name__}.{name}: expected {expected}, got {short(value)}")
     return kind(**given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, of those that the fields of a run have."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is tuple:
+        kinds = inner[:1] * len(value) if inner[-1] is ... and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, kind or hint)
 
 
 def folder_of(run: Run, folder: Path) -> Path:
