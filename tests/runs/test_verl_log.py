@@ -50,7 +50,9 @@ def test_what_each_run_had_paid_when_it_reached_the_target(folder):
 def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
     with (folder / "pods.jsonl").open("a") as file:
         file.write("\n{\n\x1b[31m\n" + json.dumps({"step": 10**400, "data": {METRIC: 1.0}}) + "\n")
-    result = CliRunner().invoke(app, ["report", str(folder), "--verl", METRIC, "--target", "0.7"], env={"COLUMNS": "300"})
+    result = CliRunner().invoke(
+        app, ["report", str(folder), "--verl", METRIC, "--target", "0.7"], env={"COLUMNS": "300"}
+    )
     assert result.exit_code == 1
     assert "pods.jsonl: line 6 cannot be read (" in result.output
     assert "nor can 2 more; left out" in result.output
@@ -59,7 +61,7 @@ def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
 
 
 def test_a_share_of_nothing_is_no_target(tmp_path):
-    with pytest.raises(ValueError, match="expected a best accuracy above 0 to take a share of, got -0.1"):
+    with pytest.raises(ValueError, match=r"expected a best accuracy above 0 to take a share of, got -0\.1"):
         peak(read_verl(logged(tmp_path / "grpo.jsonl", [-0.1, -0.5]), [METRIC]), 0.9)
 
 

@@ -85,7 +85,7 @@ def _problem(unreadable: Sequence[tuple[int, str]]) -> str | None:
 
 
 def _steps(path: Path, unreadable: list[tuple[int, str]] | None = None) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each step's metrics; a line that is none of verl's is left out, and one that others follow is named in `unreadable`."""
+    """Each step's metrics; a line that is none of verl's is left out, one that cannot be read and is not the last named."""
     torn: list[tuple[int, str]] = []  # as far as is known: a killed run leaves its last line so
     for number, row in read_lines(path):
         if unreadable is not None:

@@ -33,6 +33,10 @@ def test_one_of_ours_says_its_recipe(capsys):
         (["data.train_batch_sise=3"], 2, "train_batch_sise"),
         (["--config-name", "none"], 2, "none"),
         (["not an override"], 2, "not an override"),
+        (["a\x1b[31m=3"], 2, "a␛[31m=3"),
+        (["trainer.v1=3"], 1, "refused: AttributeError: 'int' object has no"),
+        (["trainer.v1.rollalloc=7"], 1, "trainer.v1.rollalloc must be a section"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=0"], 1, "ppo_mini_batch_size must be a whole number of at"),
         (["+trainer.v1.rollalloc.n_comit=4"], 1, "n_comit"),
         (["algorithm.filter_groups.enable=True"], 1, "filter_groups"),
         (

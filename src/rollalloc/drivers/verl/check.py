@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.settings import Settings
+from rollalloc.files.text import visible
 
 _REFUSED, _NO_COMMAND = 1, 2
 _PROGRAM = "verl.trainer.main_ppo"
@@ -137,12 +138,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = composed(arguments)
     except ValueError as error:
-        sys.stderr.write(f"not a command of verl's: {error}\n")
+        sys.stderr.write(visible(f"not a command of verl's: {error}\n"))
         return _NO_COMMAND
     try:
         said = described(checked(config))
     except Exception as error:  # verl's validation raises what it likes
-        sys.stderr.write(f"refused: {str(error) or type(error).__name__}\n")
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        sys.stderr.write(visible(f"refused: {said}\n"))
         return _REFUSED
     sys.stdout.write(said + "\n")
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from rollalloc.core.recipe import at_least
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.settings import SECTION, Settings, read_settings
 
@@ -26,8 +27,12 @@ def configure(config: Any) -> Settings:
     Raises:
         ValueError: a wrong key or value of ours, or one of verl's that cannot go with them; names what to do.
     """
-    section = OmegaConf.to_container(config.trainer.v1.get("rollalloc") or OmegaConf.create({}), resolve=True)
-    rollout = config.actor_rollout_ref.rollout
+    given = config.trainer.v1.get("rollalloc") or OmegaConf.create({})
+    if not OmegaConf.is_dict(given):
+        raise ValueError(f"{SECTION} must be a section, as +{SECTION}.recipe=dapo makes it, got {given!r}")
+    section = OmegaConf.to_container(given, resolve=True)
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
     mode = verls_mode(config.trainer.v1.trainer_mode)
     overlap = None if mode == "sync" else _overlap(config.trainer.v1, mode)
     sizes = config.data.train_batch_size, rollout.n
