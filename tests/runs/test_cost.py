@@ -43,12 +43,6 @@ def test_what_it_cost_to_reach_the_target(accuracy, target, cost):
     assert 100 * (found.at - 1) < cost <= 100 * found.at  # the grid is of 100 rollouts
 
 
-def test_weights_that_were_evaluated_twice_and_were_there_at_once_cost_what_the_next_did():
-    found = cost_to_target(curve([0.1, 0.9, 0.9, 0.9], versions=[1, 1, 2, 3]), 0.9)
-    assert found is not None
-    assert (found.at, found.paid["rollouts"]) == (2, 200)
-
-
 @pytest.mark.parametrize(
     ("accuracy", "paid"),
     [

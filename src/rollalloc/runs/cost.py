@@ -102,7 +102,7 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     at = _reached(curve, target)
     last = len(curve.accuracy) - 1 if at is None else at
     share = 1.0
-    if at and curve.accuracy[at - 1] < target:  # weights that were evaluated twice may have been there already
+    if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
         # Sampled anew, the weights before may have stood there once: no further back than that.
         share = (target - before) / (after - before) if before < target else 0.0
