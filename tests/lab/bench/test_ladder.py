@@ -175,6 +175,8 @@ def test_a_rung_is_what_its_file_says(tmp_path):
     )
     (tmp_path / "mine.toml").write_text(FILE.replace("seeds = 5", "seeds = 6"))
     assert read_rung(tmp_path / "mine.toml").digest != rung.digest
+    faster = replace(rung, about="in other words", run=replace(rung.run, rollouts_per_second=3.0))
+    assert faster.digest == rung.digest  # neither decides a run
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,10 @@ class LadderRung:
 
     @property
     def digest(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of all that it says."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """The first 16 hexadecimal digits of the SHA-256 of all that it says and that decides what is run."""
+        said = asdict(self)
+        del said["about"], said["parameters"], said["run"]["rollouts_per_second"]
+        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_rung(path: Path) -> LadderRung:
