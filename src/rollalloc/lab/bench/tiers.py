@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rollalloc.lab.bench.methods import LADDER_METHODS
-from rollalloc.lab.bench.rungs import RUNGS
+from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.lab.bench.search import Rung, rungs
 
 TRACKS = ("defaults", "matched", "tuned")
@@ -120,7 +120,8 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
     }
 )
 # Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included,
-# between those of plain estimators and of groups, of runs that shared the machine. What was not measured is slow.
+# between those of plain estimators and of groups, of runs that shared the machine. What was not measured is slow; the
+# ladder's rungs say their own.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,
@@ -133,9 +134,10 @@ RATES: Mapping[str, float] = MappingProxyType(
         **{rung.task: rate for rung in RUNGS.values() if (rate := rung.run.rollouts_per_second) is not None},
     }
 )
+_UNMEASURED = min(rate for task, rate in RATES.items() if not task.startswith(PREFIX))
 _START_S = 2.0  # of a run: model, prompts, the last checkpoint
 
 
 def seconds_of(task: str, rollouts: int, runs: int = 1) -> float:
     """Seconds of one process for so many runs on a task, and their rollouts together; an estimate."""
-    return runs * _START_S + rollouts / RATES.get(task, min(RATES.values()))
+    return runs * _START_S + rollouts / RATES.get(task, _UNMEASURED)
