@@ -2,6 +2,7 @@
 
     rollalloc bench --tier ladder --tasks ladder/1m --out runs/ladder-1m         # each rung, in its own folder or in one
     python experiments/scale.py table FIGURE.png runs/ladder-0.15m runs/ladder-1m
+    python experiments/scale.py against reinforce runs/ladder-8m runs/grpo-at-another-rate    # of `rollalloc compare`
     python experiments/scale.py predict TASKS 0.15m 1m                           # TASKS: where the rungs' models are kept
 
 A ratio is at equal accuracy: of each seed the lower of the two runs' last accuracies is taken, and the rollouts that each
@@ -110,6 +111,19 @@ def slope(by_rung: Sequence[tuple[int, Sequence[float]]]) -> tuple[float, float,
     point = float(np.polyfit(at_R, [float(interquartile_mean(each)) for each in values], 1)[0])
     low, high = np.quantile(np.polyfit(at_R, drawn_RB, 1)[0], [0.025, 0.975])
     return point, float(low), float(high)
+
+
+def against(label: str, folder: Path, others: Sequence[Path]) -> None:
+    """What runs of comparisons paid over a method of a rung, seed by seed: the same method at another rate, say."""
+    (rung,) = rungs_in([folder])
+    for file in sorted(file for other in others for file in other.rglob("run.json")):
+        run = Run.described_in(file.parent)
+        if (one := ended(run, file.parent)) is not None:
+            cheap = rung.runs[label].get(run.settings.seed)
+            found = None if cheap is None else ratio(one, cheap)
+            last = f"{one.last['accuracy']:.3f}, pass@8 {one.last['pass_at_k']:.3f}"
+            over = "–" if found is None else f"{found:.2f}"
+            print(f"{run.name} at {run.settings.learning_rate:g}, {run.settings.seed}: {last}; over {label}'s {over}")
 
 
 def said(one: Interval | None, form: str = ".2f") -> str:
@@ -256,6 +270,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["table", figure, *folders] if folders:
             table(Path(figure), [Path(folder) for folder in folders])
+        case ["against", label, folder, *others] if others:
+            against(label, Path(folder), [Path(other) for other in others])
         case ["predict", tasks, *names] if names:
             predict(Path(tasks), names)
         case _:
