@@ -312,7 +312,7 @@ RUNS = {
     "a seed left out": (lambda folder: shutil.rmtree(folder / FIRST), "1 of its 6 final runs are missing, as .*grpo-1"),
     "another seed in its place": (described(lambda run: run["settings"].update(seed=7)), "its seed is 7, and the plan"),
     "a run twice": (copied, "its curve is that of defaults/ladder-theirs/grpo-1, to the second"),
-    "true for a seed": (described(lambda run: run["settings"].update(seed=True)), "seed must be a whole number"),
+    "true for a seed": (described(lambda run: run["settings"].update(seed=True)), r"Settings.seed: expected int, got True"),
     "other samples of its evaluations": (
         described(lambda run: run["settings"].update(eval_samples=7)),
         "its target or the samples",
@@ -361,7 +361,7 @@ RUNS = {
     "weights from the future": (changed("rollouts_paid", 64, 1), "the accounts|are of 64 rollouts"),
     "accounts that do not sum": (changed("accounts", {"trained": 1}, 8), "line 9: the accounts do not sum to the 128"),
     "a cut description": (written(f"{FIRST}/run.json", "{"), "does not describe a run"),
-    "a description that is deep": (written(f"{FIRST}/run.json", "[" * 100_000), "grpo-1: RecursionError"),
+    "a description that is deep": (written(f"{FIRST}/run.json", "[" * 100_000), "does not describe a run"),
     "a list for a description": (written(f"{FIRST}/run.json", "[]"), "does not describe a run"),
     "escapes in a label": (described(lambda run: run.update(label="\x1b[2J\u202e")), "its label is '.x1b.2J"),
     "one that diverged, they say": (
