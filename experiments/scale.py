@@ -5,9 +5,9 @@
     python experiments/scale.py against reinforce runs/ladder-8m runs/grpo-at-another-rate    # of `rollalloc compare`
     python experiments/scale.py predict TASKS 0.15m 1m                           # TASKS: where the rungs' models are kept
 
-A ratio is at equal accuracy: of each seed the lower of the two runs' last accuracies is taken, and the rollouts that each
-paid until it first stood there, interpolated on the grid. So every pair of runs has one, whoever ends higher, and no target
-is chosen; a run that never rises above its start gives none.
+A ratio is at equal accuracy: of each seed the lower of the two runs' accuracies after 1,024 rollouts is taken, or at their
+end, and the rollouts that each paid until it first stood there, interpolated on the grid. So every pair of runs has one,
+whoever ends higher, and no target is chosen; a run that never rises above its start gives none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ PAIRS = (
 )
 DRAWN = PAIRS[:1] + PAIRS[3:]
 PREDICTED, RECORD = 2048, 8  # prompts whose success is predicted; rollouts of a record
+WITHIN = 1_024  # rollouts that the largest rung's runs paid, at which all rungs are compared
 _RESAMPLES = 10_000
 
 
@@ -79,9 +81,9 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
     return sorted(found.values(), key=lambda rung: rung.parameters)
 
 
-def ratio(dear: Ended, cheap: Ended) -> float | None:
-    """The first run's rollouts over the second's, at the lower of their last accuracies; None: one never rose."""
-    level = min(dear.curve.accuracy[-1], cheap.curve.accuracy[-1])
+def ratio(dear: Ended, cheap: Ended, within: float = inf) -> float | None:
+    """The first run's rollouts over the second's, at the lower of their accuracies after so many; None: one never rose."""
+    level = min(float(np.interp(within, run.curve.rollouts, run.curve.accuracy)) for run in (dear, cheap))
     paid = [_paid(run, level) for run in (dear, cheap)]
     return paid[0] / paid[1] if min(paid) > 0 else None
 
@@ -96,10 +98,10 @@ def _paid(run: Ended, level: float) -> float:
     return float(at[first - 1] + share * (at[first] - at[first - 1]))
 
 
-def ratios(rung: OnRung, dear: str, cheap: str) -> list[float]:
+def ratios(rung: OnRung, dear: str, cheap: str, within: float = inf) -> list[float]:
     """Of each seed that both have."""
     one, other = rung.runs.get(dear, {}), rung.runs.get(cheap, {})
-    return [each for seed in sorted(one.keys() & other) if (each := ratio(one[seed], other[seed])) is not None]
+    return [each for seed in sorted(one.keys() & other) if (each := ratio(one[seed], other[seed], within)) is not None]
 
 
 def slope(by_rung: Sequence[tuple[int, Sequence[float]]]) -> tuple[float, float, float]:
@@ -139,18 +141,18 @@ def said(one: Interval | None, form: str = ".2f") -> str:
 def table(figure: Path, folders: Sequence[Path]) -> None:
     """Print all that is known, and draw the ratios."""
     every = rungs_in(folders)
-    print(
-        f"| ratio of rollouts at equal accuracy | {' | '.join(rung.name for rung in every)} | a tenfold of parameters |"
-    )
-    print(f"|---|{'---|' * len(every)}---|")
-    for pair in PAIRS:
-        cells = [(rung, ratios(rung, *pair)) for rung in every]
-        known = [(rung.parameters, values) for rung, values in cells if values]
-        slant = "–"
-        if len(known) > 1:
-            slant = "× {:.2f} [{:.2f}–{:.2f}]".format(*(2**each for each in slope(known)))
-        shown = [said(interval(values)) if values else "–" for _, values in cells]
-        print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} | {slant} |")
+    for within, when in ((WITHIN, f"within {WITHIN:,}"), (inf, "at the end")):
+        print(
+            f"| rollouts at equal accuracy, {when} | {' | '.join(rung.name for rung in every)} | a tenfold of parameters |"
+        )
+        print(f"|---|{'---|' * len(every)}---|")
+        for pair in PAIRS:
+            cells = [(rung.parameters, ratios(rung, *pair, within)) for rung in every]
+            known = [(parameters, values) for parameters, values in cells if values]
+            slant = "× {:.2f} [{:.2f}–{:.2f}]".format(*(2**each for each in slope(known))) if len(known) > 1 else "–"
+            shown = [said(interval(values)) if values else "–" for _, values in cells]
+            print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} | {slant} |")
+        print()
     for rung in every:
         _of_rung(rung)
     draw(every, figure)
@@ -209,7 +211,7 @@ def draw(every: Sequence[OnRung], to: Path) -> None:
     """Ratios against parameters."""
     figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
     for at, (dear, cheap) in enumerate(DRAWN):
-        found = [(rung.parameters, interval(values)) for rung in every if (values := ratios(rung, dear, cheap))]
+        found = [(rung.parameters, interval(values)) for rung in every if (values := ratios(rung, dear, cheap, WITHIN))]
         x = [parameters * 1.06 ** (at - 1) for parameters, _ in found]
         y = [each.point for _, each in found]
         ends = [
@@ -218,7 +220,7 @@ def draw(every: Sequence[OnRung], to: Path) -> None:
         reach = np.abs(np.array(ends).T - np.array(y))
         axes.errorbar(x, y, reach, marker="o", capsize=3, label=f"{dear} / {cheap}")
     axes.axhline(1, color="0.6", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="rollouts at equal accuracy, ratio")
+    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel=f"rollouts at equal accuracy within {WITHIN:,}")
     axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
     axes.minorticks_off()
     axes.legend(frameon=False)
