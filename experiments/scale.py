@@ -27,7 +27,7 @@ from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.lab.advise.predictability import predicted_rates
 from rollalloc.lab.bench.plan import frozen_in, place_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
-from rollalloc.lab.bench.summary import Ended, Interval, ended, interquartile_mean, interval
+from rollalloc.lab.bench.summary import FEWEST, Ended, Interval, ended, interquartile_mean, interval
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
@@ -148,7 +148,7 @@ def table(figure: Path, folders: Sequence[Path]) -> None:
         print(f"|---|{'---|' * len(every)}---|")
         for pair in PAIRS:
             cells = [(rung.parameters, ratios(rung, *pair, within)) for rung in every]
-            known = [(parameters, values) for parameters, values in cells if values]
+            known = [(parameters, values) for parameters, values in cells if len(values) >= FEWEST]
             slant = "× {:.2f} [{:.2f}–{:.2f}]".format(*(2**each for each in slope(known))) if len(known) > 1 else "–"
             shown = [said(interval(values)) if values else "–" for _, values in cells]
             print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} | {slant} |")
