@@ -54,7 +54,7 @@ from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.report.leaderboard import write_leaderboard
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.models.dtypes import Precision, SamplingDtype
+from rollalloc.models.dtypes import SamplingDtype
 from rollalloc.models.features import weights_digest
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy, usable_device
@@ -198,14 +198,11 @@ def rung_of(name: str) -> LadderRung:
     return read_rung(beside.get(name, Path(name)))
 
 
-def base_run(
-    task: TaskPlan, _: Path, *, files: TaskFiles, device: str, dtype: SamplingDtype, precision: Precision
-) -> Run:
+def base_run(task: TaskPlan, _: Path, *, files: TaskFiles, device: str, dtype: SamplingDtype) -> Run:
     """A run on the rung; recipe, seed and setting are replaced."""
     settings = Settings(
         sampling=Sampling(files.max_new_tokens),
         sampling_dtype=dtype,
-        precision=precision,
         eval_every=task.eval_every,
         eval_samples=task.eval_samples,
         checkpoint_minutes=3.0,
@@ -243,8 +240,8 @@ def carried_out(given: argparse.Namespace) -> int:
     files = ladder.prepare(given.tasks / "ladder", rung)
     policy = Policy.load(str(files.model), device=device)
     called = torch.cuda.get_device_name(device) if on_gpu else f"{device}, {torch.get_num_threads()} threads"
-    # Sampling in half precision pays on a GPU; on a CPU where it has instructions for it, which a rung may say.
-    dtype: SamplingDtype = "bfloat16" if on_gpu else rung.run.sampling_dtype
+    # Sampling in half precision pays on a GPU; few CPUs compute in it.
+    dtype: SamplingDtype = "bfloat16" if on_gpu else "float32"
     made = {
         "model": f"{Path(str(files.model)).name}, {policy.model.num_parameters():,} parameters",
         "weights": weights_digest(policy.model),
@@ -259,7 +256,7 @@ def carried_out(given: argparse.Namespace) -> int:
         write_text(given.out / SPEED, json.dumps({"device": called, **speed}, indent=1))
     print(f"model: {made['model']}\n{said(json.loads((given.out / SPEED).read_text()))}", flush=True)
     del policy  # the runs load it themselves
-    base = partial(base_run, files=files, device=device, dtype=dtype, precision=rung.run.precision)
+    base = partial(base_run, files=files, device=device, dtype=dtype)
     processes = given.processes or (1 if on_gpu else os.cpu_count() or 1)
     left = None if given.minutes is None else 60 * given.minutes - (time.monotonic() - started)
     why = _run(plan, given.out, base, processes, left)

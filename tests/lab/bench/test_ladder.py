@@ -207,6 +207,11 @@ def test_a_file_that_is_no_rung_says_where(tmp_path, change, said):
         read_rung(tmp_path / "mine.toml")
 
 
+def test_a_warm_up_computes_in_a_precision_that_there_is():
+    with pytest.raises(ValueError, match="warm_up: precision must be one of auto, fp32, bf16, got 'int8'"):
+        WarmedUp(steps=1, batch=1, learning_rate=1e-3, check_every=1, precision="int8")
+
+
 def test_a_file_of_other_bytes_is_named(tmp_path):
     (tmp_path / "mine.toml").write_bytes(FILE.encode("utf-16"))
     with pytest.raises(ValueError, match=r"mine.toml describes no rung of the ladder"):

@@ -51,7 +51,6 @@ class Preset:
         eval_samples: a held-out prompt, where it has more than one right answer.
         tuned_on: the task whose tuned settings are used.
         rate: learning rate of every recipe, where nobody says or searched for another.
-        settings: of the trainer, that every run on the task has.
     """
 
     target: float | None
@@ -60,16 +59,12 @@ class Preset:
     eval_samples: int = 4
     tuned_on: str = "skills/late"
     rate: float = DEFAULT_RATE
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def preset_of_rung(rung: LadderRung) -> Preset:
     """The preset of a rung's task."""
     run = rung.run
-    computed = {"precision": run.precision, "sampling_dtype": run.sampling_dtype}
-    return Preset(
-        run.target, run.max_rollouts, run.eval_every, run.eval_samples, rate=run.learning_rate, settings=computed
-    )
+    return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, rate=run.learning_rate)
 
 
 POOLED = ("skills", "walks")  # tasks with several pools of prompts, which stand for their pool "late"
@@ -193,7 +188,6 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
         "target": preset.target,
         "eval_every": preset.eval_every,
         "eval_samples": preset.eval_samples,
-        **preset.settings,
     }
     return Run(
         source=_UNMADE,

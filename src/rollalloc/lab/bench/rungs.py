@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rollalloc.files.opening import read_text
 from rollalloc.files.text import one_line
-from rollalloc.models.dtypes import Precision, SamplingDtype
+from rollalloc.models.dtypes import Precision
 from rollalloc.models.pretrained import MODELS
 
 __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
@@ -29,11 +29,6 @@ _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")  # no longer than run
 _MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
 _MOST_SEEDS = 1000
 _SHOWN = 1000  # letters of an error
-
-
-def _check_dtype(where: str, kind: Any, given: str) -> None:
-    if given not in get_args(kind):
-        raise ValueError(f"{where} must be one of {', '.join(get_args(kind))}, got {given!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +91,7 @@ class WarmedUp:
         low: share of sampled answers that are right, at least.
         high: at most.
         pass_at_8: the chance that one of eight is right, at least; where it is less, the warm-up goes on.
-        precision: that it computes in, "fp32" or "bf16"; see `Budgeted.precision`.
+        precision: that it computes in; see `rollalloc.train.settings.Settings`.
     """
 
     steps: int
@@ -109,7 +104,10 @@ class WarmedUp:
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        _check_dtype("warm_up: precision", Precision, self.precision)
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"warm_up: precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}"
+            )
         if min(self.steps, self.batch, self.check_every) < 1 or not self.learning_rate > 0:
             raise ValueError("warm_up: expected steps, batch, check_every and learning_rate above 0")
         if not 0 <= self.low < self.high <= 1 or not 0 <= self.pass_at_8 <= 1:
@@ -132,9 +130,6 @@ class Budgeted:
         eval_samples: a held-out prompt, where accuracy is sampled.
         rollouts_per_second: of one core or device, for `--plan`; None: nobody measured it.
         device: e.g. "cpu"; None: a GPU where there is one.
-        precision: of the update, see `rollalloc.train.settings.Settings`; "bf16" halves an update's time where the processor
-            has avx512_bf16 or AMX.
-        sampling_dtype: of the sampler, likewise.
     """
 
     target: float
@@ -146,12 +141,8 @@ class Budgeted:
     eval_samples: int = 4
     rollouts_per_second: float | None = None
     device: str | None = None
-    precision: Precision = "auto"
-    sampling_dtype: SamplingDtype = "float32"
 
     def __post_init__(self) -> None:
-        _check_dtype("run: precision", Precision, self.precision)
-        _check_dtype("run: sampling_dtype", SamplingDtype, self.sampling_dtype)
         least = min(self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
         if least < 1 or not self.learning_rate > 0 or not 0 < self.target <= 1:
             raise ValueError("run: expected counts of at least 1, a learning_rate above 0 and a target in (0, 1]")
