@@ -109,7 +109,7 @@ def run_of(task: str, method: str, seed: int) -> Run:
 def bench_place(folder: Path, run: Run) -> Path:
     """Where the defaults track of a bench has a run."""
     label = (IN_LADDER if run.task in LADDER else IN_BENCH).get(run.label, run.label)
-    return folder / "defaults" / run.task.replace("/", "-") / f"{label}-{run.settings.seed}"
+    return folder_of(replace(run, label=label), folder / "defaults")
 
 
 def profile(out: Path, tasks: Path, only: Sequence[str] = ()) -> None:
@@ -128,17 +128,16 @@ def write(out: Path, bench: Sequence[Path], to: Path) -> None:
     """Write what profiles say and what was paid; what nothing here says anything of stays as it is."""
     before = json.loads(to.read_text(encoding="utf-8"))
     found: dict[str, Any] = before["tasks"]
-    written: list[str] = []
+    written: dict[str, list[int]] = {}
     for task in (*BUDGETS, *LADDER):
         places = [place for seed in PROFILES if (place := profile_place(out, task, seed)).exists()]
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
         if rounded and (over := over_of(task, out, bench)):
             found[task] = {"profiles": rounded, **paid_of(task, over)}
-            written.append(task)
+            written[task] = sorted({one.run.settings.seed for of_method in over.values() for one in of_method})
     update = {
-        "tasks": written,
-        "run": f"experiments/evidence.py; seeds {', '.join(map(str, (*FIRST_SEEDS, *MORE_SEEDS)))}, as many as were over",
+        "seeds": written,
         "bench": [frozen_in(each)[0].digest[:12] for each in bench],
         "made_with": json.dumps(made_with()),
         "date": datetime.now(UTC).date().isoformat(),
