@@ -56,11 +56,9 @@ class PromptStatistics:
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
         self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if laws else None
-        self._laws = [
-            0.0,
-            0.0,
-            0,
-        ]  # means, variances and their number, summed: a decision looks at no prompt but its own
+        # Means, variances and their number, summed: a decision looks at no prompt but its own. Saved, since another order of
+        # the sum would round otherwise.
+        self._laws = [0.0, 0.0, 0]
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 

@@ -103,9 +103,8 @@ class Plan:
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
         described = asdict(self)
-        for task in described[
-            "tasks"
-        ]:  # what came later is left out where it says nothing, so that older plans still hold
+        # What came later is left out where it says nothing, so that older plans still hold.
+        for task in described["tasks"]:
             for name in [name for name in ("default_rate", "seeds", "rung") if task[name] in (None, "")]:
                 del task[name]
         return json.loads(json.dumps(described))
@@ -190,18 +189,8 @@ def make_plan(
             if name not in known:
                 raise ValueError(f"tier {tier} has no {what} {name!r}; there are {', '.join(known)}")
     tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
-    return Plan(
-        tier=tier,
-        tracks=tracks,
-        tasks=tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks),
-        contestants=contestants(recipes, own, sized, tracks),
-        shape={"groups": sized.groups, "n": sized.n},
-        search=sized.search,
-        default_rate=DEFAULT_RATE,
-        seeds=sized.seeds,
-        default_seeds=sized.default_seeds,
-        made_with=made_with(),
-    )
+    chosen = tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks)
+    return _plan(tier, tracks, chosen, contestants(recipes, own, sized, tracks), sized.default_seeds)
 
 
 def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
@@ -216,16 +205,29 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
     """
     sized = TIERS["ladder"]
     first = sized.default_seeds[0]
+    seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds))))
+    task = _planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds, rung.digest)
+    return _plan("ladder", sized.tracks, (task,), contestants(recipes, (), sized, sized.tracks), seeds)
+
+
+def _plan(
+    tier: str,
+    tracks: tuple[str, ...],
+    tasks: tuple[TaskPlan, ...],
+    made: tuple[Contestant, ...],
+    default_seeds: tuple[int, ...],
+) -> Plan:
+    sized = TIERS[tier]
     return Plan(
-        tier="ladder",
-        tracks=sized.tracks,
-        tasks=(_planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds, rung.digest),),
-        contestants=contestants(recipes, (), sized, sized.tracks),
+        tier=tier,
+        tracks=tracks,
+        tasks=tasks,
+        contestants=made,
         shape={"groups": sized.groups, "n": sized.n},
         search=sized.search,
         default_rate=DEFAULT_RATE,
         seeds=sized.seeds,
-        default_seeds=tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds)))),
+        default_seeds=default_seeds,
         made_with=made_with(),
     )
 

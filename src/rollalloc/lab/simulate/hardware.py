@@ -66,16 +66,16 @@ MODELS: Mapping[str, Model] = {
         parameters=parameters,
         layers=layers,
         kv_heads=kv_heads,
-        head_dim=64 if size == "0.5b" else 128,  # hidden_size / num_attention_heads: 896/14, 1536/12, 2048/16, ...
+        head_dim=head_dim,  # hidden_size / num_attention_heads: 896/14, 1536/12, 2048/16, 3584/28, 5120/40, 5120/40
         source=f"model card and config.json of Qwen/Qwen2.5-{size.upper()}; Qwen2.5 Technical Report, arXiv 2412.15115",
     )
-    for size, parameters, layers, kv_heads in (
-        ("0.5b", 0.49e9, 24, 2),
-        ("1.5b", 1.54e9, 28, 2),
-        ("3b", 3.09e9, 36, 2),
-        ("7b", 7.61e9, 28, 4),
-        ("14b", 14.7e9, 48, 8),
-        ("32b", 32.5e9, 64, 8),
+    for size, parameters, layers, kv_heads, head_dim in (
+        ("0.5b", 0.49e9, 24, 2, 64),
+        ("1.5b", 1.54e9, 28, 2, 128),
+        ("3b", 3.09e9, 36, 2, 128),
+        ("7b", 7.61e9, 28, 4, 128),
+        ("14b", 14.7e9, 48, 8, 128),
+        ("32b", 32.5e9, 64, 8, 128),
     )
 }
 
