@@ -54,7 +54,7 @@ from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.report.leaderboard import write_leaderboard
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.models.dtypes import SamplingDtype
+from rollalloc.models.dtypes import Precision, SamplingDtype
 from rollalloc.models.features import weights_digest
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy, usable_device
@@ -198,11 +198,14 @@ def rung_of(name: str) -> LadderRung:
     return read_rung(beside.get(name, Path(name)))
 
 
-def base_run(task: TaskPlan, _: Path, *, files: TaskFiles, device: str, dtype: SamplingDtype) -> Run:
+def base_run(
+    task: TaskPlan, _: Path, *, files: TaskFiles, device: str, dtype: SamplingDtype, precision: Precision
+) -> Run:
     """A run on the rung; recipe, seed and setting are replaced."""
     settings = Settings(
         sampling=Sampling(files.max_new_tokens),
         sampling_dtype=dtype,
+        precision=precision,
         eval_every=task.eval_every,
         eval_samples=task.eval_samples,
         checkpoint_minutes=3.0,
@@ -256,7 +259,7 @@ def carried_out(given: argparse.Namespace) -> int:
         write_text(given.out / SPEED, json.dumps({"device": called, **speed}, indent=1))
     print(f"model: {made['model']}\n{said(json.loads((given.out / SPEED).read_text()))}", flush=True)
     del policy  # the runs load it themselves
-    base = partial(base_run, files=files, device=device, dtype=dtype)
+    base = partial(base_run, files=files, device=device, dtype=dtype, precision=rung.run.precision)
     processes = given.processes or (1 if on_gpu else os.cpu_count() or 1)
     left = None if given.minutes is None else 60 * given.minutes - (time.monotonic() - started)
     why = _run(plan, given.out, base, processes, left)

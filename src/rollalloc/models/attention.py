@@ -1,10 +1,13 @@
-"""Attention of a single new token on CPUs, where PyTorch's fused kernel makes little use of several threads."""
+"""Attention on CPUs by plain matrix products, where PyTorch's fused kernel is slower.
+
+That is for a single new token on several threads, and in bfloat16, whose fused backward pass takes half of an update.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,12 +28,27 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
 
     Any other model, and one thread, where the fused kernel is as fast, are left as they are.
     """
+    with _attending(model) if torch.get_num_threads() > 1 else nullcontext():
+        yield
+
+
+@contextmanager
+def half_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Within, a model that attends by `sdpa` on a CPU under bfloat16's autocast does so by two batched matrix products.
+
+    Any other model is left as it is. Not for layers that are computed again after it was left.
+    """
+    with _attending(model):
+        yield
+
+
+@contextmanager
+def _attending(model: PreTrainedModel) -> Iterator[None]:
     config = model.config
     # A model with an attention of its own brings its own register of implementations.
     register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     if (
-        torch.get_num_threads() == 1
-        or model.device.type != "cpu"
+        model.device.type != "cpu"
         or register is not ALL_ATTENTION_FUNCTIONS
         or config.get_text_config() is not config
         or config._attn_implementation != "sdpa"
@@ -55,7 +73,7 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' `sdpa`; for one query a row it is
+    """Attention as transformers' `sdpa`; for one query a row, or under bfloat16's autocast, it is
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
@@ -63,18 +81,31 @@ def attend(
         module: the layer.
         query_BHTD: T queries for each of H heads.
         key_BKSD: S keys for each of K heads, which H / K queries share; values likewise.
-        attention_mask: (B, 1, T, S), True where attention goes, or added; None: everywhere.
+        attention_mask: (B, 1, T, S), True where attention goes, or added; None: everywhere, or where the layer is causal to
+            what is not later.
         scaling: of the products; None: 1 / √D.
         more: goes to `sdpa`, for what is not computed here.
     """
     batch, heads, queries, size = query_BHTD.shape
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
-    if queries > 1 or not plain or any(more.get(name) is not None for name in _SPECIAL):
+    here = queries == 1 or torch.is_autocast_enabled("cpu")
+    if not here or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):
         return sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, attention_mask, scaling=scaling, **more)
+    if attention_mask is None and queries > 1 and _causal(module, more):
+        keys = key_BKSD.shape[2]
+        attention_mask = query_BHTD.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
     shared = key_BKSD.shape[1]
-    query_BKGD = query_BHTD.reshape(batch, shared, heads // shared, size)
-    scores_BKGS = (query_BKGD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
+    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: the queries of all heads that share their keys
+    scores_BKRS = (query_BKRD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
     if attention_mask is not None:
-        scores_BKGS.masked_fill_(~attention_mask, -torch.inf)
-    out_BKGD = scores_BKGS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
-    return out_BKGD.reshape(batch, 1, heads, size), None
+        # Not by -inf: padding that sees nothing at all would become NaN, and its keys are read, though for nothing.
+        lowest = torch.finfo(scores_BKRS.dtype).min
+        scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
+    out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
+    return out_BKRD.view(batch, heads, queries, size).transpose(1, 2), None
+
+
+def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:
+    """Whether a layer attends to nothing later where no mask says so, as `sdpa` finds out."""
+    said = more.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if said is None else said)

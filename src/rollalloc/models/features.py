@@ -142,7 +142,7 @@ class _Passes:
         # Padding on the right: nothing that is causal looks there, and positions need no telling.
         ids_BT, mask_BT = padded([self.tokens[row] for row in rows_B], self.pad_id, side="right", device=device)
         body: Any = model.get_decoder()  # without the head: no logits are made
-        with computing(device, self.precision):
+        with computing(model, self.precision):
             output = body(input_ids=ids_BT, attention_mask=mask_BT.long(), use_cache=False, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
         if not states or any(state.shape != (*ids_BT.shape, states[0].shape[-1]) for state in states):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from errno import ENOENT
 from functools import partial
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.prompts import known_tokens
 from rollalloc.models.adapter import Adapter, plain_weights
+from rollalloc.models.attention import half_attention
 from rollalloc.models.caching import why_not
 from rollalloc.models.dtypes import Precision
 from rollalloc.models.lora import Lora
@@ -151,12 +152,17 @@ def usable_device(name: str | None) -> str:
     return name
 
 
-def computing(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+@contextmanager
+def computing(model: PreTrainedModel, precision: Precision, *, again: bool = False) -> Iterator[None]:
     """A context in which a model computes in that precision; its weights and their gradients stay in float32.
 
-    Leave it before the weights change: PyTorch's autocast keeps their casts.
+    Leave it before the weights change: PyTorch's autocast keeps their casts. `again`: the backward pass computes the
+    model's layers again, as gradient checkpointing does.
     """
-    return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device, precision))
+    device, half = model.device, in_bf16(model.device, precision)
+    attention = half_attention(model) if half and not again else nullcontext()
+    with attention, torch.autocast(device.type, torch.bfloat16, enabled=half):
+        yield
 
 
 def in_bf16(device: torch.device, precision: Precision) -> bool:

@@ -14,8 +14,9 @@ from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.sampler import Generation, Request, generate
 from rollalloc.generate.sampling import Sampling
+from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import exact_answers
-from rollalloc.models.policy import Policy
+from rollalloc.models.policy import Policy, computing
 from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
@@ -82,7 +83,14 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy, heldout: HeldOut, score: Score, *, sampling: Sampling, samples: int, seed: int
+    policy: Policy,
+    heldout: HeldOut,
+    score: Score,
+    *,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    precision: Precision = "fp32",
 ) -> Evaluation:
     """The accuracy of a policy on held-out prompts, under the distribution that rollouts are sampled from.
 
@@ -93,16 +101,23 @@ def evaluate(
         sampling: of rollouts.
         samples: a prompt, where accuracy is not exact.
         seed: of the run. Every evaluation samples alike: differences between evaluations are the model's.
+        precision: of an exact accuracy; what is sampled is sampled as rollouts are.
     """
     if heldout.answers is not None:
-        return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature)
+        return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature, precision)
     return _sampled(policy, heldout.prompts, score, sampling, samples, int(rng(seed, "evaluation").integers(2**31)))
 
 
 def _exact(
-    policy: Policy, prompts: EncodedPrompts, answers: Sequence[tuple[int, ...]], temperature: float
+    policy: Policy,
+    prompts: EncodedPrompts,
+    answers: Sequence[tuple[int, ...]],
+    temperature: float,
+    precision: Precision,
 ) -> Evaluation:
-    p_N, entropy_N = exact_answers(policy.model, prompts.tokens, answers, pad_id=policy.pad_id, temperature=temperature)
+    model, pad_id = policy.model, policy.pad_id
+    with computing(model, precision):
+        p_N, entropy_N = exact_answers(model, prompts.tokens, answers, pad_id=pad_id, temperature=temperature)
     pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
     breadth = Breadth(EXACT_K, pass_at_k, None, None, None, float(entropy_N.mean()), None)
     return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)

@@ -120,4 +120,5 @@ class Trainer(Loop):
             sampling=settings.sampling,
             samples=settings.eval_samples,
             seed=settings.seed,
+            precision=settings.precision,
         )

@@ -383,7 +383,7 @@ class Updater:
         return [(each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True)]
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        with computing(model.device, self.settings.precision):
+        with computing(model, self.settings.precision, again=self.settings.gradient_checkpointing):
             return completion_logprobs(
                 model,
                 [each.prompt for each in examples],

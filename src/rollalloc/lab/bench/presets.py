@@ -22,6 +22,7 @@ from rollalloc.lab.bench.rungs import PREFIX as LADDER_PREFIX
 from rollalloc.lab.bench.rungs import RUNGS, LadderRung
 from rollalloc.lab.bench.tasks import gym, ladder, skills, sort, walks
 from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
+from rollalloc.models.dtypes import Precision
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
@@ -51,6 +52,7 @@ class Preset:
         eval_samples: a held-out prompt, where it has more than one right answer.
         tuned_on: the task whose tuned settings are used.
         rate: learning rate of every recipe, where nobody says or searched for another.
+        precision: that updates and exact evaluations compute in.
     """
 
     target: float | None
@@ -59,12 +61,14 @@ class Preset:
     eval_samples: int = 4
     tuned_on: str = "skills/late"
     rate: float = DEFAULT_RATE
+    precision: Precision = "auto"
 
 
 def preset_of_rung(rung: LadderRung) -> Preset:
     """The preset of a rung's task."""
     run = rung.run
-    return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, rate=run.learning_rate)
+    how = {"rate": run.learning_rate, "precision": run.precision}
+    return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, **how)
 
 
 POOLED = ("skills", "walks")  # tasks with several pools of prompts, which stand for their pool "late"
@@ -188,6 +192,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
         "target": preset.target,
         "eval_every": preset.eval_every,
         "eval_samples": preset.eval_samples,
+        "precision": preset.precision,
     }
     return Run(
         source=_UNMADE,

@@ -31,6 +31,11 @@ _MOST_SEEDS = 1000
 _SHOWN = 1000  # letters of an error
 
 
+def _check_precision(where: str, given: str) -> None:
+    if given not in get_args(Precision):
+        raise ValueError(f"{where}: precision must be one of {', '.join(get_args(Precision))}, got {given!r}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """Where a rung's model is from: one of a shape of ours, a name of `rollalloc model`, or a name on the hub.
@@ -104,10 +109,7 @@ class WarmedUp:
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"warm_up: precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}"
-            )
+        _check_precision("warm_up", self.precision)
         if min(self.steps, self.batch, self.check_every) < 1 or not self.learning_rate > 0:
             raise ValueError("warm_up: expected steps, batch, check_every and learning_rate above 0")
         if not 0 <= self.low < self.high <= 1 or not 0 <= self.pass_at_8 <= 1:
@@ -130,6 +132,7 @@ class Budgeted:
         eval_samples: a held-out prompt, where accuracy is sampled.
         rollouts_per_second: of one core or device, for `--plan`; None: nobody measured it.
         device: e.g. "cpu"; None: a GPU where there is one.
+        precision: that updates and exact evaluations compute in; see `rollalloc.train.settings.Settings`.
     """
 
     target: float
@@ -141,8 +144,10 @@ class Budgeted:
     eval_samples: int = 4
     rollouts_per_second: float | None = None
     device: str | None = None
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
+        _check_precision("run", self.precision)
         least = min(self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
         if least < 1 or not self.learning_rate > 0 or not 0 < self.target <= 1:
             raise ValueError("run: expected counts of at least 1, a learning_rate above 0 and a target in (0, 1]")

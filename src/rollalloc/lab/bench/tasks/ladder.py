@@ -393,7 +393,7 @@ class _Band:
             ValueError: it is beyond it.
         """
         self.model.eval()
-        with computing(self.model.device, self.wanted.precision):
+        with computing(self.model, self.wanted.precision):
             p_N, _ = exact_answers(self.model, self.prompts, self.answers, pad_id=self.pad_id, temperature=1.0)
         self.model.train()
         found = spread(p_N)

@@ -186,7 +186,7 @@ def supervise(
         optimizer.zero_grad()
         for part in np.array_split(by_length, parts):
             asked, answered = [prompts[at] for at in part], [answers[at] for at in part]
-            with computing(model.device, precision):
+            with computing(model, precision):
                 logprobs_BT, _ = completion_logprobs(model, asked, answered, pad_id=pad_id)
             (-logprobs_BT.sum() / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
