@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rollalloc.models.attention import attend, decoding_attention
+from rollalloc.models.attention import attend, decoding_attention, half_attention
 
 SIZES = {
     "vocab_size": 8,
@@ -87,3 +87,30 @@ def test_a_model_that_attends_otherwise_is_left_as_it_is():
     for model in (eager, capped):
         with decoding_attention(model):
             assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_in_half_precision_several_tokens_and_their_gradients_are_transformers_own_up_to_rounding(masked):
+    query, key, value, mask = given(queries=5).values()
+    earlier = torch.ones(5, 5, dtype=torch.bool).tril()
+    chosen = mask & earlier if masked else None
+    seen = (mask & earlier).any(dim=3)[:, 0] if masked else torch.ones(3, 5, dtype=torch.bool)  # others are padding
+    found = []
+    for function, half in ((sdpa_attention_forward, False), (attend, True)):
+        leaves = [each.clone().requires_grad_() for each in (query, key, value)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            out, _ = function(Layer(), *leaves, chosen)
+        assert out.isfinite().all()
+        out[seen].float().square().sum().backward()
+        found.append([out[seen].float(), *(leaf.grad for leaf in leaves)])
+    for expected, got in zip(*found, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, expected, rtol=0, atol=0.03 * float(expected.detach().abs().max()))
+
+
+def test_half_precision_attends_by_products_with_one_thread_too():
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    with half_attention(model):
+        assert model.config._attn_implementation != "sdpa"
+    assert model.config._attn_implementation == "sdpa"
