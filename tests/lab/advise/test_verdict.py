@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from planted_evidence import planted, scaled, signals
 from rollalloc.lab.advise.choices import CHOICES, Choice, mix_of
+from rollalloc.lab.advise.outcomes import Outcomes
 from rollalloc.lab.advise.ranking import Ranked, fitted, rank
 from rollalloc.lab.advise.verdict import judged
 
@@ -180,3 +181,17 @@ def test_savings_add_up_and_are_over_what_they_say():
     assert rows["reinforce"].over_plain == (1, 1, 1)
     for row in rows.values():  # logs of expected costs, so that they are differences of one column
         assert row.saving == pytest.approx(rows["reinforce"].saving * row.over_plain[0])
+
+
+@pytest.mark.parametrize(("logs", "first"), [(0.05, "reinforce"), (0.25, "foresight")])
+def test_foresight_comes_first_where_it_saves_a_tenth_over_what_is_plainer(monkeypatch, logs, first):
+    """Its figures in the table stay what is expected."""
+
+    def drawn(self, signals, mixes):
+        return {name: np.full(4, {"foresight": 7 - logs, "reinforce": 7.0}.get(name, 8.0)) for name in mixes}
+
+    monkeypatch.setattr(Outcomes, "drawn", drawn)
+    rows = rank(fitted(KNOWN), signals(0.0), GRPO)
+    assert rows[0].choice.name == first
+    [row] = [row for row in rows if row.choice.name == "foresight"]
+    assert row.over_plain[0] == pytest.approx(np.exp(logs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from rollalloc.lab.advise.evidence import Evidence
 from rollalloc.lab.advise.outcomes import Outcomes, fit
 
 SIGNALS = ("many_answers", "zero_variance_4")  # that the model has slopes for; docs/advise.md says what others did
+# What a recipe must be expected to save over the others to come before them, for what it costs besides rollouts:
+# prediction reads every prompt once, trains on seconds of its own, and is one thing more to understand.
+_WORTH = {"foresight": 1.1}
 TAILS = (0.1, 0.9)  # of the intervals that are stated
 
 
@@ -45,7 +49,7 @@ def fitted(evidence: Evidence, signals: tuple[str, ...] = SIGNALS) -> Outcomes:
 def rank(
     outcomes: Outcomes, signals: Mapping[str, float], present: Choice, ruled_out: Mapping[str, str] | None = None
 ) -> tuple[Ranked, ...]:
-    """The choices, cheapest first; what is ruled out comes last.
+    """The choices, cheapest first, foresight where it saves a tenth at least; what is ruled out comes last.
 
     Args:
         outcomes: the fitted model.
@@ -70,5 +74,6 @@ def rank(
         saving, low, high = over(present.name, name)
         why_not = (ruled_out or {}).get(choice.recipe, "")
         row = Ranked(choice, saving, (low, high), over("reinforce", name), why_not)
-        rows.append((bool(why_not), float(drawn[name].mean()), row))
+        asked = log(_WORTH.get(choice.recipe, 1.0))
+        rows.append((bool(why_not), float(drawn[name].mean()) + asked, row))
     return tuple(row for *_, row in sorted(rows, key=lambda one: one[:2]))
