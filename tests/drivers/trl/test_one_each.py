@@ -24,7 +24,6 @@ from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
-from rollalloc.drivers.trl.hook import AllocatedRollouts
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.rules import predictions
 
@@ -402,18 +401,6 @@ def test_an_odd_batch_may_be_counted_by_its_least_divisor(tmp_path):
     )
     trainer.train()
     assert trainer.allocation.allocator.paid == 18
-
-
-@one_each
-def test_stock_trl_cannot_train_them_through_its_hook_and_is_not_asked_to(recipe):
-    with pytest.raises(ValueError, match="this recipe cannot go through rollout_func"):
-        AllocatedRollouts(tiny_trl.ONE_EACH[recipe], tiny_trl.prompts(), tiny_trl.starts_right)
-
-
-def test_what_normalises_over_the_batch_is_no_recipe_for_the_hook():
-    recipe = replace(recipes.grpo(4, 4), over_batch=tiny_trl.ONE_EACH["spo"].over_batch)
-    with pytest.raises(ValueError, match=r"BatchNormalised.*over the rows of each group by itself"):
-        AllocatedRollouts(recipe, tiny_trl.prompts(), tiny_trl.starts_right)
 
 
 def test_without_features_that_is_said(caplog, tmp_path):

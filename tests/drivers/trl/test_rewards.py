@@ -140,8 +140,8 @@ def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_fun
     assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal
 
 
-@pytest.mark.parametrize(("with_hook", "scored"), [(False, 16), (True, 0)], ids=["trainer", "hook"])
-def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, with_hook, scored):
+@pytest.mark.parametrize("scored", [16, 0])
+def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, scored):
     calls = 0
 
     def reward(completions: list[str], **_: Any) -> list[float | None]:
@@ -149,8 +149,7 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
         calls += len(completions)
         return [float(at % 2) if calls <= scored else None for at in range(len(completions))]
 
-    given = {"reward": reward, "with_hook": with_hook, "dataset": tiny_trl.prompts(80)}
-    trainer = tiny_trl.trainer(tmp_path, "grpo", **given, max_steps=40)
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, dataset=tiny_trl.prompts(80), max_steps=40)
     for _ in range(2):  # nor at the second try
         with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
             trainer.train()
@@ -176,8 +175,7 @@ def test_selection_may_look_at_one_function():
     assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("with_hook", [False, True])
-def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
+def test_columns_belong_to_the_prompt_that_was_rolled_out(tmp_path):
     table = {row["number"]: row for row in tiny_trl.prompts()}
     seen = set()
 
@@ -188,5 +186,5 @@ def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
         seen.update(number)
         return [float(which % 3 == at % 2) for at, which in enumerate(number)]
 
-    tiny_trl.trainer(tmp_path, "fresh_pilot_commit", reward=reward, with_hook=with_hook).train()
+    tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward).train()
     assert len(seen) > 8

@@ -197,8 +197,8 @@ def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, acc
     """Refuse a checkpoint of another seed or, unless that is accepted, of another recipe."""
     if core["seed"] != allocation.allocator.seed:
         raise ValueError(
-            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give it the saved seed "
-            "(GRPOConfig's, or that of AllocatedRollouts)"
+            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give GRPOConfig the "
+            "saved one"
         )
     if others := "; ".join(differences(core["recipe"], allocation.allocator.recipe.description)):
         if not accept_recipe:
