@@ -252,23 +252,6 @@ def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
         tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
 
 
-def test_pilots_were_held_over_the_stop(tmp_path):
-    first = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=10, save_strategy="steps", save_steps=10)
-    first.train()
-    held = dict(first.allocation.rollouts)
-    saved = json.loads(next((tmp_path / "checkpoint-10" / "rollalloc").glob("checkpoints/10/state.json")).read_text())
-    assert len(saved["prompts"]) > 4
-    second = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=11)
-    second.train(resume_from_checkpoint=True)
-    batch_before = first.allocation.next_batch(first, first._generator)
-    assert batch_before is not None
-    older = [row for row in batch_before.rows if row.version < batch_before.version]
-    assert older
-    for row in older:
-        made = held[row.rollout].made
-        assert made.tokens == first.allocation.rollouts[row.rollout].made.tokens
-
-
 def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
     def reward(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("text", completions)

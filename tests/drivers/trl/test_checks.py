@@ -75,6 +75,23 @@ WRONG: dict[str, dict[str, Any]] = {
         "shuffle_dataset": False,
     },
     "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
+    "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
+        "recipe": "foresight",
+        "num_generations": 4,
+    },
+    "set num_generations=3, the least that divides a batch of 9 rows": {
+        "recipe": recipes.foresight(9),
+        "num_generations": 9,
+        "per_device_train_batch_size": 9,
+    },
+    "the recipe trains on one row per batch, and TRL takes no fewer than 2": {
+        "recipe": recipes.raft(1),
+        "num_generations": 2,
+    },
+    "loss_type='luspo' cannot take the importance weight of each token": {
+        "recipe": "foresight_replay",
+        "loss_type": "luspo",
+    },
 }
 
 

@@ -156,11 +156,6 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_reward_is_the_weighted_sum():
-    rewards, found = scored(length, the_answer, weights=[0.5, 10])
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
-
-
 def test_an_error_of_an_async_function_is_the_users():
     async def broken(**_: Any) -> list[float]:
         raise KeyError("mine")
@@ -169,10 +164,10 @@ def test_an_error_of_an_async_function_is_the_users():
         scored(broken)
 
 
-def test_selection_may_look_at_one_function():
-    rewards, found = scored(length, the_answer, weights=[1, 0], metric="the_answer")
+def test_the_reward_is_the_weighted_sum_and_selection_may_look_at_one_function():
+    rewards, found = scored(length, the_answer, weights=[0.5, 10], metric="the_answer")
     assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
 
 
 def test_columns_belong_to_the_prompt_that_was_rolled_out(tmp_path):
