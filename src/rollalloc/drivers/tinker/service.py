@@ -27,7 +27,7 @@ LossName = Literal["importance_sampling", "ppo", "cispo"]  # those that take a l
 MODEL_FILE = "tinker.json"
 _FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # no retry mends these
 _DAY_S = 86_400
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class ServiceFailed(RuntimeError):
@@ -312,9 +312,9 @@ class Service:
         raise ServiceFailed(f"{what} failed, {_named(error)}; once that is mended, resume the run") from error
 
 
-def begun(call: Callable[[], T]) -> Future[T]:
+def begun(call: Callable[[], _T]) -> Future[_T]:
     """What a call returns, which may block: it is made meanwhile, and who does not wait leaves it to itself."""
-    result: Future[T] = Future()
+    result: Future[_T] = Future()
     result.set_running_or_notify_cancel()
 
     def work() -> None:
