@@ -10,7 +10,7 @@ import pytest
 import tiny_trl
 
 from rollalloc.core.errors import NoScores
-from rollalloc.drivers.trl.rewards import of_functions
+from rollalloc.drivers.trl.rewards import RewardFunctions
 
 EXAMPLES = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "c", "answer": 3}]
 TEXTS, IDS = ["x", "yy", "zzz"], [[1], [2, 2], [3, 3, 3]]
@@ -21,8 +21,14 @@ def the_answer(answer: list[int], **_: Any) -> list[float]:
     return [float(number) for number in answer]
 
 
-def scored(*functions: Any, weights: Any = None, metric: str | None = None) -> Any:
-    rewards = of_functions(list(functions), weights, metric)
+def of_functions(*functions: Any, weights: Any = None, metric: str | None = None) -> RewardFunctions:
+    names = [getattr(function, "__name__", "judge") for function in functions]
+    nothing = [None] * len(functions)
+    return RewardFunctions(functions, names, weights or [1.0] * len(functions), nothing, metric)
+
+
+def scored(*functions: Any, **given: Any) -> Any:
+    rewards = of_functions(*functions, **given)
     return rewards, rewards(EXAMPLES, TEXTS, IDS, STATE)
 
 
@@ -77,7 +83,7 @@ def test_async_functions_run_side_by_side_and_in_one_loop():
         async def __call__(self, completions: list[str], **given: Any) -> list[float]:
             return [2 * score for score in await slow(completions, **given)]
 
-    rewards = of_functions([slow, Judge(), length], None, None)
+    rewards = of_functions(slow, Judge(), length)
     for _ in range(2):
         assert rewards(EXAMPLES, TEXTS, IDS, STATE).scores_BF == [[1, 2, 1], [1, 2, 2], [1, 2, 3]]
     assert most == 2
@@ -110,13 +116,6 @@ def test_what_a_function_may_not_return(scores, message):
 
     with pytest.raises(ValueError, match=f"the reward function wrong must return {message}"):
         scored(wrong)
-
-
-def test_weights_and_metrics_that_do_not_fit():
-    with pytest.raises(ValueError, match="a weight for each of 1 reward functions, got 2"):
-        of_functions(length, [1, 2], None)
-    with pytest.raises(ValueError, match="metric must name one of the reward functions length, got 'size'"):
-        of_functions(length, None, "size")
 
 
 def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_function(tmp_path):
