@@ -127,13 +127,6 @@ def test_clipping_is_the_services_own(by_hand, trainer_of):
     assert config == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.3})
 
 
-def test_asynchronous_rollouts_carry_the_version_that_sampled_them(by_hand, trainer_of):
-    lines = []
-    recipe = replace(recipes.grpo(groups=2, n=2), max_staleness=4)
-    trainer_of(recipe, 200, remote=Remote(concurrency=16), listener=lines.append).run()
-    assert {line["staleness_max"] for line in lines if line["kind"] == "batch"} <= set(range(5))
-
-
 def test_more_batches_are_sampled_beside_the_one_that_is_trained(by_hand, trainer_of):
     trainer = trainer_of(recipes.grpo(groups=2, n=2), 40, remote=Remote(concurrency=16, ahead=2))
     expected = recipes.streamed(recipes.grpo(groups=2, n=2), ahead=2)
