@@ -23,7 +23,6 @@ FLOORS = (
     "train",
     "testing",
     "drivers",
-    "experimental",
     "lab",
     "cli",
 )

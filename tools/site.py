@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rollalloc"
 API = (
     "recipes", "core", "rules", "predict", "testing", "data", "rewards", "runs", "models", "generate", "train", "drivers",
-    "lab", "experimental", "files", "processes",
+    "lab", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
 PROJECT = ("CONTRIBUTING.md", "PAPERS.md", "CHANGELOG.md", "dev/LOG.md")

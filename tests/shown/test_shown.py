@@ -159,9 +159,6 @@ def run_block(block: Block, known: dict[str, Any]) -> None:
     elif block.file:
         pytest_of = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
         run_file(*(pytest_of if block.file.startswith("test_") else ()), block.file)
-    elif '__name__ == "__main__"' in block.text:
-        Path("main.py").write_text(block.text, "utf-8")
-        run_file("main.py")
     else:
         code = ast.parse("\n" * block.line + block.text, block.page)
         supply(code, known)

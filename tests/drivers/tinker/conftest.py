@@ -21,14 +21,12 @@ MODEL = "some/model"
 
 
 @pytest.fixture(params=["by hand", "installed"])
-def sdk(request, monkeypatch):
+def sdk(request):
     """Which types the service speaks in."""
     if request.param == "installed":
         pytest.importorskip("tinker")
     else:
-        monkeypatch.setattr(fake_tinker, "IS_INSTALLED", False)
-        monkeypatch.setitem(sys.modules, "tinker", fake_tinker.module())
-    return request.param
+        request.getfixturevalue("by_hand")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import tiny_trl
 import torch
 from transformers import TrainerCallback
-from trl import GRPOTrainer
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.core.allocator import Allocator
@@ -48,7 +47,7 @@ class Watch(TrainerCallback):
 
 
 def in_reward(trainer: Any, fuse: Fuse) -> None:
-    rewards = trainer_allocation(trainer).rewards
+    rewards = trainer.allocation.rewards
     inner = rewards.functions[0]
 
     def function(**given: Any) -> Any:
@@ -93,10 +92,6 @@ PLACES: dict[str, Callable[[Any, Fuse], None]] = {
     "step end, first": in_callback("on_step_end", first=True),
     "log": in_callback("on_log"),
 }
-
-
-def trainer_allocation(trainer: Any) -> Any:
-    return getattr(trainer, "allocation", None) or trainer.rollout_func.allocation
 
 
 class Books:
@@ -175,7 +170,7 @@ def test_after_an_error_it_goes_on_and_trains_each_rollout_once(place, error, bo
     trainer.train()
     assert trainer.state.global_step == STEPS
     assert core.version == sum(books.trained.values()) // 16 == steps + STEPS
-    books.check(trainer_allocation(trainer))
+    books.check(trainer.allocation)
 
 
 def note(order: list[str], owner: Any, method: str) -> None:
@@ -197,14 +192,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("shape", "place", "with_hook"),
-    [("micro-batches", "loss", False), ("two passes", "step end, first", True), ("two steps", "reward", False)],
+    ("shape", "place"), [("micro-batches", "loss"), ("two passes", "step end, first"), ("two steps", "reward")]
 )
-def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape, place, with_hook, books, tmp_path):
+def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape, place, books, tmp_path):
     """TRL's own count of micro-batches stands in the middle of a batch then."""
-    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    trainer = tiny_trl.trainer(tmp_path, recipe, with_hook=with_hook, max_steps=STEPS, **SHAPES[shape])
-    core = books.core = trainer_allocation(trainer).allocator
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=STEPS, **SHAPES[shape])
+    core = books.core = trainer.allocation.allocator
     PLACES[place](trainer, Fuse(3))
     with pytest.raises(Broken):
         trainer.train()
@@ -212,24 +205,23 @@ def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape,
         core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows)
     )
     order: list[str] = []
-    note(order, trainer_allocation(trainer), "next_batch")
+    note(order, trainer.allocation, "next_batch")
     note(order, trainer, "compute_loss")
     trainer.train()
     steps_a_batch = 1 if shape == "micro-batches" else 2
     losses = trainer.args.steps_per_generation * trainer.args.num_iterations
     assert order == ["next_batch", *["compute_loss"] * losses] * (STEPS // steps_a_batch)
     assert core.version == broken_off + STEPS // steps_a_batch
-    books.check(trainer_allocation(trainer), steps_a_batch)
+    books.check(trainer.allocation, steps_a_batch)
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
-def test_after_its_end_it_goes_on_with_other_prompts(with_hook, books, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=with_hook)
-    core = books.core = trainer_allocation(trainer).allocator
+def test_after_its_end_it_goes_on_with_other_prompts(books, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    core = books.core = trainer.allocation.allocator
     for calls in (1, 2):
         trainer.train()
         assert core.version == calls * STEPS
-    books.check(trainer_allocation(trainer))
+    books.check(trainer.allocation)
     assert (core.statistics.attempts_N > 0).sum() == 2 * STEPS * 4
 
 
@@ -245,14 +237,12 @@ def test_a_training_that_ended_within_a_batch_counts_it_as_trained(books, caplog
     assert sorted(set(books.trained.values())) == [1, 2]
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
 @pytest.mark.parametrize("place", ["reward", "step end, first"])
-def test_after_an_error_the_same_trainer_resumes_exactly(place, with_hook, tmp_path):
-    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    given = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "with_hook": with_hook}
-    whole = tiny_trl.trainer(tmp_path / "whole", recipe, **given)
+def test_after_an_error_the_same_trainer_resumes_exactly(place, tmp_path):
+    given = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", **given)
     whole.train()
-    again = tiny_trl.trainer(tmp_path / "again", recipe, **given)
+    again = tiny_trl.trainer(tmp_path / "again", "pilot_commit", **given)
     again.train()
     PLACES[place](again, Fuse(2))
     with pytest.raises(Broken):
@@ -260,7 +250,7 @@ def test_after_an_error_the_same_trainer_resumes_exactly(place, with_hook, tmp_p
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     theirs = tiny_trl.weights(again.model)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in tiny_trl.weights(whole.model).items())
-    assert trainer_allocation(again).allocator.state_dict() == trainer_allocation(whole).allocator.state_dict()
+    assert again.allocation.allocator.state_dict() == whole.allocation.allocator.state_dict()
 
 
 RULES = {
@@ -353,24 +343,3 @@ def test_a_recipe_that_is_over_stays_so(tmp_path):
         solved.train()
         assert solved.state.global_step == 1
         assert solved.allocation.finished
-
-
-def test_one_hook_may_serve_a_second_trainer(tmp_path):
-    """In a notebook the trainer is made anew, the hook is not."""
-    first = tiny_trl.trainer(tmp_path, "grpo", with_hook=True)
-    PLACES["loss"](first, Fuse(2))
-    with pytest.raises(Broken):
-        first.train()
-    rollouts = first.rollout_func
-    second = GRPOTrainer(
-        tiny_trl.tiny_model(seed=2),
-        rollouts.reward,
-        tiny_trl.settings(tmp_path),
-        tiny_trl.prompts(),
-        processing_class=tiny_trl.tiny_tokenizer(),
-        rollout_func=rollouts,
-        callbacks=[rollouts],
-    )
-    second.train()
-    assert rollouts.allocation.allocator.version == 1 + STEPS
-    assert rollouts._generator.trainer is second

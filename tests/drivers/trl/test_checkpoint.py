@@ -39,10 +39,6 @@ def assert_same_run(one: GRPOTrainer, other: GRPOTrainer) -> None:
     assert history(one) == history(other)
 
 
-def allocation_of(trainer: GRPOTrainer) -> Any:
-    return getattr(trainer, "allocation", None) or trainer.rollout_func.allocation
-
-
 def stopped_and_resumed(
     out: Path, recipe: Any, *, stop: int = 10, steps: int = 20, where: Any = True, **given: Any
 ) -> GRPOTrainer:
@@ -80,14 +76,6 @@ def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before
     resumed = tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=8)
     resumed.train(resume_from_checkpoint=True)
     assert "checkpoint-6 has no state of rollalloc" in caplog.text
-    assert_same_run(whole, resumed)
-
-
-@pytest.mark.parametrize("recipe", ["fresh_pilot_commit", "grpo"])
-def test_the_hook_resumes_too(recipe, tmp_path):
-    whole = tiny_trl.trainer(tmp_path / "whole", recipe, max_steps=6, with_hook=True)
-    whole.train()
-    resumed = stopped_and_resumed(tmp_path / "parts", recipe, stop=3, steps=6, with_hook=True)
     assert_same_run(whole, resumed)
 
 
@@ -129,8 +117,9 @@ DISTINCT = Dataset.from_dict(
 )
 
 
-def saved_at_3(out: Path, recipe: str = "pilot_commit", **given: Any) -> GRPOTrainer:
-    trainer = tiny_trl.trainer(out, recipe, dataset=DISTINCT, max_steps=3, save_strategy="steps", save_steps=3, **given)
+def saved_at_3(out: Path, **given: Any) -> GRPOTrainer:
+    saving = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    trainer = tiny_trl.trainer(out, "pilot_commit", dataset=DISTINCT, **saving, **given)
     trainer.train()
     return trainer
 
@@ -168,14 +157,12 @@ def rows_changed(dataset: Dataset) -> Dataset:
     return Dataset.from_list([row | {"source": "here"} for row in [new[0], *rows, new[1]]])
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
 @pytest.mark.parametrize("key", [None, "number"])
-def test_rows_may_be_added_reordered_and_widened(key, with_hook, caplog, tmp_path):
-    name = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    first = allocation_of(saved_at_3(tmp_path, name, with_hook=with_hook, driver={"key": key}))
+def test_rows_may_be_added_reordered_and_widened(key, caplog, tmp_path):
+    first = saved_at_3(tmp_path, driver={"key": key}).allocation
     changed = rows_changed(DISTINCT)
-    trainer = tiny_trl.trainer(tmp_path, name, with_hook=with_hook, dataset=changed, driver={"key": key}, max_steps=6)
-    here = allocation_of(trainer)
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", dataset=changed, driver={"key": key}, max_steps=6)
+    here = trainer.allocation
     load(here, tmp_path / "checkpoint-3", accept_recipe=False, accept_data=False)
     assert "40 prompts found again, 0 lost, 2 new" in caplog.text
     known = {text: first.allocator.statistics.record(at) for at, text in enumerate(DISTINCT["prompt"])}
@@ -265,23 +252,6 @@ def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
         tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
 
 
-def test_pilots_were_held_over_the_stop(tmp_path):
-    first = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=10, save_strategy="steps", save_steps=10)
-    first.train()
-    held = dict(first.allocation.rollouts)
-    saved = json.loads(next((tmp_path / "checkpoint-10" / "rollalloc").glob("checkpoints/10/state.json")).read_text())
-    assert len(saved["prompts"]) > 4
-    second = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=11)
-    second.train(resume_from_checkpoint=True)
-    batch_before = first.allocation.next_batch(first, first._generator)
-    assert batch_before is not None
-    older = [row for row in batch_before.rows if row.version < batch_before.version]
-    assert older
-    for row in older:
-        made = held[row.rollout].made
-        assert made.tokens == first.allocation.rollouts[row.rollout].made.tokens
-
-
 def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
     def reward(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("text", completions)
@@ -299,17 +269,15 @@ def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
     pd.testing.assert_frame_equal(*tables)
 
 
-@pytest.mark.parametrize("with_hook", [False, True], ids=["trainer", "hook"])
-def test_another_recipe_goes_on_where_that_is_accepted(with_hook, caplog, tmp_path):
-    name = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    saved_at_3(tmp_path, name, with_hook=with_hook)
-    other = replace(tiny_trl.RECIPES[name], prompts=prompts.Posterior())
-    given = {"with_hook": with_hook, "dataset": DISTINCT, "max_steps": 6}
+def test_another_recipe_goes_on_where_that_is_accepted(caplog, tmp_path):
+    saved_at_3(tmp_path)
+    other = replace(tiny_trl.RECIPES["pilot_commit"], prompts=prompts.Posterior())
+    given = {"dataset": DISTINCT, "max_steps": 6}
     with pytest.raises(ValueError, match=r"recipe.prompts.*accept_recipe=True"):
         tiny_trl.trainer(tmp_path, other, **given).train(resume_from_checkpoint=True)
     trainer = tiny_trl.trainer(tmp_path, other, driver={"accept_recipe": True}, **given)
     trainer.train(resume_from_checkpoint=True)
-    assert allocation_of(trainer).allocator.version == 6
+    assert trainer.allocation.allocator.version == 6
     assert "under another recipe: recipe.prompts" in caplog.text
 
 

@@ -13,9 +13,8 @@ import tiny_trl
 from datasets import Dataset
 
 from rollalloc import recipes
-from rollalloc.drivers.trl import AllocatedRollouts
 from rollalloc.drivers.trl.checks import check_processes, check_settings, check_turns, rows_per_group
-from rollalloc.rules.prompts import InOrder, Posterior
+from rollalloc.rules.prompts import Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
 
@@ -76,6 +75,23 @@ WRONG: dict[str, dict[str, Any]] = {
         "shuffle_dataset": False,
     },
     "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
+    "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
+        "recipe": "foresight",
+        "num_generations": 4,
+    },
+    "set num_generations=3, the least that divides a batch of 9 rows": {
+        "recipe": recipes.foresight(9),
+        "num_generations": 9,
+        "per_device_train_batch_size": 9,
+    },
+    "the recipe trains on one row per batch, and TRL takes no fewer than 2": {
+        "recipe": recipes.raft(1),
+        "num_generations": 2,
+    },
+    "loss_type='luspo' cannot take the importance weight of each token": {
+        "recipe": "foresight_replay",
+        "loss_type": "luspo",
+    },
 }
 
 
@@ -85,7 +101,6 @@ def test_it_is_refused_when_the_trainer_is_made(message, tmp_path):
         tiny_trl.trainer(tmp_path, **WRONG[message])
 
 
-@pytest.mark.parametrize("with_hook", [False, True])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -94,34 +109,21 @@ def test_it_is_refused_when_the_trainer_is_made(message, tmp_path):
         ({"save_steps": 0.1, "max_steps": 10}, "save_steps=1; make it a multiple of 2"),
     ],
 )
-def test_saving_off_a_batchs_boundary_is_refused_before_training(with_hook, changes, message, tmp_path):
-    trainer = tiny_trl.trainer(
-        tmp_path, "grpo", with_hook=with_hook, num_iterations=2, save_strategy="steps", **changes
-    )
+def test_saving_off_a_batchs_boundary_is_refused_before_training(changes, message, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, save_strategy="steps", **changes)
     with pytest.raises(ValueError, match=re.escape(message)):
         trainer.train()
     assert trainer.state.global_step == 0
 
 
-def test_the_hook_refuses_to_shuffle_where_trl_does_not(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=True, shuffle_dataset=False)
-    with pytest.raises(ValueError, match=r"shuffle_dataset=False, but the recipe shuffles; .*prompts=InOrder\(\)"):
-        trainer.train()
-
-
-@pytest.mark.parametrize("with_hook", [False, True])
-def test_without_shuffling_the_prompts_come_in_the_data_sets_order(with_hook, tmp_path):
+def test_without_shuffling_the_prompts_come_in_the_data_sets_order(tmp_path):
     seen: list[int] = []
 
     def reward(completions: list[str], number: list[int], **_: Any) -> list[float]:
         seen.extend(dict.fromkeys(number))
         return [1.0] * len(completions)
 
-    recipe = tiny_trl.RECIPES["grpo"]
-    recipe = replace(recipe, prompts=InOrder()) if with_hook else recipe
-    trainer = tiny_trl.trainer(
-        tmp_path, recipe, reward=reward, with_hook=with_hook, shuffle_dataset=False, max_steps=12
-    )
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, shuffle_dataset=False, max_steps=12)
     trainer.train()
     assert seen == [*range(40), *range(8)]
 
@@ -130,8 +132,6 @@ def test_a_data_set_that_streams_is_refused(tmp_path):
     stream = tiny_trl.prompts().to_iterable_dataset()
     with pytest.raises(TypeError, match="train_dataset must be map-style"):
         tiny_trl.trainer(tmp_path, "grpo", dataset=stream)
-    with pytest.raises(TypeError, match="train_dataset must be map-style"):
-        AllocatedRollouts(tiny_trl.RECIPES["grpo"], stream, tiny_trl.starts_right)
 
 
 @pytest.mark.parametrize(
@@ -189,24 +189,12 @@ def test_saving_at_boundaries_is_not(tmp_path):
     assert trainer.state.global_step == 4
 
 
-def test_the_hook_refuses_another_group_size_before_training(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", with_hook=True, num_generations=8)
-    with pytest.raises(ValueError, match="num_generations=8 cannot be made"):
-        trainer.train()
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize("with_hook", [False, True])
-def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_step(with_hook, tmp_path):
+def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_step(tmp_path):
     def short(completions: list[str], **_: Any) -> list[float]:
         return [1.0]
 
-    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short, with_hook=with_hook)
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short)
     with pytest.raises(ValueError, match="the reward function short must return one score a completion, 16, got 1"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-def test_a_reward_model_needs_the_trainer():
-    with pytest.raises(TypeError, match="expected reward functions, got LlamaForCausalLM"):
-        AllocatedRollouts(tiny_trl.RECIPES["grpo"], tiny_trl.prompts(), tiny_trl.tiny_model())

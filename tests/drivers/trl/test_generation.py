@@ -130,4 +130,4 @@ def test_completions_that_continuous_batching_lost_are_said(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo")
     lost = patch.object(GRPOTrainer, "_generate_single_turn", lambda self, prompts, *_: ([[9, 1]] * 3, None))
     with lost, pytest.raises(RuntimeError, match="was to give 4 completions, got 3"):
-        trainer._generator._continuously([(3, 2)] * 4)
+        trainer._generator.complete([(3, 2)] * 4)

@@ -8,7 +8,6 @@ import pytest
 import tiny_trl
 
 from rollalloc import MetricError
-from rollalloc.drivers.trl import AllocatedRollouts
 
 
 def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -27,35 +26,26 @@ def plus_or_minus(completions: list[str], **columns: Any) -> list[float]:
     return [2 * score - 1 for score in right(completions, **columns)]
 
 
-@pytest.mark.parametrize(("reward", "with_hook"), [(plus_or_minus, False), (shaped, True)], ids=["trainer", "hook"])
-def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_the_way_out(reward, with_hook, tmp_path):
-    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    trainer = tiny_trl.trainer(tmp_path, recipe, reward=reward, with_hook=with_hook)
+def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_the_way_out(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=plus_or_minus)
     for _ in range(2):  # and again, without hanging
         with pytest.raises(
             MetricError,
             match=r"event \d+, rollout \d+: Band\(.*got -1.0;.*The metric is the whole reward; give metric=, the name "
-            rf"of the reward function \({reward.__name__}\) that says right, 1, or wrong, 0. Where none does, add one, "
+            r"of the reward function \(plus_or_minus\) that says right, 1, or wrong, 0. Where none does, add one, "
             "with the reward weight 0",
         ):
             trainer.train()
         assert trainer.state.global_step == 0
 
 
-@pytest.mark.parametrize(("reward", "with_hook"), [(plus_or_minus, False), (shaped, True)], ids=["trainer", "hook"])
-def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, with_hook, tmp_path):
+@pytest.mark.parametrize("reward", [plus_or_minus, shaped])
+def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, tmp_path):
     """It selects as under `right` alone, and trains on the other: Pilot-Commit's windows are those of the metric."""
-    recipe = "fresh_pilot_commit" if with_hook else "pilot_commit"
-    driver: dict[str, Any] = {"metric": "right"}
-    given: dict[str, Any] = {"reward_weights": [1.0, 0.0]}
-    if with_hook:
-        driver, given = driver | given, {}
-    trainer = tiny_trl.trainer(
-        tmp_path, recipe, reward=[reward, right], driver=driver, with_hook=with_hook, max_steps=6, **given
-    )
+    given = {"driver": {"metric": "right"}, "reward_weights": [1.0, 0.0]}
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=[reward, right], max_steps=6, **given)
     trainer.train()
-    allocation = trainer.rollout_func.allocation if with_hook else trainer.allocation
-    core = allocation.allocator
+    allocation, core = trainer.allocation, trainer.allocation.allocator
     assert core.version == 6
     assert core.accounts()["trained"] > 0
     assert (core.statistics.successes_N % 1 == 0).all()
@@ -64,11 +54,6 @@ def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, wit
     scores = [rollout.scores_F for rollout in allocation.generated]
     assert {allocation.rewards.selected_by(scores_F) for scores_F in scores} == {0.0, 1.0}
     assert {allocation.rewards.reward(scores_F) for scores_F in scores} - {0.0, 1.0}
-
-
-def test_the_hook_refuses_a_sum_of_rewards_too():
-    with pytest.raises(ValueError, match=r"the metric is the whole reward, 1 · shaped \+ 1 · right; give metric="):
-        AllocatedRollouts(tiny_trl.RECIPES["fresh_pilot_commit"], tiny_trl.prompts(), [shaped, right])
 
 
 def test_a_metric_of_its_own_must_be_one(tmp_path):

@@ -112,8 +112,3 @@ def test_accelerate_launch_on_the_cpu_starts_one_process_which_says_so(tmp_path)
     alone = run(tmp_path, 1, launcher=launcher, recipe="grpo")
     assert len(alone.decided) == 1
     assert "torchrun --nproc_per_node N" in alone.printed
-
-
-@pytest.mark.slow
-def test_the_hook_with_two_processes(tmp_path):
-    assert_two_are_one(tmp_path, recipe="fresh_pilot_commit", with_hook=True, learning_rate=1e-3)

@@ -10,7 +10,7 @@ import pytest
 import tiny_trl
 
 from rollalloc.core.errors import NoScores
-from rollalloc.drivers.trl.rewards import of_functions
+from rollalloc.drivers.trl.rewards import RewardFunctions
 
 EXAMPLES = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "c", "answer": 3}]
 TEXTS, IDS = ["x", "yy", "zzz"], [[1], [2, 2], [3, 3, 3]]
@@ -21,8 +21,14 @@ def the_answer(answer: list[int], **_: Any) -> list[float]:
     return [float(number) for number in answer]
 
 
-def scored(*functions: Any, weights: Any = None, metric: str | None = None) -> Any:
-    rewards = of_functions(list(functions), weights, metric)
+def of_functions(*functions: Any, weights: Any = None, metric: str | None = None) -> RewardFunctions:
+    names = [getattr(function, "__name__", "judge") for function in functions]
+    nothing = [None] * len(functions)
+    return RewardFunctions(functions, names, weights or [1.0] * len(functions), nothing, metric)
+
+
+def scored(*functions: Any, **given: Any) -> Any:
+    rewards = of_functions(*functions, **given)
     return rewards, rewards(EXAMPLES, TEXTS, IDS, STATE)
 
 
@@ -77,7 +83,7 @@ def test_async_functions_run_side_by_side_and_in_one_loop():
         async def __call__(self, completions: list[str], **given: Any) -> list[float]:
             return [2 * score for score in await slow(completions, **given)]
 
-    rewards = of_functions([slow, Judge(), length], None, None)
+    rewards = of_functions(slow, Judge(), length)
     for _ in range(2):
         assert rewards(EXAMPLES, TEXTS, IDS, STATE).scores_BF == [[1, 2, 1], [1, 2, 2], [1, 2, 3]]
     assert most == 2
@@ -112,13 +118,6 @@ def test_what_a_function_may_not_return(scores, message):
         scored(wrong)
 
 
-def test_weights_and_metrics_that_do_not_fit():
-    with pytest.raises(ValueError, match="a weight for each of 1 reward functions, got 2"):
-        of_functions(length, [1, 2], None)
-    with pytest.raises(ValueError, match="metric must name one of the reward functions length, got 'size'"):
-        of_functions(length, None, "size")
-
-
 def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_function(tmp_path):
     def correct(completions: list[str], **_: Any) -> list[float | None]:
         return [None if text.endswith("k1") else float(text.startswith("a")) for text in completions]
@@ -140,8 +139,8 @@ def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_fun
     assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal
 
 
-@pytest.mark.parametrize(("with_hook", "scored"), [(False, 16), (True, 0)], ids=["trainer", "hook"])
-def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, with_hook, scored):
+@pytest.mark.parametrize("scored", [16, 0])
+def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, scored):
     calls = 0
 
     def reward(completions: list[str], **_: Any) -> list[float | None]:
@@ -149,17 +148,11 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
         calls += len(completions)
         return [float(at % 2) if calls <= scored else None for at in range(len(completions))]
 
-    given = {"reward": reward, "with_hook": with_hook, "dataset": tiny_trl.prompts(80)}
-    trainer = tiny_trl.trainer(tmp_path, "grpo", **given, max_steps=40)
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, dataset=tiny_trl.prompts(80), max_steps=40)
     for _ in range(2):  # nor at the second try
         with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
             trainer.train()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_reward_is_the_weighted_sum():
-    rewards, found = scored(length, the_answer, weights=[0.5, 10])
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
 
 
 def test_an_error_of_an_async_function_is_the_users():
@@ -170,14 +163,13 @@ def test_an_error_of_an_async_function_is_the_users():
         scored(broken)
 
 
-def test_selection_may_look_at_one_function():
-    rewards, found = scored(length, the_answer, weights=[1, 0], metric="the_answer")
+def test_the_reward_is_the_weighted_sum_and_selection_may_look_at_one_function():
+    rewards, found = scored(length, the_answer, weights=[0.5, 10], metric="the_answer")
     assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
+    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
 
 
-@pytest.mark.parametrize("with_hook", [False, True])
-def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
+def test_columns_belong_to_the_prompt_that_was_rolled_out(tmp_path):
     table = {row["number"]: row for row in tiny_trl.prompts()}
     seen = set()
 
@@ -188,5 +180,5 @@ def test_columns_belong_to_the_prompt_that_was_rolled_out(with_hook, tmp_path):
         seen.update(number)
         return [float(which % 3 == at % 2) for at, which in enumerate(number)]
 
-    tiny_trl.trainer(tmp_path, "fresh_pilot_commit", reward=reward, with_hook=with_hook).train()
+    tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward).train()
     assert len(seen) > 8

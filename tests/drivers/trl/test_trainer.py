@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOTrainer
 
 from arithmetic import Gradients, assert_same_gradients, gradients_of, tokens_by_key
@@ -23,12 +23,10 @@ from rollalloc.drivers.trl import AllocatedGRPOTrainer, tensors
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
-from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.rules import advantages
 from rollalloc.runs.metrics import undeclared
 from rollalloc.train.native import Settings, Trainer
+from tiny_policy import make_policy
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:
@@ -48,8 +46,7 @@ def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, G
 
 def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
     """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
-    dataset, tokenizer, model = tiny_trl.prompts(), tiny_trl.tiny_tokenizer(), tiny_trl.tiny_model()
-    policy = Policy(model.eval(), tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
+    dataset, policy = tiny_trl.prompts(), make_policy()
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
     prompt_set = PromptSet(
         keys=tuple(map(str, range(len(texts)))),
@@ -58,7 +55,7 @@ def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
         ground_truths=tuple(answers),
         extra_infos=({},) * len(texts),
     )
-    encoded = EncodedPrompts(prompt_set, tuple(tuple(ids) for ids in tokenizer(texts)["input_ids"]))
+    encoded = EncodedPrompts(prompt_set, tuple(tuple(ids) for ids in policy.tokenizer(texts)["input_ids"]))
 
     def reward(*, data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
         return tiny_trl.starts_right([solution_str], [ground_truth])[0]
@@ -74,7 +71,7 @@ def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
         stop_when_barren=False,
     )
     trainer = Trainer(policy, recipe, encoded, InlineScorer(reward), given)
-    with tokens_by_key(), gradients_of(model) as gradients:
+    with tokens_by_key(), gradients_of(policy.model) as gradients:
         trainer.run()
     return trainer.allocator.accounts(), gradients
 
@@ -428,16 +425,8 @@ def test_a_model_may_be_the_reward(tmp_path):
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "k1": 3, "k2": 4}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    config = LlamaConfig(
-        vocab_size=5,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        pad_token_id=0,
-        initializer_range=1.0,
-    )
+    config = tiny_trl.tiny_model().config
+    config.update({"vocab_size": 5, "num_labels": 1, "initializer_range": 1.0})
     torch.manual_seed(0)
     judge = LlamaForSequenceClassification(config).eval()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
@@ -500,10 +489,3 @@ def test_evaluating_on_the_way_changes_nothing_but_the_random_state_of_torch(tmp
     )
     assert_same_gradients(plain, evaluating)
     assert any("eval_reward" in line for line in trainer.state.log_history)
-
-
-def test_a_batch_may_have_another_advantage_and_rows_of_unequal_number(tmp_path):
-    recipe = replace(
-        recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6), advantage=advantages.OverGroup(advantages.dr_grpo)
-    )
-    assert_as_natively(*by_trl(tmp_path, recipe))

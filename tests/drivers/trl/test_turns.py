@@ -15,7 +15,7 @@ import tiny_trl
 import torch
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOTrainer
 from trl.chat_template_utils import add_response_schema, parse_response, qwen3_chat_template
 
@@ -61,18 +61,9 @@ def talking_tokenizer() -> PreTrainedTokenizerFast:
 
 def talking_model() -> LlamaForCausalLM:
     tokenizer = talking_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = tiny_trl.tiny_model().config
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 4096, **ends})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config)

@@ -19,11 +19,11 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 import arithmetic
 from rollalloc import Recipe, recipes
-from rollalloc.drivers.trl import AllocatedGRPOTrainer, AllocatedRollouts
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 from tiny_policy import WORDS, tiny_model
 
@@ -31,7 +31,6 @@ RECIPES = {
     "grpo": recipes.grpo(groups=4, n=4),
     "dapo": recipes.dapo(groups=4, n=4, gen_groups=6),
     "pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8),
-    "fresh_pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8, max_staleness=0),
     "pods": recipes.pods(groups=4, n=8, m=4),
     "darts": recipes.darts(groups=4, shortest=3, longest=1),
     "darts_sampled": recipes.darts(groups=4, shortest=3, longest=1, tail="sampled"),
@@ -99,11 +98,10 @@ def trainer(
     reward: Any = starts_right,
     dataset: Dataset | None = None,
     model: Any = None,
-    with_hook: bool = False,
     driver: dict[str, Any] | None = None,
     more: dict[str, Any] | None = None,
     **changes: Any,
-) -> GRPOTrainer:
+) -> AllocatedGRPOTrainer:
     """A trainer under a recipe; `changes` of TRL's settings, `driver` for rollalloc's own, `more` for the trainer."""
     recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
     if recipe in ONE_EACH.values():
@@ -116,9 +114,6 @@ def trainer(
         "processing_class": tiny_tokenizer(),
         **(more or {}),
     }
-    if with_hook:
-        rollouts = AllocatedRollouts(recipe, dataset, reward, seed=given["args"].seed, **(driver or {}))
-        return GRPOTrainer(reward_funcs=rollouts.reward, rollout_func=rollouts, callbacks=[rollouts], **given)
     return AllocatedGRPOTrainer(reward_funcs=reward, recipe=recipe, **(driver or {}), **given)
 
 
@@ -162,7 +157,7 @@ def main(given: dict[str, Any]) -> None:
     made = trainer(out, given.pop("recipe"), reward=reward, **given)
     with tokens, arithmetic.gradients_of(made.model) as gradients:
         made.train(resume_from_checkpoint=resume)
-    allocation = made.rollout_func.allocation if made.rollout_func else made.allocation
+    allocation = made.allocation
     decided = json.dumps(allocation.allocator.state_dict()).encode()
     line = {"decisions": sha256(decided).hexdigest(), "held": sorted(allocation.rollouts)}
     (out / f"process-{made.accelerator.process_index}.json").write_text(json.dumps(line))

@@ -59,6 +59,16 @@ class Remotely:
             if left and not ended:
                 self._check_pulse()
 
+    def all_of(self, futures: Iterable[Future[list[Ended]]]) -> list[Ended]:
+        """What all of these came to, in their order.
+
+        Raises:
+            ServiceFailed: as `wait`.
+        """
+        futures = list(futures)
+        self.wait(futures)
+        return [each for future in futures for each in future.result()]
+
     def _check_pulse(self) -> None:
         assert self._loop is not None
         try:
@@ -252,23 +262,3 @@ class RemoteRoller:
         held = unpack(state["trajectories"], tensors, "rollouts")
         self.outcomes.load_state({name: value for name, value in state.items() if name != "trajectories"})
         self.generations = {each.rollout: each for each in held}
-
-
-def all_of(futures: Iterable[Future[list[Ended]]], remotely: Remotely) -> Future[list[Ended]]:
-    """One future of all, in their order."""
-    futures = list(futures)
-    both: Future[list[Ended]] = Future()
-
-    def collect() -> None:
-        try:
-            remotely.wait(futures)
-            ended = [each for future in futures for each in future.result()]
-        except BaseException as error:
-            if both.set_running_or_notify_cancel():
-                both.set_exception(error)
-        else:
-            if both.set_running_or_notify_cancel():
-                both.set_result(ended)
-
-    Thread(target=collect, daemon=True).start()
-    return both

@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock, Thread
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import numpy as np
 
@@ -27,6 +27,7 @@ LossName = Literal["importance_sampling", "ppo", "cispo"]  # those that take a l
 MODEL_FILE = "tinker.json"
 _FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # no retry mends these
 _DAY_S = 86_400
+_T = TypeVar("_T")
 
 
 class ServiceFailed(RuntimeError):
@@ -301,7 +302,7 @@ class Service:
     def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """What a call returns; it has as long as a request, whatever it waits for."""
         try:
-            return _within(self.remote.request_seconds, call)
+            return begun(call).result(self.remote.request_seconds)
         except Exception as error:
             self._refuse(what, error)
 
@@ -311,9 +312,10 @@ class Service:
         raise ServiceFailed(f"{what} failed, {_named(error)}; once that is mended, resume the run") from error
 
 
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What a call returns, which may block; one that takes longer is left to itself."""
-    result: Future[Any] = Future()
+def begun(call: Callable[[], _T]) -> Future[_T]:
+    """What a call returns, which may block: it is made meanwhile, and who does not wait leaves it to itself."""
+    result: Future[_T] = Future()
+    result.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
@@ -322,7 +324,7 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
             result.set_exception(error)
 
     Thread(target=work, daemon=True).start()  # no pool's: those are waited for when the process ends
-    return result.result(seconds)
+    return result
 
 
 def _tokens_of(made: Any) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
-from rollalloc.drivers.tinker.rollouts import Remotely, RemoteRoller, all_of
-from rollalloc.drivers.tinker.service import Service
+from rollalloc.drivers.tinker.rollouts import Remotely, RemoteRoller
+from rollalloc.drivers.tinker.service import Service, begun
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.atomic import write_text
@@ -144,8 +144,8 @@ class TinkerTrainer(Loop):
             Order(prompt, prompt, 0, tuple(range(prompt * each, (prompt + 1) * each)))
             for prompt in range(len(self.heldout.keys))
         ]
-        asked = all_of([self.remotely.start(self.heldout, order, wave) for order in orders], self.remotely)
-        played = patient(asked, lambda: self._stop.by is not None)
+        asked = [self.remotely.start(self.heldout, order, wave) for order in orders]
+        played = patient(begun(lambda: self.remotely.all_of(asked)), lambda: self._stop.by is not None)
         if self._stop.by is not None:  # what was to be stopped was not scored
             raise Interrupted
         return judged([one.trajectory.generation() for one in played], [one.outcome for one in played], each)

@@ -1,12 +1,11 @@
-"""TRL's `GRPOTrainer` under a recipe: `AllocatedGRPOTrainer` in its place, or `AllocatedRollouts` as its `rollout_func`."""
+"""TRL's `GRPOTrainer` under a recipe: `AllocatedGRPOTrainer` in its place."""
 
 try:
     import trl as _trl  # noqa: F401
 except ImportError as error:
     raise ImportError("rollalloc.drivers.trl needs TRL; pip install 'rollalloc[trl]'") from error
 
-from rollalloc.drivers.trl.hook import AllocatedRollouts
 from rollalloc.drivers.trl.silence import SilenceCallback
 from rollalloc.drivers.trl.trainer import AllocatedGRPOTrainer
 
-__all__ = ["AllocatedGRPOTrainer", "AllocatedRollouts", "SilenceCallback"]
+__all__ = ["AllocatedGRPOTrainer", "SilenceCallback"]

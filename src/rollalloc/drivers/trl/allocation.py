@@ -129,19 +129,11 @@ class Allocation:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
                 return batch
             if actions.finished:
-                self.end(actions.finished)
+                if self.allocator.scoreless():
+                    raise no_scores(mostly_unscored(actions.finished, self.rewards.unscored.reason))
+                self.finished = actions.finished
                 return None
             actions = self._ask()
-
-    def end(self, why: str) -> None:
-        """The run is over.
-
-        Raises:
-            NoScores: for want of scores.
-        """
-        if self.allocator.scoreless():
-            raise no_scores(mostly_unscored(why, self.rewards.unscored.reason))
-        self.finished = why
 
     def prepare(self, saved: Blocks | None = None) -> None:
         """Before anything is drawn: make the features that are to be made, or take those that were saved."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from rollalloc.core.packing import differences, exact_keys
@@ -20,7 +21,6 @@ from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
-from rollalloc.drivers.trl.steps import OptimizerSteps
 from rollalloc.generate.sampler import pack_generations, unpack_generations
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
@@ -46,34 +46,35 @@ class AllocationCallback(TrainerCallback):
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        *,
-        accept_recipe: bool,
-        accept_data: bool,
-        notices: bool = True,
-        steps: OptimizerSteps | None = None,
-    ) -> None:
+    def __init__(self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool, notices: bool = True) -> None:
         self.allocation = allocation
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
-        self._steps = steps or OptimizerSteps()  # on the outstanding batch
+        self._began = False  # whether the optimizer began a step on the outstanding batch
+        self._watch: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
-        check_saving(args, state)
-        self.begin(args, state, optimizer)
-
-    def begin(self, args: Any, state: Any, optimizer: Any) -> None:
         """Load what the trainer resumes from, or count a batch as trained within which the last training ended."""
+        check_saving(args, state)
         if state.global_step:
             accepted = {"accept_recipe": self.accept_recipe, "accept_data": self.accept_data}
             load(self.allocation, self.resume_from or checkpoint_of(args, state), **accepted)
-        elif self._steps.began and self.allocation.allocator.batch:
+        elif self._began and self.allocation.allocator.batch:
             log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
             self.allocation.trained()
-        self._steps.began = False
-        self._steps.watch(optimizer)
+        self._began = False
+        self._watch_steps(optimizer)
+
+    def _watch_steps(self, optimizer: Any) -> None:
+        """Hear of steps from the optimizer itself: a callback before ours may raise, and ours is not called then."""
+        if self._watch is not None:
+            self._watch.remove()
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        if isinstance(optimizer, Optimizer):  # DeepSpeed's is none
+            self._watch = optimizer.register_step_pre_hook(self._step_begins)
+
+    def _step_begins(self, *_: Any) -> None:
+        self._began = True
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
         """What the trainer is to resume from: of True, the newest checkpoint with a state; remembers it."""
@@ -83,7 +84,7 @@ class AllocationCallback(TrainerCallback):
         return given
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._steps.begin()
+        self._step_begins()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if self.allocation.finished:
@@ -97,7 +98,7 @@ class AllocationCallback(TrainerCallback):
             if self.notices and state.is_world_process_zero and (said := notice(self.allocation.allocator.teaching)):
                 log.warning("%s", said)
             self.allocation.trained()
-            self._steps.began = False
+            self._began = False
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         place = checkpoint_of(args, state)
@@ -197,8 +198,8 @@ def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, acc
     """Refuse a checkpoint of another seed or, unless that is accepted, of another recipe."""
     if core["seed"] != allocation.allocator.seed:
         raise ValueError(
-            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give it the saved seed "
-            "(GRPOConfig's, or that of AllocatedRollouts)"
+            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give GRPOConfig the "
+            "saved one"
         )
     if others := "; ".join(differences(core["recipe"], allocation.allocator.recipe.description)):
         if not accept_recipe:

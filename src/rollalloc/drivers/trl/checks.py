@@ -13,7 +13,7 @@ from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.drivers.trl.rewards import RewardFunctions, how_to_name_a_metric
-from rollalloc.rules import advantages, rows
+from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
 
@@ -152,8 +152,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     """Refuse what TRL's trainer takes but the driver does not serve."""
     if given.get("rollout_func") is not None:
         raise ValueError(
-            "rollout_func is not supported under a recipe: the driver generates what the recipe orders; use TRL's "
-            "GRPOTrainer, with rollalloc.drivers.trl.AllocatedRollouts as rollout_func where that suits"
+            "rollout_func is not supported under a recipe: the driver generates what the recipe orders; leave it out"
         )
 
 
@@ -250,29 +249,3 @@ def check_saving(args: Any, state: Any) -> None:
             f"a batch takes {each} optimizer steps, and only between two batches can a run be saved, but {setting}={value}; "
             f"make it a multiple of {each}"
         )
-
-
-def why_not_in_equal_groups(recipe: Recipe) -> str | None:
-    """Why stock TRL cannot train a recipe through `rollout_func`; None where it can."""
-    over_all = isinstance(recipe.advantage, advantages.OverGroup) and recipe.rows == rows.Everything()
-    kernel = getattr(recipe.advantage, "kernel", None)
-    if recipe.trains_older_rows:
-        return (
-            f"max_staleness={recipe.max_staleness}, replay={recipe.replay}: stock TRL cannot weigh rows sampled from older "
-            "weights"
-        )
-    sampled = bool(recipe.stopping) and getattr(recipe.rows, "longest", 0) > 0  # a late row stands for those stopped
-    if rows_per_group(recipe) is None or sampled:
-        return f"{recipe.rows!r}: stock TRL needs groups of equal size and rows of equal weight"
-    of_trls_deviation = (advantages.grpo, advantages.pods, advantages.kernel_of("sample"))
-    if not (over_all or isinstance(recipe.advantage, advantages.OverChosen)) or kernel not in of_trls_deviation:
-        return (
-            f"{recipe.advantage!r}: stock TRL computes the advantages, over the rows it gets, by the sample's deviation"
-        )
-    if recipe.reads_latency:
-        return f"{recipe.stages[-1].size!r}: nothing measures how fast stock TRL decodes; give the curve itself"
-    if recipe.over_batch is not None:
-        return f"{recipe.over_batch!r}: stock TRL computes the advantages, over the rows of each group by itself"
-    if recipe.max_candidates is not None or recipe.budget != type(recipe.budget)():
-        return "max_candidates or a budget: stock TRL has no short batches"
-    return None

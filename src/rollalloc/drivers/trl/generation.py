@@ -13,7 +13,6 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor
 from trl import GRPOTrainer
-from trl.models.utils import unwrap_model_for_generation
 
 from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.turns import Turns
@@ -21,7 +20,7 @@ from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, OnFinished, Request
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.caching import why_not
-from rollalloc.models.likelihood import completion_logprobs, evaluating, padded
+from rollalloc.models.likelihood import completion_logprobs, evaluating
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +99,7 @@ class Generator:
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
         """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
-        if self.trainer.use_vllm:
-            return self._vllm(prompts)
-        return (self._continuously(prompts) if _continuous(self.trainer) else self._transformers(prompts)), None
+        return self._vllm(prompts) if self.trainer.use_vllm else (self._by_trl(prompts), None)
 
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
@@ -117,41 +114,27 @@ class Generator:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return logprobs_of(self.trainer, model, pairs)
 
-    def _continuously(self, prompts: Sequence[Tokens]) -> list[Tokens]:
-        """By transformers' continuous batching, as TRL sets it up."""
+    def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
+        """As TRL itself generates, with `generate` or continuous batching, but that dropout is off."""
         turn: Any = GRPOTrainer._generate_single_turn
         several = (1,) if "num_generations" in signature(turn).parameters else ()  # not in TRL's first versions
-        completions, _ = turn(self.trainer, [list(tokens) for tokens in prompts], None, {}, *several)
-        if len(completions) != len(prompts):
+        at_once = max(1, len(prompts)) if _continuous(self.trainer) else self._rows_at_once
+        found: list[Any] = []
+        model = self.trainer.model
+        was_training = model.training
+        model.eval()
+        try:
+            for start in range(0, len(prompts), at_once):
+                asked = [list(tokens) for tokens in prompts[start : start + at_once]]
+                found += turn(self.trainer, asked, None, {}, *several)[0]
+        finally:
+            model.train(was_training)
+        if len(found) != len(prompts):
             raise RuntimeError(
-                f"continuous batching was to give {len(prompts)} completions, got {len(completions)}; its own log says "
-                "why the others failed"
+                f"continuous batching was to give {len(prompts)} completions, got {len(found)}; its own log says why the "
+                "others failed"
             )
-        return [self._up_to_the_end(list(tokens)) for tokens in completions]
-
-    def _transformers(self, prompts: Sequence[Tokens]) -> list[Tokens]:
-        found: list[Tokens] = []
-        trainer, rows = self.trainer, self._rows_at_once
-        with (
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-                generation_kwargs=trainer.generation_kwargs,
-            ) as model,
-            evaluating(model),
-        ):
-            for start in range(0, len(prompts), rows):
-                ids_BP, mask_BP = widened(
-                    trainer,
-                    padded(prompts[start : start + rows], self.pad_id, side="left", device=trainer.accelerator.device),
-                    side="left",
-                )
-                made_BS = model.generate(
-                    input_ids=ids_BP, attention_mask=mask_BP.long(), generation_config=trainer.generation_config
-                )
-                found += [self._up_to_the_end(tokens) for tokens in made_BS[:, ids_BP.shape[1] :].tolist()]
-        return found
+        return [self._up_to_the_end(list(tokens)) for tokens in found]
 
     @property
     def _rows_at_once(self) -> int:

@@ -170,27 +170,6 @@ class RewardFunctions:
         return loop
 
 
-def of_functions(functions: Any, weights: Sequence[float] | None, metric: str | None) -> RewardFunctions:
-    """Reward functions as a user gives them: one or several, weights 1 by default.
-
-    Raises:
-        TypeError: something that cannot be called, or a model.
-        ValueError: another number of weights than of functions, or a metric that is none of them.
-    """
-    several = list(functions) if isinstance(functions, (list, tuple)) else [functions]
-    for function in several:
-        if not callable(function) or isinstance(function, torch.nn.Module):
-            raise TypeError(
-                f"expected reward functions, got {type(function).__name__}; reward models need "
-                "rollalloc.drivers.trl.AllocatedGRPOTrainer"
-            )
-    weights = [1.0] * len(several) if weights is None else list(weights)
-    if len(weights) != len(several):
-        raise ValueError(f"expected a weight for each of {len(several)} reward functions, got {len(weights)}")
-    names = [getattr(function, "__name__", type(function).__name__) for function in several]
-    return RewardFunctions(several, names, weights, [None] * len(several), metric)
-
-
 def how_to_name_a_metric(names: Sequence[str]) -> str:
     """What to do where the metric is no success rate."""
     return (

@@ -1,1 +1,0 @@
-"""What may change without notice."""
