@@ -217,9 +217,6 @@ class Given(Sampled):
         bool,
         titled("async: without staleness, train on groups that are complete while the batch's others run.", _STREAM),
     ] = True
-    backend: Annotated[str, titled("async: generation back-end, own, or vllm where that is installed.", _STREAM)] = (
-        "own"
-    )
     generator_limit: Annotated[
         float,
         titled(

@@ -137,7 +137,6 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("streaming/rows_mean", "rows", "of a decoding step", _BATCH),
         Metric("streaming/step_seconds", "s", "of a decoding step", _BATCH),
         Metric("streaming/restarts", "restarts", "of the generator so far", _BATCH),
-        Metric("streaming/preempted", "requests", "that vLLM put off for want of memory", _BATCH),
     ),
     "An evaluation": (
         Metric("at", "rollouts", "the point of the grid of `--eval-every`; null: the final weights", _EVAL, COUNT),
