@@ -96,8 +96,6 @@ def test_the_command_of_a_user_starts(started):
     ("recipe", "also"),
     [
         ("foresight", ("--lora", 2)),
-        ("foresight", ("--features", "none", "--on-weight-update", "restart")),
-        ("darts", ("--on-weight-update", "stop", "--keep-stopped")),
         ("pilot_commit+pods", ()),
     ],
 )

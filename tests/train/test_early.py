@@ -188,9 +188,9 @@ def in_turn(trainer):
     """Let each completion be told by itself, so that there are moments between them however fast this machine is."""
     sort = trainer.roller._sort
 
-    def sorting(ended, allocator, backend):
+    def sorting(ended, allocator):
         for each in ended:
-            sort([each], allocator, backend)
+            sort([each], allocator)
             for future in [future for _, future in trainer.roller._scoring]:
                 future.result()
             trainer.roller._tell_scored(allocator)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import OnWeightUpdate, Streaming
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
@@ -43,8 +43,6 @@ _OF_OWN_RUNS = (
 )
 _OF_STREAMING = (
     "ahead",
-    "on_weight_update",
-    "keep_stopped",
     "overlap",
     "early",
     "generator_limit",
@@ -206,7 +204,7 @@ def _update(given: Given) -> dict[str, Any]:
         "sampling_dtype": given.sampling_dtype,
         "gradient_checkpointing": given.gradient_checkpointing,
         "engine": given.engine,
-        "streaming": _streaming(given),
+        "streaming": Streaming(overlap=given.overlap, early=given.early),
         "generator_limit_s": given.generator_limit,
     }
 
@@ -219,15 +217,6 @@ def _optimizer(given: Given) -> dict[str, Any]:
     if given.adaptive_clip is not None:
         said["adaptive_clip"] = given.adaptive_clip or None
     return said
-
-
-def _streaming(given: Given) -> Streaming:
-    return Streaming(
-        overlap=given.overlap,
-        early=given.early,
-        on_weight_update=cast("OnWeightUpdate", given.on_weight_update),
-        keep_stopped=given.keep_stopped,
-    )
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,20 +75,6 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
         assert each.spans == ((0, len(each.tokens)),)
     assert backend.capacity() == slots
     assert {each.end for each in ended.values()} == {"length", "stop"}
-
-
-def test_a_rollout_goes_on_from_what_it_had(policy, expected):
-    tokens, waves = expected
-    draw = random.Random(5)
-    rows = []
-    for rollout, whole in waves.items():
-        begun = whole.tokens[: draw.randint(0, len(whole.tokens) - 1)]
-        rows.append(replace(rows_of(tokens, [rollout])[0], begun=begun))
-    backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=16)))
-    ended = drained(backend, rows)
-    for row in rows:
-        assert row.begun + ended[row.rollout].tokens == waves[row.rollout].tokens
-        assert ended[row.rollout].end == ("length" if waves[row.rollout].truncated else "stop")
 
 
 def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
@@ -163,7 +148,6 @@ def test_rows_are_refused_that_cannot_run(policy):
         (Row(1, 0, (4,)), "runs already"),
         (Row(2, 0, ()), "1 to 3 tokens, got 0"),
         (Row(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
-        (Row(2, 0, (4,), (4, 4)), "all it may have"),
     ]:
         with pytest.raises(ValueError, match=words):
             backend.start([row])
