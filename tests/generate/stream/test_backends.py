@@ -2,9 +2,7 @@
 
 import multiprocessing
 import multiprocessing.spawn
-import os
 import random
-import signal
 import threading
 
 import numpy as np
@@ -171,46 +169,6 @@ def test_weights_that_diverged_are_said(policy_of):
         backend.step(0)
 
 
-@pytest.fixture
-def process(policy):
-    """A back-end in a process of its own; each takes seconds to begin."""
-    backend = ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=64)), threads=1)
-    yield backend
-    running = backend._spawned.process
-    backend.close()
-    backend.close()
-    assert running.exitcode is not None
-    assert "rollalloc generator's pipe" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.mark.e2e
-def test_a_process_that_dies_is_replaced_once(policy, process, expected):
-    tokens, waves = expected
-    rollouts = range(40)
-    process.start(rows_of(tokens, rollouts))
-    process.abort([39])
-    os.kill(process._spawned.process.pid, signal.SIGKILL)
-    ended = {each.rollout: each for each in drained_rest(process, 40)}
-    assert process.figures() == {"restarts": 1}
-    assert ended.keys() == set(rollouts)
-    assert all(ended[each].tokens == waves[each].tokens for each in range(39))
-    # then under new weights, which reach the process that is there now
-    weights = changed(policy.model)
-    process.load(weights, 1)
-    process.load(weights, 2)
-    process.start(rows_of(tokens, range(40, 50)))
-    ended = drained_rest(process, 10)
-    assert {each.spans[0][0] for each in ended} == {2}
-    assert any(each.tokens != waves[each.rollout].tokens for each in ended)
-    assert process.paces()
-    # and twice in a row without a rollout between is too often
-    process.start(rows_of(tokens, range(50, 60)))
-    process._ended_since = False
-    os.kill(process._spawned.process.pid, signal.SIGKILL)
-    with pytest.raises(BackendDied, match="SIGKILL"):
-        drained_rest(process, 10)
-
-
 def soon(act):
     """What it returns; it may not wait for ever."""
     returned = []
@@ -226,7 +184,7 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     """Nor for weights."""
     monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
     policy = policy_of()
-    backend = soon(lambda: ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=4)), threads=1))
+    backend = soon(lambda: ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=4))))
     weights = weights_of(policy.model)
     for version in range(1, 5):
         backend._heard.copied = True
