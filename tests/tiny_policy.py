@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +126,66 @@ def prompts_of() -> Callable[[int], EncodedPrompts]:
 @pytest.fixture(scope="session")
 def policy_of() -> Callable[..., Policy]:
     return make_policy
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run; what is not JSON, such as NaN, is refused."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without what depends on a clock."""
+    lines = lines_of(folder)
+    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    """Every parameter of what a trainer or an updater trains, one after the other."""
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
+
+
+def checkpoints(folder: Path) -> list[int]:
+    """The batches after which there is a checkpoint."""
+    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*"))
+
+
+def killed_after(batches: int) -> Callable[[dict[str, Any]], None]:
+    """A listener that ends the run, in the middle of the metrics, as an exception does."""
+
+    def listen(line: dict[str, Any]) -> None:
+        if line["kind"] == "batch" and line["batch"] == batches:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def resumed_is_unbroken(run_of: Callable[..., Trainer], folder: Path, breaks: int, **changes: Any) -> tuple[Any, Any]:
+    """A run, and the same that breaks in a batch and goes on: metrics, weights and all that outlives it are equal.
+
+    Args:
+        run_of: makes a trainer with a checkpoint after each second batch, of a folder and changes.
+        folder: gets `unbroken` and `broken`.
+        breaks: the batch.
+        changes: of the run.
+
+    Returns:
+        The trainer that was never broken, and the one that went on.
+    """
+    unbroken = run_of(folder / "unbroken", **changes)
+    why = unbroken.run()
+    with pytest.raises(KeyboardInterrupt):
+        run_of(folder / "broken", listener=killed_after(breaks), **changes).run()
+    resumed = run_of(folder / "broken", **changes)
+    every = resumed.settings.checkpoint_every
+    assert resumed.resume() == (breaks - 1) // every * every
+    assert resumed.run() == why
+    assert untimed(folder / "broken") == untimed(folder / "unbroken")
+    assert torch.equal(weights(resumed), weights(unbroken))
+    assert resumed.allocator.state_dict() == unbroken.allocator.state_dict()
+    assert resumed.updater.limit == unbroken.updater.limit
+    assert checkpoints(folder / "broken") == checkpoints(folder / "unbroken")
+    return unbroken, resumed

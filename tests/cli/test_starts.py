@@ -8,20 +8,12 @@ Processes are forked here, which is quick; what they are sent is pickled all the
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
-import sys
 from itertools import product
-from math import log
-from time import monotonic
-from types import ModuleType
 
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.generate.stream import settings
-from rollalloc.generate.stream.vllm_backend import Chunk
 from rollalloc.lab.bench.methods import matched
 from rollalloc.named import RECIPES, make_recipe
 
@@ -104,71 +96,11 @@ def test_the_command_of_a_user_starts(started):
     ("recipe", "also"),
     [
         ("foresight", ("--lora", 2)),
-        ("foresight", ("--features", "none", "--on-weight-update", "restart")),
-        ("darts", ("--on-weight-update", "stop", "--keep-stopped")),
         ("pilot_commit+pods", ()),
     ],
 )
 def test_more_commands_of_a_user_start(started, recipe, also):
     assert started(recipe, "--engine", "async", "--staleness", 1, *also)
-
-
-class Served:
-    """In vLLM's place: draws tokens of equal probability."""
-
-    dead = False
-
-    def __init__(self, model, folder, *, decoding):
-        model.save_pretrained(folder)
-        self.tokens, self.ends, self.made, self.aborted = model.config.vocab_size, decoding.eos_ids, {}, set()
-
-    async def generate(self, name, tokens, most, seed, salt):
-        draw = random.Random(seed)
-        for at in range(most):
-            self.made[name] = at
-            await asyncio.sleep(0)
-            token = draw.randrange(self.tokens)
-            end = (
-                "abort"
-                if name in self.aborted
-                else "stop"
-                if token in self.ends
-                else "length"
-                if at == most - 1
-                else None
-            )
-            yield Chunk([token], [-log(self.tokens)], end, monotonic())
-            if end:
-                break
-        del self.made[name]
-
-    async def abort(self, names):
-        self.aborted.update(names)
-
-    async def load(self, file):
-        return monotonic(), dict(self.made)
-
-    def paces(self):
-        return []
-
-    def figures(self):
-        return {}
-
-    def pids(self):
-        return []
-
-    def close(self):
-        pass
-
-
-@pytest.mark.parametrize(("recipe", "staleness"), [("foresight", 1), ("darts", 3)])
-def test_vllm_s_back_end_starts(started, monkeypatch, recipe, staleness):
-    engine = ModuleType("vllm_engine")
-    engine.Engine, engine.refuse_unservable = Served, lambda model: None
-    monkeypatch.setitem(sys.modules, "rollalloc.generate.stream.vllm_engine", engine)
-    monkeypatch.setattr(settings, "find_spec", lambda name: True)
-    batches = started(recipe, "--engine", "async", "--backend", "vllm", "--staleness", staleness)
-    assert_none_too_old(batches, staleness)
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +132,6 @@ def sliding(own):
         ("grpo", ("--engine", "async", "--ahead", 3, "--staleness", 2), "ahead=3: the last of so many batches is"),
         ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
         ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
-        ("grpo", ("--engine", "async", "--backend", "vllm", "--no-overlap"), "leave out --no-overlap"),
-        ("grpo", ("--engine", "async", "--backend", "vllm"), "vLLM is not installed"),
         ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
         ("grpo", ("--engine", "async", "--kv-tokens", 4), "kv_tokens must hold at least one rollout"),
         ("grpo", ("--features", "none"), "does not look at them"),
@@ -213,8 +143,7 @@ def sliding(own):
     ],
 )
 @pytest.mark.usefixtures("sliding")
-def test_what_cannot_be_is_refused_and_leaves_nothing(call, own, tmp_path, monkeypatch, recipe, options, words):
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+def test_what_cannot_be_is_refused_and_leaves_nothing(call, own, tmp_path, recipe, options, words):
     (own / "starts.py").write_text(REWARD)
     code, output = call(*TRAIN, "--recipe", recipe, *options, "--out", tmp_path / "run")
     assert code == 2

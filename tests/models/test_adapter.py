@@ -31,6 +31,7 @@ from rollalloc.train import evaluation
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings
+from tiny_policy import resumed_is_unbroken
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
 HALF = ["bfloat16", "float16"]
@@ -46,11 +47,6 @@ def trained_adapters(policy, value=0.05):
             if ".lora_B." in name:
                 parameter.add_(value * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
     return adapted
-
-
-def untimed(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
 
 
 def all_weights(model):
@@ -229,11 +225,6 @@ def run_of(trainer_of, prompts_of, policy_of):
     return made
 
 
-def killed(line):
-    if line["kind"] == "batch" and line["batch"] == 4:
-        raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -246,17 +237,7 @@ def killed(line):
     ids=["lora", "lora and a reference", "lora and bf16", "lora and checkpointing", "bf16"],
 )
 def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, changes):
-    unbroken = run_of(tmp_path / "a", **changes)
-    unbroken.run()
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed, **changes).run()
-    resumed = run_of(tmp_path / "b", **changes)
-    assert resumed.resume() == 2
-    resumed.run()
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-    expected = all_weights(unbroken.policy.model)
-    for name, tensor in all_weights(resumed.policy.model).items():
-        assert torch.equal(tensor, expected[name]), name
+    resumed_is_unbroken(run_of, tmp_path, 4, **changes)
 
 
 def test_a_run_with_adapters_changes_them_alone_and_its_checkpoints_hold_them_alone(run_of, tmp_path, policy_of):

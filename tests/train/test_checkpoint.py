@@ -25,6 +25,7 @@ from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.schedule import Schedule
+from tiny_policy import checkpoints, killed_after, make_prompts, resumed_is_unbroken, untimed, weights
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -35,29 +36,6 @@ RECIPES = {
 }
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors", "payloads.safetensors")
 HERE = Path(__file__).parents[1]
-
-
-def untimed(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
-
-
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
-
-
-def numbers(folder):
-    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
-
-
-def killed_after(batches):
-    """A listener that ends the run, in the middle of the metrics, as an exception does."""
-
-    def listen(line):
-        if line["kind"] == "batch" and line["batch"] == batches:
-            raise KeyboardInterrupt
-
-    return listen
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +58,7 @@ def made_once(run_of, tmp_path_factory):
     with pytest.raises(KeyboardInterrupt):
         run_of(folder / "broken", listener=killed_after(5)).run()
     torch.set_num_threads(threads)
-    assert numbers(folder / "broken") == [2, 4]
+    assert checkpoints(folder / "broken") == [2, 4]
     return folder
 
 
@@ -98,81 +76,44 @@ def broken(made_once, tmp_path):
 
 # Resumed is unbroken
 
-
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        pytest.param(name, steps, marks=() if steps == (1, 3)[at % 2] else pytest.mark.e2e)
-        for at, name in enumerate(RECIPES)
-        for steps in (1, 3)
-    ],
-)
-def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name, steps):
-    changes = {"optimizer_steps_per_batch": steps, "schedule": Schedule(warmup=9)}
-    unbroken = run_of(tmp_path / "a", RECIPES[name], **changes)
-    why = unbroken.run()
-    for breaks in (3, 4):  # right after a checkpoint, and one batch later
-        folder = tmp_path / str(breaks)
-        with pytest.raises(KeyboardInterrupt):
-            run_of(folder, RECIPES[name], listener=killed_after(breaks), **changes).run()
-        resumed = run_of(folder, RECIPES[name], **changes)
-        assert resumed.resume() == (breaks - 1) // 2 * 2
-        assert resumed.run() == why
-        assert untimed(folder) == untimed(tmp_path / "a")
-        assert torch.equal(weights(resumed), weights(unbroken))
-        assert resumed.allocator.state_dict() == unbroken.allocator.state_dict()
-        assert numbers(folder) == numbers(tmp_path / "a")
+RESUMED = {
+    f"{name}, {steps}": {"recipe": recipe, "optimizer_steps_per_batch": steps, "schedule": Schedule(warmup=9)}
+    for name, recipe in RECIPES.items()
+    for steps in (1, 3)
+}
+# Steps of very different size, so that the limit of the norm binds.
+RESUMED["mean norm"] = {"adaptive_clip": 1.0, "learning_rate": 0.01, "optimizer_steps_per_batch": 3}
+RESUMED["target"] = {"heldout": HeldOut(make_prompts(8), ((9, EOS_ID),) * 8), "eval_every": 200, "target": 1e-6}
+RESUMED["target"] |= {"max_batches": None, "checkpoint_every": 1}
+RESUMED["barren"] = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
+BREAKS = {"mean norm": (5,), "target": (3,), "barren": (41,)}  # others right after a checkpoint, and one batch later
+E2E = ("grpo, 3", "dapo_carry, 1", "pilot_commit, 3", "darts, 1", "racing, 3", "barren")
 
 
-def test_the_mean_norm_that_gradients_are_clipped_by_survives_a_resume(run_of, tmp_path):
-    """Steps of very different size, so that the limit binds."""
-    changes = {"adaptive_clip": 1.0, "betas": (0.9, 0.95), "learning_rate": 0.01, "optimizer_steps_per_batch": 3}
-    unbroken = run_of(tmp_path / "a", **changes)
-    unbroken.run()
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(5), **changes).run()
-    resumed = run_of(tmp_path / "b", **changes)
-    assert resumed.resume() == 4
-    assert resumed.updater.limit.mean is not None
-    resumed.run()
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-    assert torch.equal(weights(resumed), weights(unbroken))
-    assert resumed.updater.limit == unbroken.updater.limit
-    with pytest.raises(ValueError, match="adaptive_clip"):
-        run_of(tmp_path / "b", **changes | {"adaptive_clip": 2.0}).resume()
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.e2e] * (each in E2E)) for each in RESUMED])
+def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name):
+    for breaks in BREAKS.get(name, (3, 4)):
+        unbroken, _ = resumed_is_unbroken(run_of, tmp_path / str(breaks), breaks, **RESUMED[name])
+        why = untimed(tmp_path / str(breaks) / "unbroken")[-1]["why"]
+        assert why.startswith(name if name in ("target", "barren") else "max_batches")
+        assert name != "mean norm" or unbroken.updater.limit.mean is not None
 
 
 def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
-    recipe = RECIPES["dapo_carry"]
-    changes = {
-        "schedule": Schedule(shape="linear", floor=0.1),
-        "learning_rate": 0.01,
-        "max_batches": None,
-        "max_rollouts": 150,
-    }
-    unbroken = run_of(tmp_path / "a", recipe, **changes)
-    unbroken.run()
-    paid, rates = [0], []
-    for line in untimed(tmp_path / "a"):
-        if line["kind"] == "batch":
-            rates.append(line["learning_rate"])
-            paid.append(line["rollouts_paid"])
-    assert len(rates) > 4
-    assert rates == pytest.approx([0.01 * (0.1 + 0.9 * (1 - before / 150)) for before in paid[:-1]])
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", recipe, listener=killed_after(4), **changes).run()
-    shutil.copytree(tmp_path / "b", tmp_path / "c")
-    resumed = run_of(tmp_path / "b", recipe, **changes)
-    assert resumed.resume() == 2
-    resumed.run()
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-    assert torch.equal(weights(resumed), weights(unbroken))
+    changes = {"schedule": Schedule(shape="linear", floor=0.1), "learning_rate": 0.01, "max_batches": None}
+    changes |= {"recipe": RECIPES["dapo_carry"], "max_rollouts": 150}
+    resumed_is_unbroken(run_of, tmp_path, 4, **changes)
     assert "learning rate" not in caplog.text
-    larger = run_of(tmp_path / "c", recipe, **changes | {"max_rollouts": 300})
-    larger.resume(accept_recipe=True)
-    spent = paid[2] / 150
-    assert f"{50 * spent:.0f}% of it are spent, no longer {100 * spent:.0f}%" in caplog.text
-    assert f"the rate goes from {rates[2]:.3g} to {0.01 * (1 - 0.45 * spent):.3g}" in caplog.text
+    batches = [line for line in untimed(tmp_path / "broken") if line["kind"] == "batch"]
+    paid, rates = [line["rollouts_paid"] for line in batches], [line["learning_rate"] for line in batches]
+    assert len(rates) > 4
+    assert rates == pytest.approx([0.01 * (0.1 + 0.9 * (1 - before / 150)) for before in (0, *paid[:-1])])
+    larger = run_of(tmp_path / "broken", **changes | {"max_rollouts": 300})
+    after = larger.resume(accept_recipe=True)
+    now = paid[after - 1] / 300
+    assert f"{100 * now:.0f}% of it are spent, no longer {200 * now:.0f}%" in caplog.text
+    before, since = (0.01 * (1 - 0.9 * spent) for spent in (2 * now, now))
+    assert f"the rate goes from {before:.3g} to {since:.3g}" in caplog.text
 
 
 def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):
@@ -183,18 +124,10 @@ def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_
         "optimizer_steps_per_batch": 2,
         "learning_rate": 0.01,
     }
-    unbroken = run_of(tmp_path / "a", **changes)
-    unbroken.run()
-    assert max(line["kl"] for line in untimed(tmp_path / "a") if line["kind"] == "batch") > 1e-3
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(4), **changes).run()
+    resumed_is_unbroken(run_of, tmp_path, 4, **changes)
+    assert max(line["kl"] for line in untimed(tmp_path / "broken") if line["kind"] == "batch") > 1e-3
     with pytest.raises(ValueError, match="reference"):
-        run_of(tmp_path / "b", policy=policy_of(seed=2), **changes).resume()
-    resumed = run_of(tmp_path / "b", **changes)
-    assert resumed.resume() == 2
-    resumed.run()
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-    assert torch.equal(weights(resumed), weights(unbroken))
+        run_of(tmp_path / "broken", policy=policy_of(seed=2), **changes).resume()
 
 
 def test_a_run_may_go_on_with_less_memory(run_of, broken):
@@ -237,7 +170,7 @@ def test_a_finished_run_that_is_resumed_ends_again_the_same(run_of, tmp_path):
 
 def test_a_finished_run_goes_on_with_more_batches(run_of, whole, tmp_path):
     run_of(tmp_path / "b", max_batches=3, checkpoint_every=None).run()
-    assert numbers(tmp_path / "b") == [3]
+    assert checkpoints(tmp_path / "b") == [3]
     longer = run_of(tmp_path / "b", max_batches=6)
     longer.resume()
     longer.run()
@@ -261,7 +194,7 @@ def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path
 @pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [5, 6]), (4, [3, 4, 5, 6])])
 def test_the_newest_are_kept(run_of, tmp_path, keep, left):
     run_of(tmp_path, checkpoint_every=1, keep_checkpoints=keep).run()
-    assert numbers(tmp_path) == left
+    assert checkpoints(tmp_path) == left
     assert sorted(path.name for path in (tmp_path / "checkpoints/6").iterdir()) == sorted(FILES)
 
 
@@ -298,7 +231,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
     assert f"4 is corrupt: {file} " in caplog.text
     trainer.run()
     assert untimed(broken) == whole
-    assert numbers(broken) == [4, 6]
+    assert checkpoints(broken) == [4, 6]
 
 
 def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
@@ -330,6 +263,7 @@ def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
         ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.settings\.loss\.clip\.dual"),
         ({"loss": Loss(kl=0.1)}, r"run\.settings\.loss\.kl"),
         ({"eval_every": 31}, r"run\.settings\.eval_every"),
+        ({"adaptive_clip": 2.0}, r"run\.settings\.adaptive_clip"),
         ({"prompts": 41}, r"run\.prompts"),
         ({"heldout": None}, r"run\.heldout"),
     ],
@@ -389,7 +323,7 @@ def test_a_full_disk_leaves_the_one_before_and_says_so(run_of, broken, whole, mo
         with pytest.raises(OSError, match=r"No space left|after batch 6 could not be written.*newest is .* batch 4"):
             trainer.run()
     assert [path.name for path in (broken / "checkpoints").glob(".*")] == []
-    assert numbers(broken) == [2, 4]
+    assert checkpoints(broken) == [2, 4]
     again = run_of(broken)
     assert again.resume() == 4
     again.run()
@@ -410,7 +344,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_leaves(run_of, whole, tmp_path, b
         run_of(tmp_path / "b", checkpoint_every=None, listener=listen).run()
     assert caught.value.by == by
     assert {each: signal.getsignal(each) for each in ASKING} == before
-    assert numbers(tmp_path / "b") == [3]
+    assert checkpoints(tmp_path / "b") == [3]
     assert "end" not in {line["kind"] for line in untimed(tmp_path / "b")}
     resumed = run_of(tmp_path / "b")
     resumed.resume()
@@ -430,7 +364,7 @@ def test_a_second_ctrl_c_leaves_at_once(run_of, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_of(tmp_path, listener=listen).run()
     assert signal.getsignal(signal.SIGINT) is before
-    assert numbers(tmp_path) == [2]
+    assert checkpoints(tmp_path) == [2]
     assert run_of(tmp_path).resume() == 2
 
 
@@ -463,7 +397,7 @@ def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
     assert list(dict.fromkeys(saved)) == [None, 2, 4, 6]
     never = run_of(tmp_path / "never", checkpoint_every=None, checkpoint_minutes=None)
     never.run()
-    assert numbers(tmp_path / "never") == [6]
+    assert checkpoints(tmp_path / "never") == [6]
     assert untimed(tmp_path / "often") == untimed(tmp_path / "never")
     assert torch.equal(weights(often), weights(never))
 
@@ -513,8 +447,8 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
         assert saved.batches == saved.state["batches"] == float(saved.tensors["weights"]["w"][0]) in (2, 3)
         found.add(saved.batches)
         write(4)  # and the next one clears away what was left
-        assert numbers(tmp_path / "run")[-1] == 4
-        assert len(numbers(tmp_path / "run")) == 2
+        assert checkpoints(tmp_path / "run")[-1] == 4
+        assert len(checkpoints(tmp_path / "run")) == 2
         assert not list((tmp_path / "run/checkpoints").glob(".unfinished-*"))
         steps += 1
     assert steps > 8
@@ -606,7 +540,7 @@ def killed_at_random_moments(tmp_path, moments, batches, seed):
             assert untimed(folder) == untimed(tmp_path / "unbroken")
             for file in ("model/model.safetensors", "allocator.json"):
                 assert (folder / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
-            assert numbers(folder)[-1] == numbers(tmp_path / "unbroken")[-1]
+            assert checkpoints(folder)[-1] == checkpoints(tmp_path / "unbroken")[-1]
     finally:
         runner.process.stdin.close()
         runner.process.wait(60)
@@ -628,32 +562,6 @@ def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
         run_of(tmp_path, max_batches=None, **changes)
 
 
-def test_exact_evaluation_and_the_target_go_on(run_of, prompts_of, tmp_path):
-    heldout = HeldOut(prompts_of(8), ((9, EOS_ID),) * 8)
-    given = {"heldout": heldout, "target": 1e-6, "max_batches": None, "eval_every": 200, "checkpoint_every": 1}
-    why = run_of(tmp_path / "a", **given).run()
-    assert why.startswith("target")
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(3), **given).run()
-    resumed = run_of(tmp_path / "b", **given)
-    resumed.resume()
-    assert resumed.run() == why
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-
-
-@pytest.mark.e2e
-def test_a_resumed_run_gives_up_when_the_unbroken_one_does(run_of, tmp_path):
-    given = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
-    why = run_of(tmp_path / "a", **given).run()
-    assert why.startswith("barren")
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path / "b", listener=killed_after(41), **given).run()
-    resumed = run_of(tmp_path / "b", **given)
-    assert resumed.resume() == 40
-    assert resumed.run() == why
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-
-
 def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
     before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file() and path.suffix != ".lock"}
     with pytest.raises(
@@ -662,7 +570,7 @@ def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, br
         run_of(broken, max_batches=3, checkpoint_every=None).run()
     assert {path: path.read_bytes() for path in before} == before
     run_of(broken, max_batches=3, checkpoint_every=None).run(overwrite=True)
-    assert numbers(broken) == [3]
+    assert checkpoints(broken) == [3]
     assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
 
 
@@ -716,4 +624,4 @@ def test_a_run_that_was_over_when_it_was_killed_leaves_no_half_removed_checkpoin
     again = run_of(tmp_path, max_batches=3)
     again.resume()
     again.run()
-    assert numbers(tmp_path)[-1] == 3
+    assert checkpoints(tmp_path)[-1] == 3

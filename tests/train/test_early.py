@@ -25,6 +25,7 @@ from rollalloc.train.native import Stopped
 from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings
 from rollalloc.train.update import Updater
+from tiny_policy import weights
 
 SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, learning_rate=1e-4, engine="async")
 OVERLAP = {"engine": "async", "streaming": Streaming(), "sampling": Sampling(8)}
@@ -66,10 +67,6 @@ def gradient(updater):
     return [
         {name: each.grad.clone() for name, each in updater.policy.model.named_parameters() if each.grad is not None}
     ]
-
-
-def weights(updater):
-    return torch.cat([each.detach().flatten() for each in updater.policy.model.parameters()])
 
 
 ROWS = st.lists(
@@ -188,9 +185,9 @@ def in_turn(trainer):
     """Let each completion be told by itself, so that there are moments between them however fast this machine is."""
     sort = trainer.roller._sort
 
-    def sorting(ended, allocator, backend):
+    def sorting(ended, allocator):
         for each in ended:
-            sort([each], allocator, backend)
+            sort([each], allocator)
             for future in [future for _, future in trainer.roller._scoring]:
                 future.result()
             trainer.roller._tell_scored(allocator)
@@ -247,20 +244,6 @@ def test_a_run_whose_batches_are_not_what_was_previewed(trainer_of, forked_gener
             lines = run(early)
     assert_same_gradients(expected, found)
     assert sum(line["early_discarded"] for line in lines) > 0
-
-
-def test_a_run_that_ends_before_its_batch_has_the_weights_of_the_last_one(trainer_of, forked_generators):
-    """Its budget ends within a batch of which no group is scored to the end; what was passed of it is nowhere."""
-    trainer = in_turn(trainer_of(RECIPES["raft"], max_batches=1, **OVERLAP))
-    run(trainer)
-    trained, before = trainer.state.weights(), weights(trainer.updater)
-    batch, generations = batch_of([(3, 1.0, 0), (4, -1.0, 0)], version=1)
-    assert trainer.updater.ahead(batch.rows, 1, generations)
-    assert torch.equal(weights(trainer.updater), before)
-    after = trainer.state.weights()
-    assert after[0] == trained[0]
-    for file, tensors in after[1].items():
-        assert all(torch.equal(each, trained[1][file][name]) for name, each in tensors.items())
 
 
 class Killed(BaseException):

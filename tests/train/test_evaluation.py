@@ -15,6 +15,8 @@ from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import EXACT_K, HeldOut, evaluate
 
+SAMPLING = Sampling(4, temperature=0.7)
+
 
 def made(rollout, tokens, logprob):
     return Generation(rollout, tokens, np.full(len(tokens), logprob, np.float32), truncated=False)
@@ -32,7 +34,12 @@ SAMPLES = [
 def sampled(monkeypatch):
     def of(samples):
         generations = [made(at, tokens, logprob) for at, (tokens, logprob, _) in enumerate(samples)]
-        monkeypatch.setattr(evaluation, "generate", lambda *given, **named: generations)
+
+        def generated(model, requests, sampling, **named):
+            assert sampling == SAMPLING
+            return generations
+
+        monkeypatch.setattr(evaluation, "generate", generated)
         metrics = [metric for _, _, metric in samples]
         score = lambda prompts, given: [Unscored("x") if m is None else Scored(m, m) for m in metrics]  # noqa: E731
         prompts = EncodedPrompts(None, ((3,),) * (len(samples) // 4))
@@ -40,7 +47,7 @@ def sampled(monkeypatch):
         class Policy:
             model, eos_ids, pad_id = None, (1,), 0
 
-        return evaluate(Policy(), HeldOut(prompts), score, sampling=Sampling(4), samples=4, seed=0)
+        return evaluate(Policy(), HeldOut(prompts), score, sampling=SAMPLING, samples=4, seed=0)
 
     return of
 
@@ -73,14 +80,21 @@ def test_a_prompt_without_any_score_counts_for_nothing(sampled):
 
 def test_pass_at_k_is_exact_where_success_rates_are(monkeypatch):
     p_N, entropy_N = np.array([0.5, 0.1]), np.array([0.3, 0.5])
-    monkeypatch.setattr(evaluation, "exact_answers", lambda *given, **named: (p_N, entropy_N))
+    temperatures = []
+
+    def exact(*given, temperature, **named):
+        temperatures.append(temperature)
+        return p_N, entropy_N
+
+    monkeypatch.setattr(evaluation, "exact_answers", exact)
     monkeypatch.setattr(evaluation, "computing", lambda *given: nullcontext())
 
     class Policy:
         model, pad_id = None, 0
 
     prompts = EncodedPrompts(None, ((3,), (4,)))
-    found = evaluate(Policy(), HeldOut(prompts, ((1,), (1,))), None, sampling=Sampling(4), samples=4, seed=0)
+    found = evaluate(Policy(), HeldOut(prompts, ((1,), (1,))), None, sampling=SAMPLING, samples=4, seed=0)
+    assert temperatures == [0.7]
     assert found.accuracy == pytest.approx(0.3)
     by_hand = (1 - math.pow(0.5, EXACT_K) + 1 - math.pow(0.9, EXACT_K)) / 2
     assert found.breadth.pass_at_k == pytest.approx(by_hand)

@@ -23,6 +23,7 @@ from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
+from tiny_policy import checkpoints, untimed, weights
 
 RECIPES = {
     "grpo": recipes.grpo(4, 4),
@@ -75,15 +76,6 @@ def run_of(trainer_of, prompts_of):
         return trainer_of(recipe, folder=folder, **settings | changes)
 
     return made
-
-
-def untimed(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
-
-
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
 
 
 # Scores that come late
@@ -207,11 +199,7 @@ def test_a_reward_that_never_scores_ends_the_run_early_and_says_why(run_of, tmp_
     last = untimed(tmp_path)[-1]
     assert (last["kind"], last["rollouts_paid"]) == ("failed", 128)
     assert not (tmp_path / "model").exists()
-    assert numbers(tmp_path) == []
-
-
-def numbers(folder):
-    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*"))
+    assert checkpoints(tmp_path) == []
 
 
 @pytest.mark.e2e
@@ -228,7 +216,7 @@ def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it
 
     with pytest.raises(NoScores, match=r"^failed: the last 64 prompts"):
         run_of(tmp_path / "b", recipes.grpo(4, 2), reward=outage, **given).run()
-    assert numbers(tmp_path / "b")[-1] == 4
+    assert checkpoints(tmp_path / "b")[-1] == 4
     resumed = run_of(tmp_path / "b", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
     assert resumed.resume() == 4
     resumed.run()

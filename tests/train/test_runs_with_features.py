@@ -12,19 +12,9 @@ from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
 from rollalloc.train.description import Run
 from rollalloc.train.execution import execute
+from tiny_policy import lines_of, untimed
 
 FORESIGHT = {"groups": 8, "replay": 4, "replay_staleness": 3}
-
-
-def lines(folder, kind):
-    return [
-        line for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if line["kind"] == kind
-    ]
-
-
-def untimed(folder):
-    every = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in every]
 
 
 @pytest.fixture
@@ -53,10 +43,10 @@ def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_pa
     prompts = load_prompts(*run.source.prompts)
     kept = read_features(tmp_path / "run" / "features.safetensors", prompts.keys)
     assert set(kept.blocks) == {"hidden", "tokens", "length"}
-    [cost] = lines(tmp_path / "run", "features")
+    [cost] = [line for line in lines_of(tmp_path / "run") if line["kind"] == "features"]
     assert (cost["features_prompts"], cost["features_tokens"]) == (80, kept.cost.tokens)
     assert cost["rollouts_paid"] == 0
-    batches = lines(tmp_path / "run", "batch")
+    batches = [line for line in lines_of(tmp_path / "run") if line["kind"] == "batch"]
     assert all(batch["groups"] == 8 and batch["rows"] == 8 + batch["replayed"] for batch in batches)
     assert sum(batch["replayed"] for batch in batches) > 0
     assert "weight/record" in batches[-1]["prediction"]
@@ -88,7 +78,10 @@ def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
     rows_ND = np.random.default_rng(0).standard_normal((80, 3))
     write_features(tmp_path / "own.safetensors", prompts.keys[::-1], own_features({"mine": rows_ND[::-1]}))
     execute(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")
-    [weights] = {tuple(sorted(batch["prediction"])) for batch in lines(tmp_path / "run", "batch")[-1:]}
+    [weights] = {
+        tuple(sorted(batch["prediction"]))
+        for batch in [line for line in lines_of(tmp_path / "run") if line["kind"] == "batch"][-1:]
+    }
     assert {"weight/mine/0.1", "weight/mine/1", "weight/mine/10"} <= set(weights)
 
 
@@ -97,7 +90,7 @@ def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_p
         execute(predicting(features="none"), tmp_path / "run")
     assert "without features" in caplog.text
     assert not (tmp_path / "run" / "features.safetensors").exists()
-    assert not lines(tmp_path / "run", "features")
+    assert not [line for line in lines_of(tmp_path / "run") if line["kind"] == "features"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +110,7 @@ def test_features_that_nobody_reads_or_that_are_not_there_are_refused(
 
 def test_spo_is_told_how_far_the_weights_moved(predicting, tmp_path):
     execute(predicting({"groups": 8}, "spo"), tmp_path / "run")
-    moved = [batch["approx_kl"] for batch in lines(tmp_path / "run", "batch")]
+    moved = [batch["approx_kl"] for batch in [line for line in lines_of(tmp_path / "run") if line["kind"] == "batch"]]
     assert all(0 <= each < 1 for each in moved)
     assert max(moved) > 0
     state = json.loads((tmp_path / "run" / "allocator.json").read_text())

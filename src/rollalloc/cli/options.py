@@ -203,13 +203,6 @@ class Given(Sampled):
             _STREAM,
         ),
     ] = None
-    on_weight_update: Annotated[
-        str, titled("async: running rollouts at a weight update continue, restart or stop.", _STREAM)
-    ] = "continue"
-    keep_stopped: Annotated[
-        bool,
-        titled("async: go on from what a stopped rollout had, when its prompt comes soon.", _STREAM, "--keep-stopped"),
-    ] = False
     overlap: Annotated[
         bool, titled("async: generate in a separate process; without it, runs are repeatable.", _STREAM)
     ] = True
@@ -217,9 +210,6 @@ class Given(Sampled):
         bool,
         titled("async: without staleness, train on groups that are complete while the batch's others run.", _STREAM),
     ] = True
-    backend: Annotated[str, titled("async: generation back-end, own, or vllm where that is installed.", _STREAM)] = (
-        "own"
-    )
     generator_limit: Annotated[
         float,
         titled(

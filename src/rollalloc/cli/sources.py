@@ -12,7 +12,7 @@ from typing import Any, cast
 from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Generator, OnWeightUpdate, Streaming, refuse_missing
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
@@ -43,11 +43,8 @@ _OF_OWN_RUNS = (
 )
 _OF_STREAMING = (
     "ahead",
-    "on_weight_update",
-    "keep_stopped",
     "overlap",
     "early",
-    "backend",
     "generator_limit",
 )  # of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
@@ -59,7 +56,6 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
     Raises:
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
             that cannot be made.
-        ImportError: a back-end that is not installed.
     """
     if given.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {given.settings!r}")
@@ -71,7 +67,6 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         raise ValueError(
             f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
         )
-    refuse_missing(_streaming(given))
     made = _own_run if given.task is None else _task_run
     run = made(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness, ahead=given.ahead)
@@ -209,7 +204,7 @@ def _update(given: Given) -> dict[str, Any]:
         "sampling_dtype": given.sampling_dtype,
         "gradient_checkpointing": given.gradient_checkpointing,
         "engine": given.engine,
-        "streaming": _streaming(given),
+        "streaming": Streaming(overlap=given.overlap, early=given.early),
         "generator_limit_s": given.generator_limit,
     }
 
@@ -222,16 +217,6 @@ def _optimizer(given: Given) -> dict[str, Any]:
     if given.adaptive_clip is not None:
         said["adaptive_clip"] = given.adaptive_clip or None
     return said
-
-
-def _streaming(given: Given) -> Streaming:
-    return Streaming(
-        overlap=given.overlap,
-        early=given.early,
-        on_weight_update=cast("OnWeightUpdate", given.on_weight_update),
-        keep_stopped=given.keep_stopped,
-        backend=cast("Generator", given.backend),
-    )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,14 +23,55 @@ from rollalloc.rewards.scorers import Scorer
 Scoring = tuple[list[Generation], Future[list[Outcome]]]  # what is being scored
 
 
-class Rollouts:
+class Rolls(Protocol):
+    """Carries out orders, and holds what came of them.
+
+    Attributes:
+        generations: by rollout, the payloads that the update needs and that are not released.
+        outcomes: what came of all rollouts.
+    """
+
+    generations: Any
+    outcomes: Outcomes
+
+    def advance(self, allocator: Allocator) -> Actions:
+        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
+        ...
+
+    def go_on(self, allocator: Allocator) -> None:
+        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+
+    def updated(self, version: int) -> None:
+        """The weights changed, as the allocator was told."""
+
+    def latency(self) -> Curve | None:
+        """How fast it decodes; None where it does not measure that."""
+        return None
+
+    def figures(self) -> dict[str, Any]:
+        """What was scored since the last call, and how."""
+        ...
+
+    def drain(self, allocator: Allocator) -> None:
+        """Let what is under way end, and tell it, where it would be paid twice."""
+
+    def close(self) -> None:
+        """The run pauses or ends."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything, as plain data and tensors."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+
+
+class Rollouts(Rolls):
     """What an allocator orders, however it is generated: the part that is the same for every engine.
 
     `behaviour` gives the policy that generates; the file `log` gets a line of JSON a rollout.
 
     Attributes:
-        generations: by rollout, those that have a score and are not released.
-        outcomes: what came of all rollouts.
         remedy: what an error about a metric says is to be done.
     """
 
@@ -51,22 +92,6 @@ class Rollouts:
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
 
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
-        raise NotImplementedError
-
-    def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
-
-    def updated(self, version: int) -> None:
-        """The weights changed, as the allocator was told."""
-
-    def drain(self, allocator: Allocator) -> None:
-        """Nothing: what is in flight when a run is saved is begun again."""
-
-    def close(self) -> None:
-        """The run pauses or ends; what is being generated is lost, and ordered again should it go on."""
-
     def submit(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> Future[list[Outcome]]:
         """Begin to score generations, each given beside the index of its prompt."""
         given = prompts.prompt_set
@@ -83,10 +108,6 @@ class Rollouts:
                 for prompt, generation in made
             ]
         )
-
-    def latency(self) -> Curve | None:
-        """How fast it decodes, where it measures that."""
-        return None
 
     def figures(self) -> dict[str, Any]:
         """What was scored since the last call, trained on or not."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rollalloc.generate.room import RoomyLayer
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import cache_argument, evaluating, padded, positions, ready_mask, sent, shared_prefix
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 # Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
-_ROOM = 32  # tokens for which a cache has room each time it grows
 _AHEAD = 32  # tokens whose draws are made, and sent to the device, at a time
 
 NOT_FINITE = "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
@@ -387,7 +387,7 @@ class Rows:
         self._model = model
         self._cache = DynamicCache(config=model.config)
         # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
-        self._cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
+        self._cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
         if shared:
@@ -440,41 +440,6 @@ class Rows:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
-
-
-class _RoomyLayer(DynamicLayer):
-    """A layer's keys and values with room for more tokens, so that appending one copies only that one."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        before = self.get_seq_length()
-        if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            self._roomy = [key_states[:, :, :0], value_states[:, :, :0]]
-        after = before + key_states.shape[-2]
-        if after > self._roomy[0].shape[-2]:
-            self._roomy = [_with_room(held, before, after + _ROOM) for held in self._roomy]
-        for held, new in zip(self._roomy, (key_states, value_states), strict=True):
-            held[:, :, before:after] = new
-        return self._show(after)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        length = self.get_seq_length()
-        self._roomy = [held.index_select(0, indices) for held in self._roomy]
-        self._show(length)
-
-    def _show(self, length: int) -> tuple[Tensor, Tensor]:
-        keys, values = (held[:, :, :length] for held in self._roomy)
-        self.keys, self.values = keys, values
-        return keys, values
-
-
-def _with_room(held_BHSD: Tensor, length: int, room: int) -> Tensor:
-    """The first `length` tokens in a tensor that has room for `room` of them."""
-    roomy_BHSD = held_BHSD.new_empty((*held_BHSD.shape[:2], room, held_BHSD.shape[-1]))
-    roomy_BHSD[:, :, :length] = held_BHSD[:, :, :length]
-    return roomy_BHSD
 
 
 def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:

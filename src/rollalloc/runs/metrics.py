@@ -128,16 +128,11 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     "Rollouts that go on over an update (asynchronous)": (
         Metric("streaming/in_flight", "rollouts", "running now", ("batch", "verl")),
         Metric("streaming/straddled", "rollouts", "that went on over an update, since the last batch", _BATCH),
-        Metric("streaming/restarted", "rollouts", "begun again after one", _BATCH),
-        Metric("streaming/stopped", "rollouts", "ended by one", _BATCH),
-        Metric("streaming/resumed", "rollouts", "gone on from a kept prefix", _BATCH),
-        Metric("streaming/discarded_tokens", "tokens", "of those begun again", _BATCH),
         Metric("early_rows", "rows", "passed before their batch was whole", _BATCH),
         Metric("early_discarded", "rows", "passed so in vain", _BATCH),
         Metric("streaming/rows_mean", "rows", "of a decoding step", _BATCH),
         Metric("streaming/step_seconds", "s", "of a decoding step", _BATCH),
         Metric("streaming/restarts", "restarts", "of the generator so far", _BATCH),
-        Metric("streaming/preempted", "requests", "that vLLM put off for want of memory", _BATCH),
     ),
     "An evaluation": (
         Metric("at", "rollouts", "the point of the grid of `--eval-every`; null: the final weights", _EVAL, COUNT),

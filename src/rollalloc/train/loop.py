@@ -22,6 +22,7 @@ from rollalloc.data.features import Features
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
 from rollalloc.generate.outcomes import mostly_unscored, no_scores
+from rollalloc.generate.results import Rolls
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.files import digest_of
@@ -32,7 +33,7 @@ from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.settings import Settings
-from rollalloc.train.state import Rolls, RunState, Updates
+from rollalloc.train.state import RunState, Updates
 
 log = logging.getLogger(__name__)
 

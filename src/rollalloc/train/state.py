@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch
-from rollalloc.core.latency import Curve
+from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.outcomes import Outcomes
-from rollalloc.generate.results import Rollouts
+from rollalloc.generate.results import Rollouts, Rolls
 from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
 from rollalloc.train import checkpoint
@@ -69,49 +67,6 @@ class ChangedData:
 
     def __str__(self) -> str:
         return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
-
-
-class Rolls(Protocol):
-    """Carries out orders, and holds what came of them.
-
-    Attributes:
-        generations: by rollout, the payloads that the update needs and that are not released.
-        outcomes: what came of all rollouts.
-    """
-
-    generations: Any
-    outcomes: Outcomes
-
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
-        ...
-
-    def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
-
-    def updated(self, version: int) -> None:
-        """The weights changed, as the allocator was told."""
-
-    def latency(self) -> Curve | None:
-        """How fast it decodes, where it measures that."""
-        ...
-
-    def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, and how."""
-        ...
-
-    def drain(self, allocator: Allocator) -> None:
-        """Let what is under way end, and tell it, where it would be paid twice."""
-
-    def close(self) -> None:
-        """The run pauses or ends."""
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Everything, as plain data and tensors."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
 
 
 class Updates(Protocol):

@@ -2,11 +2,8 @@
 
 import multiprocessing
 import multiprocessing.spawn
-import os
 import random
-import signal
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,20 +73,6 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
         assert each.spans == ((0, len(each.tokens)),)
     assert backend.capacity() == slots
     assert {each.end for each in ended.values()} == {"length", "stop"}
-
-
-def test_a_rollout_goes_on_from_what_it_had(policy, expected):
-    tokens, waves = expected
-    draw = random.Random(5)
-    rows = []
-    for rollout, whole in waves.items():
-        begun = whole.tokens[: draw.randint(0, len(whole.tokens) - 1)]
-        rows.append(replace(rows_of(tokens, [rollout])[0], begun=begun))
-    backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=16)))
-    ended = drained(backend, rows)
-    for row in rows:
-        assert row.begun + ended[row.rollout].tokens == waves[row.rollout].tokens
-        assert ended[row.rollout].end == ("length" if waves[row.rollout].truncated else "stop")
 
 
 def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
@@ -163,7 +146,6 @@ def test_rows_are_refused_that_cannot_run(policy):
         (Row(1, 0, (4,)), "runs already"),
         (Row(2, 0, ()), "1 to 3 tokens, got 0"),
         (Row(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
-        (Row(2, 0, (4,), (4, 4)), "all it may have"),
     ]:
         with pytest.raises(ValueError, match=words):
             backend.start([row])
@@ -187,46 +169,6 @@ def test_weights_that_diverged_are_said(policy_of):
         backend.step(0)
 
 
-@pytest.fixture
-def process(policy):
-    """A back-end in a process of its own; each takes seconds to begin."""
-    backend = ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=64)), threads=1)
-    yield backend
-    running = backend._spawned.process
-    backend.close()
-    backend.close()
-    assert running.exitcode is not None
-    assert "rollalloc generator's pipe" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.mark.e2e
-def test_a_process_that_dies_is_replaced_once(policy, process, expected):
-    tokens, waves = expected
-    rollouts = range(40)
-    process.start(rows_of(tokens, rollouts))
-    process.abort([39])
-    os.kill(process._spawned.process.pid, signal.SIGKILL)
-    ended = {each.rollout: each for each in drained_rest(process, 40)}
-    assert process.figures() == {"restarts": 1}
-    assert ended.keys() == set(rollouts)
-    assert all(ended[each].tokens == waves[each].tokens for each in range(39))
-    # then under new weights, which reach the process that is there now
-    weights = changed(policy.model)
-    process.load(weights, 1)
-    process.load(weights, 2)
-    process.start(rows_of(tokens, range(40, 50)))
-    ended = drained_rest(process, 10)
-    assert {each.spans[0][0] for each in ended} == {2}
-    assert any(each.tokens != waves[each.rollout].tokens for each in ended)
-    assert process.paces()
-    # and twice in a row without a rollout between is too often
-    process.start(rows_of(tokens, range(50, 60)))
-    process._ended_since = False
-    os.kill(process._spawned.process.pid, signal.SIGKILL)
-    with pytest.raises(BackendDied, match="SIGKILL"):
-        drained_rest(process, 10)
-
-
 def soon(act):
     """What it returns; it may not wait for ever."""
     returned = []
@@ -242,7 +184,7 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     """Nor for weights."""
     monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
     policy = policy_of()
-    backend = soon(lambda: ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=4)), threads=1))
+    backend = soon(lambda: ProcessBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=4))))
     weights = weights_of(policy.model)
     for version in range(1, 5):
         backend._heard.copied = True

@@ -104,7 +104,7 @@ def process_of(policy, forked_generators):
     made = []
 
     def begun(**changes):
-        more = {"version": changes.pop("version", 0), "threads": 1, "limit_s": changes.pop("limit_s", 600.0)}
+        more = {"version": changes.pop("version", 0), "limit_s": changes.pop("limit_s", 600.0)}
         model = changes.pop("model", policy.model)
         given = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5} | changes
         decoding = Decoding(sampling=Sampling(LENGTH, max_rows=64), **given)
@@ -113,7 +113,11 @@ def process_of(policy, forked_generators):
 
     yield begun
     for each in made:
+        running = each._spawned.process
         each.close()
+        each.close()
+        assert running.exitcode is not None
+    assert "rollalloc generator's pipe" not in [thread.name for thread in threading.enumerate()]
 
 
 def rows(count, first=0):
@@ -168,12 +172,15 @@ def test_weights_are_not_overwritten_while_they_are_copied(policy, process_of):
 def test_it_begins_at_the_version_of_its_weights_and_so_does_another_one(policy, process_of):
     backend = process_of(version=5)
     backend.start(rows(4))
-    assert {span for each in drained(backend, 4).values() for span, _ in each.spans} == {5}
+    before = drained(backend, 4)
+    assert {span for each in before.values() for span, _ in each.spans} == {5}
     backend.load(weights_of(policy.model), 6)
     stop(backend)
-    backend.start(rows(4, first=4))
+    backend.start(rows(4))
     os.kill(backend._spawned.process.pid, signal.SIGKILL)
-    assert {span for each in drained(backend, 4).values() for span, _ in each.spans} == {6}
+    after = drained(backend, 4)
+    assert {span for each in after.values() for span, _ in each.spans} == {6}
+    assert all(after[rollout].tokens == each.tokens for rollout, each in before.items())
     assert backend.figures() == {"restarts": 1}
 
 

@@ -9,61 +9,13 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Order
-from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import Ended
-from rollalloc.generate.stream.partial import Partials
 from rollalloc.generate.stream.settings import Streaming
-from rollalloc.generate.stream.streamer import joined
 from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import InlineScorer
 
-EOS, STOP = 2, 9
-
-
-def made_of(tokens, *spans, rollout=0):
-    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Generation(rollout, tuple(tokens), logprobs, False, True, spans or ((0, len(tokens)),))
-
-
-# ------------------------------------------------------------------------------------------------------------- prefixes
-
-
-def partials(on=True):
-    return Partials(on, Sampling(4, stop_ids=(STOP,)), (EOS,))
-
-
-def test_a_prefix_is_taken_once_and_by_its_own_prompt():
-    kept, made = partials(), made_of((5, 6))
-    kept.keep(3, made, 2)
-    assert kept.take(4, 0) is None
-    assert kept.take(3, 0) is made
-    assert kept.take(3, 0) is None
-
-
-@pytest.mark.parametrize("tokens", [(), (5, 6, 7, 8), (5, EOS), (5, STOP)])
-def test_what_has_no_token_or_its_end_is_not_kept(tokens):
-    kept = partials()
-    kept.keep(3, made_of(tokens), 2)
-    assert len(kept) == 0
-
-
-@pytest.mark.parametrize(("version", "is_taken"), [(4, True), (5, True), (6, False)])
-def test_a_prefix_is_as_old_as_its_first_token_and_trained_on_an_update_later(version, is_taken):
-    """Of version 4, with a staleness of 2: begun at 5 it is in the batch of version 6 at the latest."""
-    kept, made = partials(), made_of((5, 6, 7), (4, 1), (5, 2))
-    kept.keep(3, made, 2)
-    assert (kept.take(3, version) is made) == is_taken
-    assert len(kept) == 0
-
-
-def test_spans_that_meet_are_one():
-    assert joined((), ()) == ()
-    assert joined(((1, 2),), ()) == joined((), ((1, 2),)) == ((1, 2),)
-    assert joined(((1, 2), (2, 3)), ((2, 4), (5, 1))) == ((1, 2), (2, 7), (5, 1))
-
-
-# ------------------------------------------------------------------------------------------------------------ scripted
+EOS = 2
 
 
 class Scripted:
@@ -120,11 +72,11 @@ class Core:
 
 @pytest.fixture
 def scripted(trainer_of):
-    """(settings, ...) → the streamer, its back-end, its core, and a turn in which these come back from the back-end."""
+    """(scorer, overlap) → the streamer, its back-end, its core, and a turn in which these come back from the back-end."""
 
-    def made(scorer=None, overlap=True, **said):
-        streaming = Streaming(overlap=overlap, keep_stopped=True, **said)
-        trainer = trainer_of(Core.recipe, scorer=scorer, engine="async", streaming=streaming, sampling=Sampling(4))
+    def made(scorer=None, overlap=True):
+        streams = {"engine": "async", "streaming": Streaming(overlap=overlap), "sampling": Sampling(4)}
+        trainer = trainer_of(Core.recipe, scorer=scorer, **streams)
         roller, backend, core = trainer.roller, Scripted(), Core()
         roller._begin = lambda version: backend
 
@@ -146,80 +98,20 @@ def ordered(*rollouts, prompt=3):
     return Actions(generate=(Order(0, prompt, 0, rollouts),))
 
 
-def test_a_rollout_that_goes_on_has_all_its_tokens_and_what_they_were_drawn_from(scripted):
+def test_a_rollout_that_goes_on_over_an_update_says_so(scripted):
     roller, backend, core, turn = scripted()
-    roller._partials.keep(3, made_of((5, 6)), 3)
     core.next = ordered(1, 2)
     turn()
-    assert [row.begun for row in backend.started] == [(5, 6), ()], "one of them has the prefix"
     roller.updated(1)
     assert (backend.loaded, backend.aborted) == ([1], [])
-    turn(ended(1, (7, EOS), version=1), ended(2, (7,), "length", version=1))
+    turn(replace(ended(1, (5, 7, EOS)), spans=((0, 2), (1, 1))), ended(2, (7,), "length", version=1))
     turn()
     done = {event.rollout: event for event in core.told}
-    assert (done[1].tokens, done[1].version, done[1].last_version, done[1].truncated) == (4, 0, 1, False)
+    assert (done[1].tokens, done[1].version, done[1].last_version, done[1].truncated) == (3, 0, 1, False)
     assert (done[2].tokens, done[2].version, done[2].last_version, done[2].truncated) == (1, 1, 1, True)
-    whole = roller.generations[1]
-    assert (whole.tokens, whole.spans) == ((5, 6, 7, EOS), ((0, 2), (1, 2)))
-    assert whole.logprobs.tolist() == [-1, -2, -10, -11]
-    assert {*roller._order_of, *roller._running, *roller._begun} == set()
-
-
-def test_one_that_is_restarted_has_neither_what_it_had_nor_the_prefix_that_it_began_with(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="restart")
-    roller._partials.keep(3, made_of((5, 6)), 3)
-    core.next = ordered(1)
-    turn()
-    roller.updated(1)
-    assert backend.aborted == [1]
-    turn(ended(1, (7,), "aborted"))
-    assert [row.begun for row in backend.started] == [(5, 6), ()]
-    assert core.told == []
-    turn(ended(1, (8, EOS), version=1))
-    turn()
-    assert (roller.generations[1].tokens, roller.generations[1].spans) == ((8, EOS), ((1, 2),))
-    counts = roller.figures()["streaming"]
-    assert (counts["restarted"], counts["discarded_tokens"], counts["resumed"]) == (1, 3, 1)
-
-
-def test_one_that_ended_before_it_could_be_restarted_is_whole(scripted):
-    roller, _, core, turn = scripted(on_weight_update="restart")
-    core.next = ordered(1)
-    turn()
-    roller.updated(1)
-    turn(ended(1, (7, EOS)))
-    turn()
-    assert [type(event) for event in core.told] == [Done]
-    core.next = ordered(1)  # the same id again would be stopped, not restarted, now
-    turn()
-    turn(ended(1, (7,), "aborted"))
-    assert core.told[1:] == [Cancelled(1, 1)]
-
-
-def test_one_that_is_cancelled_while_it_is_to_begin_again_does_not(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="restart")
-    core.next = ordered(1, 2)
-    turn()
-    roller.updated(1)
-    core.next = Actions(cancel=(1,))
-    turn()
-    assert backend.aborted == [1, 2, 1]
-    turn(ended(1, (7,), "aborted"), ended(2, (7,), "aborted"))
-    assert core.told == [Cancelled(1, 1)]
-    assert [row.rollout for row in backend.started] == [1, 2, 2]
-
-
-def test_straddlers_that_are_stopped_are_told_with_their_tokens_and_kept(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="stop")
-    core.next = ordered(1, 2)
-    turn()
-    turn(ended(2, (7, EOS)))
-    roller.updated(1)
-    assert (backend.aborted, roller.figures()["streaming"]["stopped"]) == ([1], 1)
-    core.next = ordered(5)
-    turn(ended(1, (7,), "aborted"))
-    assert Cancelled(1, 1) in core.told
-    assert backend.started[-1].begun == (7,)
+    assert roller.generations[1].logprobs.tolist() == [-10, -11, -12]
+    assert roller.figures()["streaming"]["straddled"] == 1
+    assert {*roller._order_of, *roller._running} == set()
 
 
 def test_one_that_is_cancelled_while_it_is_scored_is_told_with_its_score(scripted):
@@ -257,37 +149,16 @@ def test_where_nothing_overlaps_a_score_is_waited_for(scripted):
 
 
 def test_after_a_pause_what_is_outstanding_is_begun_again_and_nothing_else_is_known(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="restart")
+    roller, backend, core, turn = scripted()
     core.next = ordered(1, 2, 4)
     turn()
-    roller.updated(1)
     roller.close()
     backend.started.clear()
     core.outstanding_ = Actions(generate=(Order(0, 3, 0, (2,)),), cancel=(1,))
     turn(ended(2, (7,), "aborted"))
-    assert core.told == [Cancelled(1, 0), Cancelled(2, 1)], "2 was stopped, not to be restarted"
+    assert core.told == [Cancelled(1, 0), Cancelled(2, 1)]
     assert [row.rollout for row in backend.started] == [2]
     assert roller._order_of == {}
-
-
-def test_where_nothing_is_to_be_kept_nothing_is():
-    kept = partials(on=False)
-    kept.keep(3, made_of((5, 6)), 2)
-    assert len(kept) == 0
-
-
-def test_the_age_of_a_prefix_is_that_of_the_weights_now(scripted):
-    roller, backend, core, turn = scripted(on_weight_update="continue")
-    core.next = ordered(1)
-    turn()
-    core.next = Actions(cancel=(1,))
-    turn()
-    turn(ended(1, (7,), "aborted"))
-    for version in (1, 2, 3):
-        roller.updated(version)
-    core.next = ordered(2)
-    turn()
-    assert backend.started[-1].begun == ()
 
 
 def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted):

@@ -38,13 +38,11 @@ class Row:
         rollout: its id; no other row that runs has it.
         prompt: index of its prompt; where draws are keyed, they are by this and the rollout's id.
         tokens: the prompt's token ids, at least one.
-        begun: token ids of the completion that are there already, fewer than `max_new_tokens`; sampling goes on after them.
     """
 
     rollout: int
     prompt: int
     tokens: tuple[int, ...]
-    begun: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +51,11 @@ class Ended:
 
     Attributes:
         rollout: its id.
-        tokens: token ids sampled here, those of `Row.begun` not among them; the one that ends it is the last.
+        tokens: token ids sampled; the one that ends it is the last.
         logprobs: float32 log-probability of each under the distribution that it was drawn from, temperature applied.
         spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
-        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`, `Row.begun` included;
-            "aborted": as asked; "failed": it has no use.
+        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`; "aborted": as asked;
+            "failed": it has no use.
         reason: why it failed, in words; "" otherwise.
     """
 
@@ -118,10 +116,6 @@ class Decoding:
             if not 0 < len(row.tokens) <= self.longest_prompt:
                 expected = f"expected a prompt of 1 to {self.longest_prompt} tokens, got {len(row.tokens)}"
                 raise ValueError(f"rollout {row.rollout}: {expected}")
-            if len(row.begun) >= self.sampling.max_new_tokens:
-                raise ValueError(
-                    f"rollout {row.rollout} begins with {len(row.begun)} tokens, which are all it may have"
-                )
             there.add(row.rollout)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -13,7 +12,7 @@ from rollalloc.generate.stream.backend import Backend, Decoding
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable
 from rollalloc.generate.stream.process import ProcessBackend
-from rollalloc.generate.stream.settings import Streaming, refuse_missing
+from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import Tokens
 
@@ -43,7 +42,6 @@ def begin(
         version of the weights → back-end; see `LocalBackend` for what may be wrong.
 
     Raises:
-        ImportError: the settings name vLLM, and it is not installed.
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.
     """
     policy = behaviour.policy()
@@ -55,12 +53,6 @@ def begin(
 
     def made(version: int) -> Backend:
         model = behaviour.policy().model
-        if streaming.backend == "vllm":
-            from rollalloc.generate.stream.vllm_backend import VllmBackend  # takes seconds, and is not there for most
-            from rollalloc.generate.stream.vllm_engine import Engine
-
-            serve = partial(Engine, model, decoding=decoding)
-            return VllmBackend(serve, decoding, version=version, limit_s=limit_s)
         if streaming.overlap:
             return ProcessBackend(model, decoding, version=version, limit_s=limit_s)
         return LocalBackend(deepcopy(model), decoding, version=version)
@@ -80,15 +72,9 @@ def refuse_unfit_model(
         streaming: which back-end.
 
     Raises:
-        ImportError, ValueError: as `begin`.
+        ValueError: as `begin`.
     """
-    refuse_missing(streaming)
     sampling.refuse_small_cache(max(map(len, prompts)) + sampling.max_new_tokens)
-    if streaming.backend == "vllm":
-        from rollalloc.generate.stream.vllm_engine import refuse_unservable
-
-        refuse_unservable(model)
-        return
     refuse_unstreamable(model)
     if streaming.overlap:
         Blueprint.of(model)

@@ -50,7 +50,7 @@ class LocalBackend:
         self._slab = Slab(model)
         self._running: list[Row] = []  # in the order of the slab's rows, as all that follows
         self._key_R = np.zeros(0, np.uint64)
-        self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far, those it began with included
+        self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far
         self._position_R = np.zeros(0, np.int64)  # of the newest token
         width = self._sampling.max_new_tokens
         self._tokens_RT = np.zeros((0, width), np.int64)
@@ -136,11 +136,10 @@ class LocalBackend:
     def _join(self) -> Tensor:
         """Prefill what waits, as far as there are slots; the logits of its first tokens."""
         joining = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.slots - len(self._running)))]
-        read = [(*row.tokens, *row.begun) for row in joining]
-        place_of = {tokens: place for place, tokens in enumerate(dict.fromkeys(read))}
+        place_of = {tokens: place for place, tokens in enumerate(dict.fromkeys(row.tokens for row in joining))}
         prompts = list(place_of)
-        rows = Rows(self._model, prompts, np.array([place_of[tokens] for tokens in read]), self._decoding.pad_id)
-        length_K = np.array([len(tokens) for tokens in read])
+        rows = Rows(self._model, prompts, np.array([place_of[row.tokens] for row in joining]), self._decoding.pad_id)
+        length_K = np.array([len(row.tokens) for row in joining])
         if rows.held[0][0].shape[-2] != length_K.max():
             what = f"{type(self._model).__name__} keeps other tokens in its cache than it is given"
             raise ValueError(f"{what}; use the synchronous engine (--engine sync)")
@@ -160,7 +159,7 @@ class LocalBackend:
         self._key_R[new] = draw_keys(
             self._decoding.seed, [row.prompt for row in joining], [row.rollout for row in joining]
         )
-        self._count_R[new] = [len(row.begun) for row in joining]
+        self._count_R[new] = 0
         self._position_R[new] = length_K - 1
 
     def _draw(self, logits_BV: Tensor) -> NDArray[np.int64]:
@@ -193,14 +192,14 @@ class LocalBackend:
 
     def _ended(self, at: int, aborted: bool) -> Ended:
         row = self._running[at]
-        new = slice(len(row.begun), int(self._count_R[at]))
-        tokens = tuple(self._tokens_RT[at, new].tolist())
+        count = int(self._count_R[at])
+        tokens = tuple(self._tokens_RT[at, :count].tolist())
         stopped = "stop" if tokens and self._ends_V[tokens[-1]] else "length"
         return Ended(
             row.rollout,
             tokens,
-            self._logprobs_RT[at, new].copy(),
-            spans_of(self._versions_RT[at, new].tolist()),
+            self._logprobs_RT[at, :count].copy(),
+            spans_of(self._versions_RT[at, :count].tolist()),
             "aborted" if aborted else stopped,
         )
 

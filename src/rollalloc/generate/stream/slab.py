@@ -15,11 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
+from rollalloc.generate.room import ROOM, RoomyLayer
 from rollalloc.models.likelihood import sent
-
-ROOM = 32  # columns by which it grows
 
 
 class Slab:
@@ -37,7 +35,7 @@ class Slab:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.cache = DynamicCache(config=model.config)
-        self._layers = [_SlabLayer() for _ in self.cache.layers]
+        self._layers = [RoomyLayer() for _ in self.cache.layers]
         self.cache.layers = list[Any](self._layers)
         self._device = model.device
         self.live = self.filled = 0
@@ -131,54 +129,3 @@ class Slab:
         self.live = live
         for layer in self._layers:
             layer.show(live, self.filled)
-
-
-class _SlabLayer(DynamicLayer):
-    """One layer's keys and values; what transformers sees of it are the live rows and the filled columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held: list[Tensor] = []  # keys and values, shape (rows, heads, columns, width)
-        self._live = self._filled = 0
-
-    def get_seq_length(self, *args: object) -> int:
-        return self._filled
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append a token to each live row."""
-        self.put(slice(self._live), slice(self._filled, self._filled + 1), key_states, value_states)
-        return self.show(self._live, self._filled + 1)
-
-    def begin(self, like: tuple[Tensor, Tensor]) -> None:
-        """Have no rows yet, of this shape otherwise; one that has begun stays as it is."""
-        if not self._held:
-            self._held = [each[:0, :, :0] for each in like]
-            self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True
-
-    def grow(self, rows: int, columns: int) -> None:
-        """Larger tensors; what is not written is 0, since what is masked counts with weight 0, and must be a number."""
-        for at, held in enumerate(self._held):
-            larger = held.new_zeros((rows, held.shape[1], columns, held.shape[3]))
-            larger[: held.shape[0], :, : held.shape[2]] = held
-            self._held[at] = larger
-
-    def put(self, rows: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
-        for held, new in zip(self._held, (keys, values), strict=True):
-            held[rows, :, columns] = new
-
-    def move(self, to: Tensor, movers: Tensor, columns: slice) -> None:
-        for held in self._held:
-            held[to, :, columns] = held[movers, :, columns]
-
-    def shift(self, by: int, live: int, filled: int) -> None:
-        for held in self._held:
-            there = held[:live, :, max(0, -by) : filled].clone()
-            held[:live, :, max(0, by) : filled + by] = there
-
-    def show(self, live: int, filled: int) -> tuple[Tensor, Tensor]:
-        self._live, self._filled = live, filled
-        keys, values = (held[:live, :, :filled] for held in self._held)
-        self.keys, self.values = keys, values
-        return keys, values

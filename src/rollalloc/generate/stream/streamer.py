@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,8 @@ from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.core.latency import Curve
 from rollalloc.generate.results import Rollouts, Scoring
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Row, Span
+from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Row
 from rollalloc.generate.stream.pace import measured_curve
-from rollalloc.generate.stream.partial import Partials
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Outcome, Unscored
@@ -36,7 +33,7 @@ class Streamer(Rollouts):
     Args:
         shared: as for `Rollouts`.
         begin: makes the back-end, for the version of the weights that the policy has then.
-        streaming: what overlaps, and what becomes of rollouts that an update finds running.
+        streaming: what overlaps.
 
     Attributes:
         meanwhile: called where generation is waited for and no rollout waits for a slot; does a piece of other work and says
@@ -51,12 +48,8 @@ class Streamer(Rollouts):
         self._died: BackendDied | None = None  # while a batch was trained, which comes to its end first
         self._order_of: dict[int, Order] = {}  # of each rollout in flight: with the back-end, or being scored
         self._running: set[int] = set()  # of these, with the back-end
-        self._restarting: set[int] = set()  # of these, aborted to begin again
         self._scoring: list[Scoring] = []
-        self._begun: dict[int, Generation] = {}  # of rollouts that went on from a prefix, that prefix
-        self._partials = Partials(streaming.keep_stopped, self.sampling, self.policy.eos_ids)
-        self._version = 0
-        self._counts = dict.fromkeys(("straddled", "restarted", "stopped", "resumed", "discarded_tokens"), 0)
+        self._straddled = 0  # rollouts that went on over an update
         self.meanwhile: Callable[[], bool] = _nothing
         self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
@@ -105,17 +98,9 @@ class Streamer(Rollouts):
             self._died = died
 
     def updated(self, version: int) -> None:
-        """Hand the weights on, and do with what runs as the settings say; of a back-end that died as `go_on`."""
-        self._version = version
+        """Hand the weights on, under which what runs goes on; of a back-end that died as `go_on`."""
         if self._backend is None or self._died is not None:
             return
-        if self._streaming.on_weight_update != "continue":
-            running = sorted(self._running)
-            if self._streaming.on_weight_update == "restart":
-                self._restarting.update(running)
-            else:
-                self._counts["stopped"] += len(running)
-            self._backend.abort(running)
         try:
             self._backend.load(weights_of(self.behaviour.policy().model), version)
         except BackendDied as died:
@@ -129,8 +114,8 @@ class Streamer(Rollouts):
         for _, future in self._scoring:
             future.cancel()
         self._scoring.clear()
-        for held in (self._order_of, self._running, self._restarting, self._begun):
-            held.clear()
+        self._order_of.clear()
+        self._running.clear()
 
     def latency(self) -> Curve | None:
         """A curve through the newest decoding steps; None before there are enough."""
@@ -140,13 +125,14 @@ class Streamer(Rollouts):
     def figures(self) -> dict[str, Any]:
         """As of every engine, and what streamed since the last call."""
         steps, rows, seconds = self._paces.tolist()
-        streamed = self._counts | {
+        streamed = {
+            "straddled": self._straddled,
             "in_flight": len(self._running),
             "rows_mean": rows / steps if steps else None,
             "step_seconds": seconds / steps if steps else None,
             **({} if self._backend is None else self._backend.figures()),
         }
-        self._counts, self._paces = dict.fromkeys(self._counts, 0), np.zeros(3)
+        self._straddled, self._paces = 0, np.zeros(3)
         return super().figures() | {"streaming": streamed}
 
     def _open(self, allocator: Allocator) -> Backend:
@@ -154,7 +140,6 @@ class Streamer(Rollouts):
         if self._died is not None:
             raise self._died
         if self._backend is None:
-            self._version = allocator.version
             self._backend = self._begin(allocator.version)
             outstanding = allocator.outstanding()
             allocator.tell([Cancelled(rollout, 0) for rollout in outstanding.cancel])
@@ -167,7 +152,6 @@ class Streamer(Rollouts):
         actions = allocator.ask(capacity=room)
         self.release(actions)
         if actions.cancel:
-            self._restarting.difference_update(actions.cancel)
             backend.abort([rollout for rollout in actions.cancel if rollout in self._running])
         self._start(actions.generate, backend)
         return actions
@@ -177,18 +161,10 @@ class Streamer(Rollouts):
         for order in orders:
             for rollout in order.rollouts:
                 self._order_of[rollout] = order
-                begun = self._partials.take(order.prompt, self._version)
-                if begun is not None:
-                    self._begun[rollout] = begun
-                    self._counts["resumed"] += 1
-                rows.append(self._row(rollout))
+                self._running.add(rollout)
+                rows.append(Row(rollout, order.prompt, self.prompts.tokens[order.prompt]))
         if rows:
             backend.start(rows)
-
-    def _row(self, rollout: int) -> Row:
-        order, begun = self._order_of[rollout], self._begun.get(rollout)
-        self._running.add(rollout)
-        return Row(rollout, order.prompt, self.prompts.tokens[order.prompt], () if begun is None else begun.tokens)
 
     # ------------------------------------------------------------------------------------------------------- taking in
 
@@ -199,7 +175,7 @@ class Streamer(Rollouts):
             self._paces += (1, rows, seconds)
             self.steps.append((rows, seconds))
         if ended:
-            self._sort(sorted(ended, key=lambda each: each.rollout), allocator, backend)
+            self._sort(sorted(ended, key=lambda each: each.rollout), allocator)
         elif wait and not self._running:
             self._wait_for_others()
         self._tell_scored(allocator)
@@ -211,52 +187,25 @@ class Streamer(Rollouts):
         else:
             time.sleep(_SOON_S)
 
-    def _sort(self, ended: Sequence[Ended], allocator: Allocator, backend: Backend) -> None:
-        """What was generated is scored, what was stopped or failed is told, and what is to begin again does."""
+    def _sort(self, ended: Sequence[Ended], allocator: Allocator) -> None:
+        """What was generated is scored, what was stopped or failed is told."""
         whole: list[Generation] = []
         stopped: list[Generation] = []
-        again: list[Row] = []
         for each in ended:
             self._running.discard(each.rollout)
-            made = self._made(each)
-            if each.end == "aborted" and each.rollout in self._restarting:
-                self._counts["restarted"] += 1
-                self._counts["discarded_tokens"] += len(made.tokens)
-                self._begun.pop(each.rollout, None)
-                again.append(self._row(each.rollout))
-            elif each.end == "aborted":
+            truncated, cancelled = each.end == "length", each.end == "aborted"
+            made = Generation(each.rollout, each.tokens, each.logprobs, truncated, cancelled, each.spans)
+            if cancelled:
                 stopped.append(made)
             elif each.end == "failed":
                 self._finish([made], [Unscored(each.reason)], allocator)
             else:
                 whole.append(made)
-                self._counts["straddled"] += len(made.spans) > 1
-            self._restarting.discard(each.rollout)
-        if again:
-            backend.start(again)
-        self._tell_stopped(stopped, allocator)
-        if whole:
-            self._scoring.append((whole, self.score(whole, self._order_of)))
-
-    def _made(self, ended: Ended) -> Generation:
-        """The whole of a rollout: what it began with, and what was sampled now."""
-        truncated, cancelled = ended.end == "length", ended.end == "aborted"
-        made = Generation(ended.rollout, ended.tokens, ended.logprobs, truncated, cancelled, ended.spans)
-        begun = self._begun.get(ended.rollout)
-        if begun is None:
-            return made
-        return replace(
-            made,
-            tokens=begun.tokens + made.tokens,
-            logprobs=np.concatenate([begun.logprobs, made.logprobs]),
-            spans=joined(begun.spans, made.spans),
-        )
-
-    def _tell_stopped(self, stopped: Sequence[Generation], allocator: Allocator) -> None:
-        for made in stopped:
-            self._partials.keep(self._order_of[made.rollout].prompt, made, allocator.recipe.max_staleness)
+                self._straddled += len(made.spans) > 1
         if stopped:
             self._finish(stopped, [Unscored("stopped")] * len(stopped), allocator)
+        if whole:
+            self._scoring.append((whole, self.score(whole, self._order_of)))
 
     def _tell_scored(self, allocator: Allocator) -> None:
         """Tell what is scored; where nothing overlaps, wait for it, so that what is told when depends on no clock."""
@@ -271,18 +220,7 @@ class Streamer(Rollouts):
         self.tell(ended, outcomes, self._order_of, allocator)
         for made in ended:
             self._order_of.pop(made.rollout, None)
-            self._begun.pop(made.rollout, None)
 
 
 def _nothing() -> bool:
     return False
-
-
-def joined(before: Sequence[Span], after: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans one after the other; two of the same version that meet are one."""
-    spans: list[Span] = []
-    for version, count in chain(before, after):
-        if spans and spans[-1][0] == version:
-            count += spans.pop()[1]
-        spans.append((version, count))
-    return tuple(spans)
