@@ -1,4 +1,4 @@
-"""`rollalloc bench`: the leaderboard, a table of methods × tasks in three tracks."""
+"""`rollalloc bench`: the leaderboard, a table of methods × tasks in two tracks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench(
         list[str] | None, typer.Option(help="Recipe of your own besides, module:function; repeatable.")
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Track: defaults, matched or tuned; repeatable (default: all).")
+        list[str] | None, typer.Option(help="Track: defaults or tuned; repeatable (default: both).")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the leaderboard; finished runs in it are reused.", parser=folder)
@@ -56,7 +56,7 @@ def bench(
         typer.Option(help="Rewrite page and table of this leaderboard's folder; run nothing.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task, by its defaults, matched and tuned, and write page and table of what each paid."""
+    """Run every method on every task, by its defaults and tuned, and write page and table of what each paid."""
     from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)

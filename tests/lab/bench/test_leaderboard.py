@@ -52,14 +52,14 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     child.kill()
     child.join()
     before, frozen = ended(out), (out / PLAN).read_bytes()
-    assert board_of(out).missing == 12
-    assert "Not finished: 12 final runs are missing" in markdown(board_of(out))
+    assert board_of(out).missing == 8
+    assert "Not finished: 8 final runs are missing" in markdown(board_of(out))
 
     seen: list[Progress] = []
     run_leaderboard(plan, out, tmp_path, watcher=seen.append)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (out / PLAN).read_bytes() == frozen
-    assert seen[-1].over == plan.runs == len(ended(out)) == 18
+    assert seen[-1].over == plan.runs == len(ended(out)) == 14
     assert seen[-1].share == pytest.approx(1)
     assert seen[-1].rollouts == sum(read_metrics(path)[-1]["rollouts_paid"] for path in ended(out)) <= plan.rollouts
     assert not list(out.rglob("model.safetensors"))  # only the figures of a run stay
@@ -97,12 +97,12 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ by hand
 
 
-SMOKE = make_plan("smoke", tracks=["matched"])
+SMOKE = make_plan("smoke", tracks=["defaults"])
 
 
 def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
     """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
-    place = folder / "matched" / "sort" / f"{label}-{seed}"
+    place = folder / "defaults" / "sort" / f"{label}-{seed}"
     run = Run(
         source=Source(model="m", prompts=("p",), reward="a:b"),
         recipe=recipe or label,
@@ -136,7 +136,7 @@ def freeze_smoke(folder):
 def test_cells_by_hand(tmp_path):
     """Targets are held against runs that went on; a ratio is paired by seed; a censored run is counted as a bound."""
     freeze_smoke(tmp_path)
-    for seed, (grpo, reinforce) in zip(SMOKE.seeds, [(96, 64), (64, 32)], strict=True):
+    for seed, (grpo, reinforce) in zip(SMOKE.default_seeds, [(96, 64), (64, 32)], strict=True):
         write_final(tmp_path, "grpo", seed, grpo)
         write_final(tmp_path, "reinforce", seed, reinforce)
     [part] = board_of(tmp_path).parts
@@ -159,10 +159,10 @@ def test_cells_by_hand(tmp_path):
 
 def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     freeze_smoke(tmp_path)
-    for seed in SMOKE.seeds:
+    for seed in SMOKE.default_seeds:
         write_final(tmp_path, "grpo", seed, 64)
-    write_final(tmp_path, "reinforce", SMOKE.seeds[0], None)
-    lost = write_final(tmp_path, "reinforce", SMOKE.seeds[1], None, ends=False)
+    write_final(tmp_path, "reinforce", SMOKE.default_seeds[0], None)
+    lost = write_final(tmp_path, "reinforce", SMOKE.default_seeds[1], None, ends=False)
     assert board_of(tmp_path).missing == 1
     (tmp_path / DIVERGED).write_text(json.dumps({lost.relative_to(tmp_path).as_posix(): "it did"}))
     board = board_of(tmp_path)
@@ -179,8 +179,8 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
-    with pytest.raises(ValueError, match=r"grpo-5000 is of another run than the plan has there"):
+    write_final(tmp_path, "grpo", SMOKE.default_seeds[0], 64, max_rollouts=512)
+    with pytest.raises(ValueError, match=r"grpo-9200 is of another run than the plan has there"):
         board_of(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
     plan = replace(SMOKE, contestants=(SMOKE.contestants[0], replace(SMOKE.contestants[1], label=hostile)))
     plan = replace(plan, made_with={"processor": hostile, "torch": "2"})
     freeze(plan, tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64)
+    write_final(tmp_path, "grpo", SMOKE.default_seeds[0], 64)
     found = board_of(tmp_path)
     shown = Texts()
     shown.feed(page(found))
@@ -275,13 +275,13 @@ def test_the_command_ends_with_an_error_where_final_runs_are_missing(tiny, tmp_p
     with pytest.raises(typer.Exit) as ended:
         bench(tier="smoke", out=tmp_path / "out", task_folder=tmp_path)
     assert ended.value.exit_code == 1
-    assert "12 final runs are missing" in " ".join(capsys.readouterr().err.split())
+    assert "8 final runs are missing" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 methods × 1 tasks × defaults and matched and tuned, 18 runs, at most 2,048 rollouts" in said
+    assert "2 methods × 1 tasks × defaults and tuned, 14 runs, at most 1,536 rollouts" in said
     assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
     assert not list(tmp_path.iterdir())
 
@@ -305,7 +305,7 @@ def test_the_example_is_on_a_leaderboard(monkeypatch):
         "full", tasks=["rg/number_filtering_misled"], recipes=["grpo"], own=["new_recipe:no_loners"]
     ).contestants[-1]
     assert len(own.grid) == 9
-    assert own.matched == {"groups": 8, "n": 8, "gen_groups": 24}
+    assert own.defaults == {"groups": 16, "n": 4, "gen_groups": 48}
     check_recipe(make_recipe(own.recipe, {"groups": 2, "n": 6, "gen_groups": 4}), seeds=(0,), batches=2)
 
 

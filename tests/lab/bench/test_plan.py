@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -56,13 +57,10 @@ def test_the_plan_of_a_tier(name):
 
 def test_what_a_plan_pays_by_hand():
     plan = make_plan("smoke")
-    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of three tracks; of two methods.
-    assert plan.rollouts == 2 * (2 * 64 + 128 + 3 * 2 * 128)
-    assert plan.runs == 2 * (3 + 3 * 2)
-    for track in ("defaults", "matched"):
-        assert make_plan("smoke", tracks=[track]).rollouts == 2 * 2 * 128
-    shapes = {each.label: each.matched for each in plan.contestants}
-    assert shapes == {"grpo": {"groups": 4, "n": 4}, "reinforce": {"groups": 16, "n": 1}}
+    # Search: 2 settings × 64 and 1 × 128; final runs: 2 seeds × 128 in each of two tracks; of two methods.
+    assert plan.rollouts == 2 * (2 * 64 + 128 + 2 * 2 * 128)
+    assert plan.runs == 2 * (3 + 2 * 2)
+    assert make_plan("smoke", tracks=["defaults"]).rollouts == 2 * 2 * 128
     shapes = {each.label: each.defaults for each in plan.contestants}
     assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 64, "n": 1, "replay": 64}}
 
@@ -88,7 +86,7 @@ def test_a_recipe_of_ones_own_brings_its_grid_and_shape(mine):
     [*_, own] = make_plan("smoke", own=[mine]).contestants
     assert (own.recipe, own.label) == ("my_recipes:mine", "my_recipes.mine")
     assert [one["parameters"] for one in own.grid] == [{"groups": 4, "n": 4}, {"groups": 8, "n": 4}]
-    assert own.matched == {"groups": 4, "n": 4}
+    assert own.defaults == {"groups": 16, "n": 4}
     assert len(own.contents) == 64
 
 
@@ -109,6 +107,20 @@ def test_a_frozen_plan_is_read_again_and_no_other_is_taken(tmp_path):
             with pytest.raises(ValueError, match="was begun with another plan, which is frozen: plan"):
                 refuse(other, tmp_path)
     assert (tmp_path / PLAN).read_bytes() == before
+
+
+def test_a_plan_of_before_is_read_as_it_was_frozen(tmp_path):
+    """With the shape, the rate and the parameters of a track that is gone."""
+    plan = make_plan("smoke")
+    freeze(plan, tmp_path)
+    saved = json.loads((tmp_path / PLAN).read_text())
+    saved["plan"] |= {"shape": {"groups": 4, "n": 4}}
+    saved["plan"]["tasks"][0]["learning_rate"] = 3e-4
+    saved["plan"]["contestants"][0]["matched"] = None
+    saved["digest"] = sha256(json.dumps(saved["plan"], sort_keys=True).encode()).hexdigest()
+    (tmp_path / PLAN).write_text(json.dumps(saved))
+    assert frozen_in(tmp_path)[0] == plan
+    assert frozen_in(tmp_path)[0].digest == saved["digest"] != plan.digest
 
 
 def test_a_plan_that_was_changed_is_refused(tmp_path):

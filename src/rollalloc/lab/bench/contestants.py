@@ -1,4 +1,4 @@
-"""Who is compared: a recipe, the grid that it is tuned over, and its shape where all have the same.
+"""Who is compared: a recipe, its shape by default, and the grid that it is tuned over.
 
 Of this package's recipes these are `rollalloc.lab.bench.methods.GRID` and `matched`.
 A recipe of one's own, `module:function`, brings both in its file, under the same names.
@@ -32,7 +32,6 @@ class Contestant:
         recipe: its name, as `rollalloc.named.make_recipe` takes it.
         label: what it is called, in tables and folders.
         defaults: parameters of the defaults track, a shape only; None: it is not in it.
-        matched: parameters of the matched track; None: it is not in it.
         grid: settings that it is tuned over, each with `parameters` and `learning_rate`; empty: not in the tuned track.
         contents: SHA-256 of the file that it is from; "" for the package's own.
     """
@@ -40,7 +39,6 @@ class Contestant:
     recipe: str
     label: str
     defaults: Mapping[str, Any] | None = None
-    matched: Mapping[str, Any] | None = None
     grid: tuple[Mapping[str, Any], ...] = field(default=())
     contents: str = ""
 
@@ -50,7 +48,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
 
     Raises:
         ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that
-            makes no recipe; for the other two no shape.
+            makes no recipe; for the defaults track no shape.
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe
@@ -60,22 +58,20 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
     shapes: Any = grids.get(recipe.rpartition(":")[2])
     if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):
         raise ValueError(_lacks(recipe, "GRID", "tuned", own))
-    for track in ("defaults", "matched"):
-        if track in tracks and shape is None:
-            raise ValueError(_lacks(recipe, "matched", track, own))
+    if "defaults" in tracks and shape is None:
+        raise ValueError(_lacks(recipe, "matched", "defaults", own))
     first = tier.search[0].settings
     tuned = settings_of(recipe, shapes, tier.rates, first) if "tuned" in tracks else ()
-    made: dict[str, Any] = {}
-    if "defaults" in tracks and shape:
-        made["defaults"] = shape(recipe, **DEFAULT_SHAPE) if own else default(recipe)
-    if "matched" in tracks and shape:
-        made["matched"] = shape(recipe, tier.groups, tier.n)
-    for parameters in (*made.values(), *(one.parameters for one in tuned)):
-        make_recipe(recipe, parameters)
+    for one in tuned:
+        make_recipe(recipe, one.parameters)
+    plain = None
+    if "defaults" in tracks:
+        plain = _plain(recipe, shape(recipe, **DEFAULT_SHAPE) if own else default(recipe))
+        make_recipe(recipe, plain)
     return Contestant(
         recipe=recipe,
         label=recipe.replace(":", "."),
-        **{track: _plain(recipe, parameters) for track, parameters in made.items()},
+        defaults=plain,
         grid=tuple({"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned),
         contents=contents,
     )

@@ -16,7 +16,7 @@ from rollalloc.lab.bench.compare import is_finished, share_done, standing
 from rollalloc.lab.bench.contestants import Contestant
 from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
 from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
-from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, TUNED_WITH, Tuned, task_run
+from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, task_run
 from rollalloc.lab.bench.search import Search, Trial
 from rollalloc.lab.bench.summary import ended
 from rollalloc.lab.bench.tiers import seconds_of
@@ -291,11 +291,7 @@ def settings_in(plan: Plan, track: str, task: TaskPlan, each: Contestant) -> tup
     """What a method's final runs on a task may have, in a track: one setting, or those that a search chooses from."""
     if track == "tuned":
         return tuple(_tuned(each, setting) for setting in range(len(each.grid)))
-    given, rate, optimizer = {
-        "defaults": (each.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),
-        "matched": (each.matched, task.learning_rate, TUNED_WITH),
-    }[track]
-    return () if given is None else (Tuned(given, rate, optimizer),)
+    return () if each.defaults is None else (Tuned(each.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),)
 
 
 def _tuned(each: Contestant, setting: int) -> Tuned:
@@ -304,7 +300,6 @@ def _tuned(each: Contestant, setting: int) -> Tuned:
 
 def _base(task: TaskPlan, tasks: Path) -> Run:
     """A run on a task, whose files are made where they are not there; recipe, seed and setting are to be replaced."""
-    setting = Tuned({}, task.learning_rate)
     changes = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
-    run = task_run(task.name, "grpo", 0, tasks, tuned=setting, target=None, **changes)
+    run = task_run(task.name, "grpo", 0, tasks, target=None, **changes)
     return replace(run, max_rollouts=task.budget)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -20,8 +20,8 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
 from rollalloc.files.text import one_line
-from rollalloc.lab.bench.contestants import BASELINE, Contestant, contestants
-from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung, tuned_of
+from rollalloc.lab.bench.contestants import Contestant, contestants
+from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS, LadderRung
 from rollalloc.lab.bench.search import Rung, search_rollouts
 from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
@@ -54,10 +54,9 @@ _DECIDING = (
 class TaskPlan:
     """A task of the plan: its target, budget in rollouts and grid, all fixed before the runs.
 
-    `eval_samples` are per held-out prompt, where accuracy is sampled. `learning_rate` is that of every method in the matched
-    track: the baseline's, as it was tuned for the task or for the one that it borrows from. `default_rate` is that of the
-    defaults track, where it is not the plan's; `seeds` how many of the plan's final seeds it takes, None: all; `rung` the
-    digest of its rung of the ladder, "" for other tasks.
+    `eval_samples` are per held-out prompt, where accuracy is sampled. `default_rate` is the learning rate of the defaults
+    track, where it is not the plan's; `seeds` how many of the plan's final seeds it takes, None: all; `rung` the digest of
+    its rung of the ladder, "" for other tasks.
     """
 
     name: str
@@ -65,7 +64,6 @@ class TaskPlan:
     budget: int
     eval_every: int
     eval_samples: int
-    learning_rate: float
     default_rate: float | None = None
     seeds: int | None = None
     rung: str = ""
@@ -77,24 +75,24 @@ class Plan:
 
     Attributes:
         contestants: the methods.
-        shape: of the matched track, `groups` and `n`.
         search: of the tuned track, the same for every method.
         default_rate: learning rate of every method on every task in the defaults track.
         seeds: of the final runs.
         default_seeds: of those of the defaults track.
         made_with: versions of what decides the figures, the processor, and a digest of the code.
+        frozen: the digest in the file that it was read from; "" for a plan that was made now.
     """
 
     tier: str
     tracks: tuple[str, ...]
     tasks: tuple[TaskPlan, ...]
     contestants: tuple[Contestant, ...]
-    shape: Mapping[str, int]
     search: tuple[Rung, ...]
     default_rate: float
     seeds: tuple[int, ...]
     default_seeds: tuple[int, ...]
     made_with: Mapping[str, str] = field(default_factory=dict[str, str])
+    frozen: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
@@ -103,6 +101,7 @@ class Plan:
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
         described = asdict(self)
+        del described["frozen"]
         # What came later is left out where it says nothing, so that older plans still hold.
         for task in described["tasks"]:
             for name in [name for name in ("default_rate", "seeds", "rung") if task[name] in (None, "")]:
@@ -111,8 +110,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the plan."""
-        return sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the plan, as it was frozen."""
+        return self.frozen or _digest(self.described())
 
     def seeds_of(self, track: str, task: TaskPlan) -> tuple[int, ...]:
         """The seeds of the final runs on a task in a track."""
@@ -223,7 +222,6 @@ def _plan(
         tracks=tracks,
         tasks=tasks,
         contestants=made,
-        shape={"groups": sized.groups, "n": sized.n},
         search=sized.search,
         default_rate=DEFAULT_RATE,
         seeds=sized.seeds,
@@ -251,7 +249,6 @@ def _planned(name: str, preset: Preset, budget: int, seeds: int | None, rung: st
         budget=budget,
         eval_every=preset.eval_every,
         eval_samples=preset.eval_samples,
-        learning_rate=tuned_of(preset.tuned_on)[BASELINE].learning_rate,
         default_rate=None if preset.rate == DEFAULT_RATE else preset.rate,
         seeds=seeds,
         rung=rung,
@@ -354,21 +351,35 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         saved = json.loads(read_text(path))
         if saved["schema"] != _SCHEMA:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
-        plan, digest, date = _revived(saved["plan"]), str(saved["digest"]), one_line(str(saved["date"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        digest, date = str(saved["digest"]), one_line(str(saved["date"]))
+        found = _digest(saved["plan"])
+        plan = replace(_revived(saved["plan"]), frozen=found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         said = one_line(f"{type(error).__name__}: {error}", 300)
         raise ValueError(f"{path} is no plan of this version of rollalloc ({said})") from None
-    if plan.digest != digest:
+    if found != digest:
         said = one_line(digest, 80)
-        raise ValueError(f"{path} was changed since it was frozen: its digest is {plan.digest}, and it says {said}")
+        raise ValueError(f"{path} was changed since it was frozen: its digest is {found}, and it says {said}")
     return plan, date
 
 
 def _revived(saved: Mapping[str, Any]) -> Plan:
     lists = {
-        "tasks": [TaskPlan(**each) for each in saved["tasks"]],
-        "contestants": [Contestant(**each | {"grid": tuple(each["grid"])}) for each in saved["contestants"]],
+        "tasks": [TaskPlan(**_known(TaskPlan, each)) for each in saved["tasks"]],
+        "contestants": [
+            Contestant(**_known(Contestant, each) | {"grid": tuple(each["grid"])}) for each in saved["contestants"]
+        ],
         "search": [Rung(each["settings"], tuple(each["seeds"]), each["share"]) for each in saved["search"]],
     }
     tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
-    return Plan(**{**saved, **tuples})
+    return Plan(**{**_known(Plan, saved), **tuples})
+
+
+def _known(kind: type[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan says by names that there are; older ones say the shape and rate of a track that is gone, too."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in saved.items() if name in names}
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

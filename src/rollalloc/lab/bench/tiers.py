@@ -11,7 +11,7 @@ from rollalloc.lab.bench.methods import LADDER_METHODS
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.lab.bench.search import Rung, rungs
 
-TRACKS = ("defaults", "matched", "tuned")
+TRACKS = ("defaults", "tuned")
 FIRST_TUNING_SEED = 1000
 _FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any full run
 _FIRST_OF_DEFAULTS = 9200  # likewise: the defaults were chosen on 8900 to 8902, and 9100 to 9102 were looked at
@@ -27,8 +27,6 @@ class Tier:
         recipes: that it compares; None: all that have a grid.
         methods: instead of `recipes`, in the defaults track: label → recipe and parameters.
         tracks: that it has.
-        groups: groups a batch of the matched track.
-        n: rollouts per group there.
         rates: learning rates of a search.
         search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
         seeds: of the final runs.
@@ -40,8 +38,6 @@ class Tier:
 
     tasks: Mapping[str, int]
     recipes: tuple[str, ...] | None
-    groups: int
-    n: int
     rates: tuple[float, ...]
     search: tuple[Rung, ...]
     seeds: tuple[int, ...]
@@ -63,8 +59,6 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
         "smoke": Tier(
             tasks={"sort": 128},
             recipes=("grpo", "reinforce"),
-            groups=4,
-            n=4,
             rates=(3e-4,),
             search=rungs(2, FIRST_TUNING_SEED, (0.5, 1.0)),
             seeds=_seeds(2),
@@ -75,8 +69,6 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
         "ci": Tier(
             tasks={"rg/gcd": 4000},
             recipes=("grpo", "reinforce", "pilot_commit"),
-            groups=8,
-            n=8,
             rates=(3e-4, 6e-4),
             search=rungs(4, FIRST_TUNING_SEED, (0.25, 0.5)),
             seeds=_seeds(3),
@@ -94,20 +86,16 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
                 "rg/number_filtering_misled": 9_000,
             },
             recipes=None,
-            groups=8,
-            n=8,
             rates=(3e-4, 6e-4, 1e-3),
             search=rungs(9, FIRST_TUNING_SEED, (0.125, 0.25, 0.5)),
             seeds=_seeds(8),
             default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
-            hours=14,
+            hours=10,
         ),
         # Does what holds of tiny models hold as they grow? One mixture of questions, models of several sizes.
         "ladder": Tier(
             tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
             recipes=None,
-            groups=8,
-            n=8,
             rates=(3e-4,),
             search=rungs(1, FIRST_TUNING_SEED, (0.5,)),
             seeds=_seeds(8),

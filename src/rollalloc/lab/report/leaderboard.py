@@ -176,7 +176,7 @@ _READ = (
 def _notes(board: Board) -> list[str]:
     """How the tables are to be read."""
     plan = board.plan
-    groups, n, seeds = plan.shape["groups"], plan.shape["n"], len(plan.seeds_by_track[plan.tracks[0]])
+    seeds = len(plan.seeds_by_track[plan.tracks[0]])
     how = (
         "with their bootstrapped 95% intervals"
         if seeds >= FEWEST
@@ -187,11 +187,6 @@ def _notes(board: Board) -> list[str]:
         notes.append(
             f"Defaults: what each method does where nobody tunes: the same shape, as far as it has one, the same rate, "
             f"{plan.default_rate:g}, and the trainer's own optimizer on every task. Nothing was searched for."
-        )
-    if "matched" in plan.tracks:
-        notes.append(
-            f"Matched: {groups} groups of {n} rollouts, {groups * n} single ones for methods without groups, one optimizer "
-            f"step a batch, and {BASELINE}'s learning rate for all."
         )
     if "tuned" in plan.tracks:
         rungs = ", then ".join(f"{rung.settings} at {rung.share:g} of the budget" for rung in plan.search)
