@@ -23,9 +23,10 @@ from typing import Any
 from rollalloc import Allocator, recipes
 from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
+from rollalloc.generate.stream.pace import measured_curve
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency, fitted_latency
+from rollalloc.lab.simulate.cost import Costs, Latency
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.simulation import Simulation, simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Workload, read_rollouts
@@ -143,7 +144,8 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
                 real, done = task.seconds(line, 5000 + repeat, int(batches), log)
                 rollouts = read_rollouts(log / "rollouts.jsonl")
             steps = [(rows, seconds) for rows, seconds in task.steps if rows]
-            curve, most = fitted_latency(steps), max(rows for rows, _ in steps)
+            curve = Latency(*zip(*measured_curve(steps), strict=True), "an engine's own trace")
+            most = max(rows for rows, _ in steps)
             if most > curve.concurrency[-1]:  # a point is the mean of its part
                 at, seconds = (*curve.concurrency, most), (*curve.seconds_per_token, curve.seconds_per_token[-1])
                 curve = Latency(at, seconds, curve.source)

@@ -29,9 +29,9 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.stream.pace import measured_curve
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.lab.bench.presets import task_source
-from rollalloc.lab.simulate.cost import fitted_latency
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.recipes.streaming import streamed
@@ -209,8 +209,7 @@ def main() -> None:
     one_thread()
     task = Task(given.tasks, given.task)
     task.seconds(lines(((1, 1.0),))["grpo: streaming"], 4999, given.batches)
-    curve = fitted_latency([(rows, seconds) for rows, seconds in task.steps if rows])
-    points = tuple(zip(curve.concurrency, curve.seconds_per_token, strict=True))
+    points = measured_curve([(rows, seconds) for rows, seconds in task.steps if rows])
     print("seconds per token by rollouts at once:", ", ".join(f"{at}: {seconds:.4f}" for at, seconds in points))
     measured = lines(points)
     if given.only:

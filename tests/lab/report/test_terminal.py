@@ -89,24 +89,16 @@ def test_a_wide_terminal_shows_of_several_runs_all(write_run):
         assert word in text, text
 
 
-def test_labels_cannot_write_to_the_terminal(write_run):
-    run = read_run(write_run("\x1b]0;owned\x07[bold]\u202e"))
-    for runs in ([run], [run, run]):
-        text = shown(runs)
-        assert "\x1b" not in text
-        assert "\u202e" not in text
-        assert "␛]0;owned" in text
-
-
 def test_nothing_a_run_says_can_write_to_the_terminal(write_run):
     hostile = "\x1b]8;;http://a\x07[/red]\x9b\u202e"
-    run = read_run(write_run(why=hostile, unscored={hostile: 1}))
+    run = read_run(write_run(hostile, why=hostile, unscored={hostile: 1}))
     last = run.metrics[-1] | {"accounts": {hostile: 2**53, "trained": 1}}
     run = replace(run, metrics=[*run.metrics[:-1], last], problem=hostile)
     for runs in ([run], [run, run]):
         for width in (20, 80, 200):
             text = shown(runs, width)
             assert set(text).isdisjoint("\x1b\x07\x9b\u202e")
+        assert "␛]8;;http" in text
 
 
 @pytest.mark.parametrize(

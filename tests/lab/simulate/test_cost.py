@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from simulated import FREE
 
+from rollalloc.generate.stream.pace import measured_curve
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Latency, fitted_latency, read_latency
+from rollalloc.lab.simulate.cost import Latency, read_latency
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():
@@ -120,10 +121,8 @@ def test_a_scenario_needs_a_curve_as_long_as_its_slots():
 def test_a_curve_is_fitted_to_decoding_steps():
     """Medians, so that one slow step does not count; no point below the one before it."""
     steps = [(4, 1.0), (4, 1.2), (4, 9.0), (8, 0.9), (8, 0.9), (8, 0.9), (16, 3.0), (16, 3.0), (16, 3.0)]
-    curve = fitted_latency(steps, points=3)
-    assert curve.concurrency == (4, 8, 16)
-    assert curve.seconds_per_token == pytest.approx((1.05, 1.05, 3.0))
-    assert fitted_latency([(5, 2.0)]).table(5)[1:] == [2.0] * 5
-    assert fitted_latency([(3, 1.0)] * 50).concurrency == (3,)
-    with pytest.raises(ValueError, match="got none"):
-        fitted_latency([])
+    concurrency, seconds = zip(*measured_curve(steps, points=3), strict=True)
+    assert concurrency == (4, 8, 16)
+    assert seconds == pytest.approx((1.05, 1.05, 3.0))
+    assert measured_curve([(5, 2.0)]) == ((5, 2.0),)
+    assert [rollouts for rollouts, _ in measured_curve([(3, 1.0)] * 50)] == [3]

@@ -15,7 +15,6 @@ import numpy as np
 
 from rollalloc.core.recipe import at_least
 from rollalloc.files.opening import read_text
-from rollalloc.generate.stream.pace import measured_curve
 
 _FIELDS = ("concurrency", "seconds_per_token")
 _FORMS = (
@@ -136,24 +135,6 @@ class Pace:
         """x for a given s(x): the root of a quadratic, written so that it is exact where nothing grows."""
         first = self.seconds_N[rollouts] + self.per_held * held
         return 2 * seconds / (first + sqrt(first * first + 2 * self.per_held * rollouts * seconds))
-
-
-def fitted_latency(steps: Sequence[tuple[int, float]], points: int = 8) -> Latency:
-    """A curve through the decoding steps of an engine's own trace.
-
-    `rollalloc.generate.stream.pace.measured_curve`, as the simulator has it.
-
-    Args:
-        steps: (rollouts, seconds) of each, rollouts at least 1.
-        points: at most.
-
-    Raises:
-        ValueError: no steps.
-    """
-    if not steps:
-        raise ValueError("expected decoding steps to fit a latency curve to, got none")
-    numbers, seconds = zip(*measured_curve(steps, points), strict=True)
-    return Latency(numbers, seconds, "an engine's own trace")
 
 
 def read_latency(path: Path) -> Latency:
