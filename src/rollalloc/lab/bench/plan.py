@@ -367,7 +367,7 @@ def _revived(saved: Mapping[str, Any]) -> Plan:
     lists = {
         "tasks": [TaskPlan(**_known(TaskPlan, each)) for each in saved["tasks"]],
         "contestants": [
-            Contestant(**_known(Contestant, each) | {"grid": tuple(each["grid"])}) for each in saved["contestants"]
+            Contestant(**{**_known(Contestant, each), "grid": tuple(each["grid"])}) for each in saved["contestants"]
         ],
         "search": [Rung(each["settings"], tuple(each["seeds"]), each["share"]) for each in saved["search"]],
     }
