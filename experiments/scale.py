@@ -1,7 +1,8 @@
 """Do the methods' ratios hold as models grow? Tables and figure of the ladder's rungs, from the folders of their runs.
 
     rollalloc bench --tier ladder --tasks ladder/1m --out runs/ladder-1m         # each rung, in its own folder or in one
-    python experiments/scale.py table FIGURE.png runs/ladder-0.15m runs/ladder-1m
+    python experiments/scale.py table runs/ladder-0.15m runs/ladder-1m
+    python experiments/scale.py draw docs/scale.md docs/scale.png         # of the page's own ratios
     python experiments/scale.py against reinforce runs/ladder-8m runs/grpo-at-another-rate    # of `rollalloc compare`
     python experiments/scale.py predict TASKS 0.15m 1m                           # TASKS: where the rungs' models are kept
 
@@ -12,6 +13,7 @@ whoever ends higher, and no target is chosen; a run that never rises above its s
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.lab.advise.predictability import predicted_rates
 from rollalloc.lab.bench.plan import frozen_in, place_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
-from rollalloc.lab.bench.summary import FEWEST, Ended, Interval, ended, interquartile_mean, interval
+from rollalloc.lab.bench.summary import Ended, Interval, ended, interval
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
@@ -48,6 +50,8 @@ DRAWN = PAIRS[:1] + PAIRS[3:]
 PREDICTED, RECORD = 2048, 8  # prompts whose success is predicted; rollouts of a record
 WITHIN = 1_024  # rollouts that the largest rung's runs paid, at which all rungs are compared
 _RESAMPLES = 10_000
+_RATIOS = re.compile(r"^\| rollouts at equal accuracy, [^|]*\|(.*)\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
+_CELL = re.compile(r"([\d.]+) \[([\d.]+)–([\d.]+)\]")  # a ratio with its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +108,18 @@ def ratios(rung: OnRung, dear: str, cheap: str, within: float = inf) -> list[flo
     return [each for seed in sorted(one.keys() & other) if (each := ratio(one[seed], other[seed], within)) is not None]
 
 
-def slope(by_rung: Sequence[tuple[int, Sequence[float]]]) -> tuple[float, float, float]:
-    """Of log2 ratio a tenfold of parameters: least squares through the rungs' means, and 95% by resampling seeds."""
+def slope(by_rung: Sequence[tuple[int, tuple[float, float, float]]]) -> tuple[float, float, float]:
+    """What a ratio is times for ten times the parameters: least squares of logs through rungs, with 95%.
+
+    Args:
+        by_rung: parameters, and the ratio with its interval, which is taken for normal in logs.
+    """
     at_R = np.log10([parameters for parameters, _ in by_rung])
-    values = [np.log2(of_rung) for _, of_rung in by_rung]
-    random = np.random.default_rng(0)
-    drawn_RB = np.array([interquartile_mean(random.choice(each, (_RESAMPLES, len(each)))) for each in values])
-    point = float(np.polyfit(at_R, [float(interquartile_mean(each)) for each in values], 1)[0])
-    low, high = np.quantile(np.polyfit(at_R, drawn_RB, 1)[0], [0.025, 0.975])
+    point_R, low_R, high_R = np.log([cell for _, cell in by_rung]).T
+    noise_RB = np.random.default_rng(0).standard_normal((len(at_R), _RESAMPLES))
+    drawn_RB = point_R[:, None] + noise_RB * ((high_R - low_R) / (2 * 1.96))[:, None]
+    point = float(np.exp(np.polyfit(at_R, point_R, 1)[0]))
+    low, high = np.exp(np.quantile(np.polyfit(at_R, drawn_RB, 1)[0], [0.025, 0.975]))
     return point, float(low), float(high)
 
 
@@ -138,24 +146,18 @@ def said(one: Interval | None, form: str = ".2f") -> str:
     return f"{one.bound}{one.point:{form}} [{ends}]"
 
 
-def table(figure: Path, folders: Sequence[Path]) -> None:
-    """Print all that is known, and draw the ratios."""
+def table(folders: Sequence[Path]) -> None:
+    """Print all that is known of the rungs in some folders."""
     every = rungs_in(folders)
     for within, when in ((WITHIN, f"within {WITHIN:,}"), (inf, "at the end")):
-        print(
-            f"| rollouts at equal accuracy, {when} | {' | '.join(rung.name for rung in every)} | a tenfold of parameters |"
-        )
-        print(f"|---|{'---|' * len(every)}---|")
+        print(f"| rollouts at equal accuracy, {when} | {' | '.join(rung.name for rung in every)} |")
+        print(f"|---|{'---|' * len(every)}")
         for pair in PAIRS:
-            cells = [(rung.parameters, ratios(rung, *pair, within)) for rung in every]
-            known = [(parameters, values) for parameters, values in cells if len(values) >= FEWEST]
-            slant = "× {:.2f} [{:.2f}–{:.2f}]".format(*(2**each for each in slope(known))) if len(known) > 1 else "–"
-            shown = [said(interval(values)) if values else "–" for _, values in cells]
-            print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} | {slant} |")
+            shown = [said(interval(v)) if (v := ratios(rung, *pair, within)) else "–" for rung in every]
+            print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} |")
         print()
     for rung in every:
         _of_rung(rung)
-    draw(every, figure)
 
 
 def _of_rung(rung: OnRung) -> None:
@@ -207,21 +209,25 @@ def _fits(folder: Path) -> Iterator[tuple[str, tuple[float, float]]]:
             yield f"{each['log_loss']}", (each["rollouts"], each["auc"])  # a fit's figures stand in several lines
 
 
-def draw(every: Sequence[OnRung], to: Path) -> None:
-    """Ratios against parameters."""
+def draw(page: Path, to: Path) -> None:
+    """Draw the ratios of a page's first table against parameters, and print what each is times for ten times as many."""
+    tables = _RATIOS.findall(page.read_text(encoding="utf-8"))
     figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
-    for at, (dear, cheap) in enumerate(DRAWN):
-        found = [(rung.parameters, interval(values)) for rung in every if (values := ratios(rung, dear, cheap, WITHIN))]
-        x = [parameters * 1.06 ** (at - 1) for parameters, _ in found]
-        y = [each.point for _, each in found]
-        ends = [
-            (min(each.values), max(each.values)) if each.low is None else (each.low, each.high) for _, each in found
-        ]
-        reach = np.abs(np.array(ends).T - np.array(y))
-        axes.errorbar(x, y, reach, marker="o", capsize=3, label=f"{dear} / {cheap}")
+    for heads, rows in tables:
+        sizes = [RUNGS[name.strip()].parameters for name in heads.split("|") if name.strip() in RUNGS]
+        for pair, *cells in (line.strip("|").split("|") for line in rows.strip().splitlines()):
+            found = [(size, _CELL.search(cell)) for size, cell in zip(sizes, cells, strict=False)]
+            known = [(size, tuple(map(float, one.groups()))) for size, one in found if one]
+            print(f"{pair.strip()}: × {{:.2f}} [{{:.2f}}–{{:.2f}}] for ten times the parameters".format(*slope(known)))
+            if heads is tables[0][0] and tuple(pair.strip().split(" / ")) in DRAWN:
+                x, y = zip(*known, strict=True)
+                point_R, low_R, high_R = np.array(y).T
+                shift = 1.06 ** (len(axes.containers) - 1)
+                reach = [point_R - low_R, high_R - point_R]
+                axes.errorbar(np.array(x) * shift, point_R, reach, marker="o", capsize=3, label=pair.strip())
     axes.axhline(1, color="0.6", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel=f"rollouts at equal accuracy within {WITHIN:,}")
-    axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
     axes.minorticks_off()
     axes.legend(frameon=False)
     figure.savefig(to, dpi=160)
@@ -270,8 +276,10 @@ def _within(said_P: NDArray[Any], hits_P: NDArray[Any], family_P: NDArray[Any]) 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["table", figure, *folders] if folders:
-            table(Path(figure), [Path(folder) for folder in folders])
+        case ["table", *folders] if folders:
+            table([Path(folder) for folder in folders])
+        case ["draw", page, figure]:
+            draw(Path(page), Path(figure))
         case ["against", label, folder, *others] if others:
             against(label, Path(folder), [Path(other) for other in others])
         case ["predict", tasks, *names] if names:
