@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+_MOST_SCORES = 2**23, 2**26  # with and without a gradient: all of them are kept, or made at once, 4 bytes each and more
 DECODING = "rollalloc_decoding"  # among the implementations that transformers knows
 # What transformers' own function takes and does something with, beside what is computed here.
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
@@ -77,6 +78,8 @@ def attend(
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
+    With several queries only while there are not too many scores, which it holds in memory where the kernel holds none.
+
     Args:
         module: the layer.
         query_BHTD: T queries for each of H heads.
@@ -88,7 +91,9 @@ def attend(
     """
     batch, heads, queries, size = query_BHTD.shape
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
-    here = queries == 1 or torch.is_autocast_enabled("cpu")
+    most = _MOST_SCORES[not torch.is_grad_enabled()]
+    few = batch * heads * queries * key_BKSD.shape[2] <= most
+    here = queries == 1 or (torch.is_autocast_enabled("cpu") and few)
     if not here or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):
         return sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, attention_mask, scaling=scaling, **more)
     if attention_mask is None and queries > 1 and _causal(module, more):
@@ -102,7 +107,8 @@ def attend(
         lowest = torch.finfo(scores_BKRS.dtype).min
         scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
     out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
-    return out_BKRD.view(batch, heads, queries, size).transpose(1, 2), None
+    # Values may be narrower than keys.
+    return out_BKRD.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 
 def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:

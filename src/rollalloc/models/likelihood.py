@@ -246,12 +246,18 @@ def positions(mask_BT: Tensor) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inference mode with every module in eval mode; on leaving, each module is back in the mode it had."""
+    with in_eval_mode(model), torch.inference_mode():
+        yield
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode; on leaving, each is back in the mode it had."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True

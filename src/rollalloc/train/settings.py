@@ -44,8 +44,8 @@ class Settings:
             `rollalloc.train.clipping`. None: to `max_grad_norm` alone.
         tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
             of its own. Bounds memory, changes nothing else.
-        precision: the update computes in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else fp32. Weights,
-            gradients, optimizer and log-probabilities are in fp32 whatever it is.
+        precision: the update and an exact accuracy compute in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else
+            fp32. Weights, gradients, optimizer and log-probabilities are in fp32 whatever it is.
         sampling_dtype: of weights and key-value cache while sampling. Other than float32, a copy of the model samples, and
             every row's importance weight corrects for the difference, truncated as a stale row's is.
         gradient_checkpointing: keep the inputs of the model's layers only and compute the rest again in the backward pass.

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.events import Actions
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.train.native import Stopped
@@ -116,11 +115,10 @@ def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of,
     settled(resumed)
 
 
-def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error_and_a_turn_beside_it_is_none(trainer_of):
+def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error(trainer_of):
     trainer = trainer_of(recipes.grpo(4, 4), max_batches=1, sampling=FEW, **STREAMS)
     roller, allocator = trainer.roller, trainer.allocator
     assert roller.advance(allocator).batch is not None
-    assert roller.turn(allocator) == Actions()
     with pytest.raises(RuntimeError, match="room for 6 rollouts"):
         roller.advance(allocator)
 

@@ -20,7 +20,7 @@ from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, OnFinished, Request
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.caching import why_not
-from rollalloc.models.likelihood import completion_logprobs, evaluating
+from rollalloc.models.likelihood import completion_logprobs, evaluating, in_eval_mode
 
 log = logging.getLogger(__name__)
 
@@ -120,19 +120,14 @@ class Generator:
         several = (1,) if "num_generations" in signature(turn).parameters else ()  # not in TRL's first versions
         at_once = max(1, len(prompts)) if _continuous(self.trainer) else self._rows_at_once
         found: list[Any] = []
-        model = self.trainer.model
-        was_training = model.training
-        model.eval()
-        try:
+        with in_eval_mode(self.trainer.model):
             for start in range(0, len(prompts), at_once):
                 asked = [list(tokens) for tokens in prompts[start : start + at_once]]
                 found += turn(self.trainer, asked, None, {}, *several)[0]
-        finally:
-            model.train(was_training)
         if len(found) != len(prompts):
             raise RuntimeError(
-                f"continuous batching was to give {len(prompts)} completions, got {len(found)}; its own log says why the "
-                "others failed"
+                f"TRL was to give {len(prompts)} completions, got {len(found)}; with continuous batching its own log says "
+                "why the others failed"
             )
         return [self._up_to_the_end(list(tokens)) for tokens in found]
 

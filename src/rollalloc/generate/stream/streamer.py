@@ -64,21 +64,18 @@ class Streamer(Rollouts):
             RuntimeError: the core waits for rollouts of which nothing is in flight.
         """
         while True:
-            actions = self.turn(allocator, beside=False)
+            actions = self._turn(allocator)
             if actions.batch is not None or actions.finished is not None:
                 return actions
 
-    def turn(self, allocator: Allocator, *, beside: bool = True) -> Actions:
-        """Ask once and carry out; unless there is a batch or the run is over, take in what ends, and wait for it a moment.
-
-        Where somebody else trains the batch that is outstanding meanwhile (`beside`), there may be nothing to do.
-        """
+    def _turn(self, allocator: Allocator) -> Actions:
+        """Ask once and carry out; unless there is a batch or the run is over, take in what ends; wait for it a moment."""
         backend = self._open(allocator)
         room = backend.capacity()
         actions = self._ask(allocator, backend, room)
         if actions.batch is not None or actions.finished is not None:
             return actions
-        idle = not (self._order_of or actions.cancel or actions.release or (beside and allocator.batch is not None))
+        idle = not (self._order_of or actions.cancel or actions.release)
         if room and idle:
             what = f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts"
             raise RuntimeError(f"{what}; an error of rollalloc's, accounts: {allocator.accounts()}")
@@ -87,7 +84,7 @@ class Streamer(Rollouts):
         return actions
 
     def go_on(self, allocator: Allocator) -> None:
-        """One turn, without waiting; a back-end that died is said at the next `advance` or `turn`."""
+        """One turn, without waiting; a back-end that died is said at the next `advance`."""
         if self._died is not None:
             return
         try:

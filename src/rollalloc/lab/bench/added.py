@@ -143,7 +143,7 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield f"has the tracks {list(plan.tracks)}, expected some of {list(TRACKS)}"
     for task in plan.tasks:
         counts = (task.budget, task.eval_every, task.eval_samples, 1 if task.seeds is None else task.seeds)
-        rates = (task.target, task.learning_rate, plan.rate_of(task))
+        rates = (task.target, plan.rate_of(task))
         if not all(type(each) is int and each > 0 for each in counts) or not all(map(_is_rate, rates)):
             yield f"has a budget, grid, count, target or learning rate of {task.name} that is no number above 0"
     for track in plan.tracks:

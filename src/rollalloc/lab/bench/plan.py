@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -305,6 +305,7 @@ def freeze(plan: Plan, folder: Path) -> None:
         refuse_another(plan, folder)
         return
     claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
+    plan = replace(plan, frozen="")  # one that was read elsewhere is described as it is now
     saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
     write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
 
@@ -375,10 +376,12 @@ def _revived(saved: Mapping[str, Any]) -> Plan:
     return Plan(**{**_known(Plan, saved), **tuples})
 
 
+_GONE: Mapping[type[Any], tuple[str, ...]] = {Plan: ("shape",), TaskPlan: ("learning_rate",), Contestant: ("matched",)}
+
+
 def _known(kind: type[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan says by names that there are; older ones say the shape and rate of a track that is gone, too."""
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in saved.items() if name in names}
+    return {name: value for name, value in saved.items() if name not in _GONE[kind]}
 
 
 def _digest(described: Mapping[str, Any]) -> str:

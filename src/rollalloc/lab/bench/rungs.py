@@ -203,6 +203,8 @@ class LadderRung:
         """The first 16 hexadecimal digits of the SHA-256 of all that it says and that decides what is run."""
         said = asdict(self)
         del said["about"], said["parameters"], said["run"]["rollouts_per_second"]
+        if self.run.precision == "auto":  # which rungs did not say at first
+            del said["run"]["precision"]
         return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
