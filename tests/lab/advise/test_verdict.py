@@ -195,3 +195,13 @@ def test_foresight_comes_first_where_it_saves_a_tenth_over_what_is_plainer(monke
     assert rows[0].choice.name == first
     [row] = [row for row in rows if row.choice.name == "foresight"]
     assert row.over_plain[0] == pytest.approx(np.exp(logs))
+
+
+def test_who_draws_by_prediction_already_is_not_told_to_save_by_what_costs_more(monkeypatch):
+    def drawn(self, signals, mixes):
+        return {name: np.full(4, {"foresight": 6.95, "reinforce": 7.0}.get(name, 8.0)) for name in mixes}
+
+    monkeypatch.setattr(Outcomes, "drawn", drawn)
+    verdict = judged(signals(0.0), CHOICES["foresight"], KNOWN)
+    assert verdict.kind == "keep"
+    assert verdict.sentence.startswith("Keep foresight: nothing is expected to need fewer rollouts here")

@@ -146,7 +146,7 @@ def judged(
 def _sentence(kind: str, ranked: tuple[Ranked, ...], present: Choice) -> str:
     best = ranked[0]
     low, high = best.interval
-    if kind == "keep" and best.choice.name == present.name:
+    if kind == "keep" and (best.choice.name == present.name or best.saving <= 1):
         return f"Keep {present.words}: nothing is expected to need fewer rollouts here."
     if kind == "keep":
         return (
