@@ -301,7 +301,7 @@ PLANS = {
     "a link to nowhere": (lambda folder: relinked(folder / PLAN), "it is a link to a file that is not there"),
     "a list": (written(PLAN, "[]"), "is no plan of this version"),
     "cut": (written(PLAN, '{"schema": 2, "plan"'), "is no plan of this version"),
-    "deep": (written(PLAN, "[" * 100_000), "is none that rollalloc wrote .RecursionError"),
+    "deep": (written(PLAN, "[" * 100_000), "is no plan of this version of rollalloc .RecursionError"),
 }
 RUNS = {
     "a seed that is not the plan's": (
