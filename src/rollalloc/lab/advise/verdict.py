@@ -205,9 +205,9 @@ def _notes(
     outcomes: Outcomes, signals: Mapping[str, float], known: Evidence, present: Choice, unknown: tuple[str, ...]
 ) -> tuple[str, ...]:
     of_evidence = (
-        f"Learned from {len(known.tasks)} tasks with models of 0.15 to 1 million parameters, every method by its defaults "
-        "at one learning rate; of a pretrained model, SmolLM2-135M, there is little (docs/scale.md). Try it beside what you "
-        "have."
+        f"Learned from {len(known.tasks)} tasks with models of 0.15 to 135 million parameters, every method by its "
+        "defaults at one learning rate a size; one of them, SmolLM2-135M, is pretrained (docs/scale.md). Try it beside what "
+        "you have."
     )
     notes = [of_evidence]
     ranges = zip(outcomes.signals, outcomes.low_K, outcomes.high_K, outcomes.beyond(signals), strict=True)
