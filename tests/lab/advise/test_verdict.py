@@ -78,7 +78,7 @@ def test_what_is_outside_of_the_evidence_is_said():
     notes = " ".join(judged(signals(0.2, zero_variance_4=0.99), GRPO, KNOWN).notes)
     assert "0.99" in notes
     assert "wider" in notes
-    assert "0.15 to 1 million" in notes
+    assert "0.15 to 135 million" in notes
     within = " ".join(judged(signals(0.2), GRPO, KNOWN).notes)
     assert "wider" not in within
 
