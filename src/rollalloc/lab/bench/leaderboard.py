@@ -300,6 +300,6 @@ def _tuned(each: Contestant, setting: int) -> Tuned:
 
 def _base(task: TaskPlan, tasks: Path) -> Run:
     """A run on a task, whose files are made where they are not there; recipe, seed and setting are to be replaced."""
-    changes = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
+    changes: dict[str, Any] = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
     run = task_run(task.name, "grpo", 0, tasks, target=None, **changes)
     return replace(run, max_rollouts=task.budget)
