@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rollalloc.models.attention import attend, decoding_attention, half_attention
+from rollalloc.models.attention import attend, attention_by_products, decoding_attention
 
 SIZES = {
     "vocab_size": 8,
@@ -135,6 +135,6 @@ def test_beyond_what_memory_holds_the_fused_kernel_attends(monkeypatch):
 def test_half_precision_attends_by_products_with_one_thread_too():
     torch.set_num_threads(1)
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    with half_attention(model):
+    with attention_by_products(model):
         assert model.config._attn_implementation != "sdpa"
     assert model.config._attn_implementation == "sdpa"

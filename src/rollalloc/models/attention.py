@@ -29,22 +29,16 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
 
     Any other model, and one thread, where the fused kernel is as fast, are left as they are.
     """
-    with _attending(model) if torch.get_num_threads() > 1 else nullcontext():
+    with attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext():
         yield
 
 
 @contextmanager
-def half_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within, a model that attends by `sdpa` on a CPU under bfloat16's autocast does so by two batched matrix products.
+def attention_by_products(model: PreTrainedModel) -> Iterator[None]:
+    """Within, a model that attends by `sdpa` on a CPU does so by `attend`, under bfloat16's autocast two matrix products.
 
     Any other model is left as it is. Not for layers that are computed again after it was left.
     """
-    with _attending(model):
-        yield
-
-
-@contextmanager
-def _attending(model: PreTrainedModel) -> Iterator[None]:
     config = model.config
     # A model with an attention of its own brings its own register of implementations.
     register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.prompts import known_tokens
 from rollalloc.models.adapter import Adapter, plain_weights
-from rollalloc.models.attention import half_attention
+from rollalloc.models.attention import attention_by_products
 from rollalloc.models.caching import why_not
 from rollalloc.models.dtypes import Precision
 from rollalloc.models.lora import Lora
@@ -160,7 +160,7 @@ def computing(model: PreTrainedModel, precision: Precision, *, again: bool = Fal
     model's layers again, as gradient checkpointing does.
     """
     device, half = model.device, in_bf16(model.device, precision)
-    attention = half_attention(model) if half and not again else nullcontext()
+    attention = attention_by_products(model) if half and not again else nullcontext()
     with attention, torch.autocast(device.type, torch.bfloat16, enabled=half):
         yield
 

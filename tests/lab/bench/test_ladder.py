@@ -249,3 +249,13 @@ def test_all_methods_have_as_many_rows_in_a_batch():
     for label, (_, parameters) in LADDER_METHODS.items():
         each = parameters.get("n", 0) or parameters["n_pilot"] + parameters["n_commit"]
         assert parameters["groups"] * each == 64, label
+
+
+def test_runs_compute_in_their_rung_s_precision_and_one_that_says_none_keeps_its_digest():
+    assert planned_run("ladder/135m", "grpo", 0).settings.precision == "bf16"
+    assert planned_run("ladder/1m", "grpo", 0).settings.precision == "auto"
+    assert RUNGS["1m"].digest == "58d09885e2cd9d73"  # as before rungs could say one
+    rung = RUNGS["8m"]
+    assert replace(rung, run=replace(rung.run, precision="fp32")).digest != rung.digest
+    with pytest.raises(ValueError, match="run: precision must be one of auto, fp32, bf16, got 'int8'"):
+        replace(rung.run, precision="int8")
