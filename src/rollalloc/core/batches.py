@@ -102,7 +102,8 @@ def _choose_rows(run: Run, group: Group) -> _Choice:
 def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) -> list[_Choice]:
     """The same rows with the advantages that the whole batch gives them."""
     rule: Any = run.recipe.over_batch
-    made = rule([choice.advantages for choice in choices], [group.view for group in groups], run.view())
+    chosen = [np.array(choice.chosen, np.int64) for choice in choices]
+    made = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())
     if not hasattr(made, "__len__") or len(made) != len(choices):
         raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {made!r}")
     return [

@@ -33,6 +33,8 @@ class Done:
         version: version of the weights at the rollout's first token, at most the version last told by `Updated`.
         last_version: version at its last token; `version` when None.
         truncated: True where generation hit the length limit.
+        uncertainty: sum over its tokens of (1 - π)², π the probability with which each was sampled, at least 0: about the
+            squared norm of ∇ log π of the rollout, up to a factor that all share. None where it is unknown.
     """
 
     rollout: int
@@ -42,6 +44,7 @@ class Done:
     version: int
     last_version: int | None = None
     truncated: bool = False
+    uncertainty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import isfinite
+from math import isfinite, isnan
 from operator import attrgetter
 from typing import Any
 
@@ -105,15 +105,12 @@ class Group:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        done_G7 = np.array(
-            [(d.rollout, d.reward, d.metric, d.tokens, d.version, last_version(d), d.truncated) for d in self.done],
-            np.float64,
-        ).reshape(-1, 7)
+        done_G8 = np.array([_packed(done) for done in self.done], np.float64).reshape(-1, 8)
         until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
         return {
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
-            "done": pack(done_G7), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
+            "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
             "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds), "longest": self.longest,
         }  # fmt: skip
@@ -149,11 +146,21 @@ class Group:
         group.running = {
             natural(rollout, "running"): natural(tokens, "running") for rollout, tokens in state["running"]
         }
-        for rollout, reward, metric, tokens, version, last, truncated in unpack(state["done"]).tolist():
-            group.add(Done(int(rollout), reward, metric, int(tokens), int(version), int(last), bool(truncated)))
+        for rollout, reward, metric, tokens, version, last, truncated, known in unpack(state["done"]).tolist():
+            uncertainty = None if isnan(known) else amount(known, "uncertainty")
+            done = Done(
+                int(rollout), reward, metric, int(tokens), int(version), int(last), bool(truncated), uncertainty
+            )
+            group.add(done)
         until = state["until"]
         group.until = natural(until["version"], "until") if "version" in until else Epochs(until["epochs"])
         return group
+
+
+def _packed(done: Done) -> tuple[float | None, ...]:
+    """A scored rollout as a row of numbers; what is unknown becomes NaN there."""
+    first = done.rollout, done.reward, done.metric, done.tokens, done.version
+    return *first, last_version(done), done.truncated, done.uncertainty
 
 
 def last_version(done: Done) -> int:
@@ -193,6 +200,7 @@ class GroupView:
         tokens: Sequence[int] | None = None,
         truncated: Sequence[bool] | None = None,
         versions: Sequence[int] | None = None,
+        uncertainties: Sequence[float | None] | None = None,
         stages: Sequence[int] | None = None,
         running: Sequence[int] = (),
         cancelled: int = 0,
@@ -212,6 +220,7 @@ class GroupView:
             tokens: 1 each by default.
             truncated: none by default.
             versions: 0 each by default.
+            uncertainties: unknown by default.
             stages: index of the stage that ordered each, not decreasing; 0 each by default.
             running: tokens so far of each rollout still to come.
             cancelled: number of rollouts stopped.
@@ -240,6 +249,7 @@ class GroupView:
                     tokens=1 if tokens is None else tokens[g],
                     version=0 if versions is None else versions[g],
                     truncated=False if truncated is None else truncated[g],
+                    uncertainty=None if uncertainties is None else uncertainties[g],
                 )
             )
         made.running = {count + index: length for index, length in enumerate(running)}
@@ -342,6 +352,11 @@ class GroupView:
     def truncated_G(self) -> NDArray[np.bool_]:
         """Whether each hit the length limit, shape (G,)."""
         return self._columns("truncated", np.bool_)
+
+    @property
+    def uncertainties_G(self) -> NDArray[np.float64]:
+        """What the variance of each one's gradient goes by (see `Done`), shape (G,); NaN where that is unknown."""
+        return self._columns("uncertainty", np.float64)
 
     @property
     def stages_G(self) -> NDArray[np.int64]:

@@ -29,13 +29,14 @@ _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 def on_done(run: Run, done: Done) -> None:
     """A rollout was generated and scored."""
-    metric, first, last = done.metric, done.version, done.last_version
+    metric, first, last, uncertainty = done.metric, done.version, done.last_version, done.uncertainty
     try:
         possible = (
             -LARGEST <= done.reward <= LARGEST
             and -LARGEST <= metric <= LARGEST
             and 0 <= first <= run.version
             and (last is None or first <= last <= run.version)
+            and (uncertainty is None or 0 <= uncertainty <= LARGEST)
         )
     except _NO_NUMBER:
         possible = False
@@ -182,12 +183,13 @@ def on_offered(run: Run, event: Offered) -> None:
 
 
 def _refuse(run: Run, done: Done) -> None:
-    """Say what is wrong with a reward, a metric or a version.
+    """Say what is wrong with a reward, a metric, an uncertainty or a version.
 
     Raises:
         EventError: always.
     """
     first, last = done.version, done.version if done.last_version is None else done.last_version
+    uncertainty = done.uncertainty
     try:
         numbers = bool(abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST)
     except _NO_NUMBER:
@@ -196,6 +198,15 @@ def _refuse(run: Run, done: Done) -> None:
         raise EventError(
             f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers within "
             f"±{LARGEST:g}; scale them, and tell Failed for a rollout without a score"
+        )
+    try:
+        known = bool(uncertainty is None or 0 <= uncertainty <= LARGEST)
+    except _NO_NUMBER:
+        known = False
+    if not known:
+        raise EventError(
+            f"rollout {done.rollout}: uncertainty {uncertainty!r} must be the sum of (1 - probability)² over its tokens, 0 or "
+            "more, or None where that is unknown"
         )
     raise EventError(
         f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "

@@ -266,6 +266,11 @@ class Recipe:
         return self.prompts.traits.reads_kl
 
     @property
+    def reads_uncertainty(self) -> bool:
+        """Whether a rule decides by how uncertain rollouts were, so that `Done` should say it."""
+        return any("uncertainties_G" in (rule.traits.reads or ()) for rule in self.rules)
+
+    @property
     def reads_latency(self) -> bool:
         """Whether a size rule wants to be told, by `Updated`, how fast the engine decodes."""
         return any(rule.traits.reads_latency for rule in self.rules)

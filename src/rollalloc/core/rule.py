@@ -194,8 +194,8 @@ class Traits:
     """What every rule says of itself.
 
     Attributes:
-        reads: columns of a group's results that decide, of "rewards_G", "metrics_G", "tokens_G" and "truncated_G"; for a
-            prompt rule, that it learns from. The conformance kit asks again with all others changed. None: it does not say.
+        reads: columns of a group's results that decide, of "rewards_G", "metrics_G", "tokens_G", "truncated_G" and
+            "uncertainties_G"; for a prompt rule, that it learns from. The conformance kit asks again with all others changed. None: it does not say.
         reads_rate: it takes the metric for a success rate: one outside [0, 1] is refused by a `MetricError`.
         reads_rows: a size or stop rule, or a judge, that reads `view.rows`: the recipe's row rule must say how many.
         reads_latency: a size rule that wants to be told, by `Updated`, how fast the engine decodes.
@@ -480,12 +480,17 @@ class AdvantageRule(Rule):
 class BatchRule(Rule):
     """What the batch as a whole makes of its groups' own advantages: a baseline or a scale over all rows.
 
-    Asked once a batch, with the advantages of each group's chosen rows, shape (M,) each, and the groups, in order of group.
+    Asked once a batch, with the advantages of each group's chosen rows, shape (M,) each, the groups, in order of group, and
+    which of each one's rollouts the rows are, shape (M,).
     """
 
     __slots__ = ()
 
     @abstractmethod
     def __call__(
-        self, advantages: Sequence[NDArray[np.float64]], groups: Sequence[GroupView], view: View
+        self,
+        advantages: Sequence[NDArray[np.float64]],
+        groups: Sequence[GroupView],
+        chosen: Sequence[NDArray[np.int64]],
+        view: View,
     ) -> Sequence[NDArray[np.float64]]: ...

@@ -30,12 +30,13 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 10
+SCHEMA = 11
 _SAVED_BY = {
     **dict.fromkeys(range(7), ", 0.1"),
     7: ", 0.2 as it was before 24 November 2026",
     8: ", 0.2 as it was early on 24 November 2026",
     9: ", 0.2 as it was late on 24 November 2026",
+    10: ", 0.2 as it was early on 25 November 2026",
 }
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
@@ -237,10 +238,13 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
             f"stage {group.stage} and id {group.id} are not of {stages} stages and {run.next_group} groups"
         )
     if any(
-        not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version) for done in group.done
+        not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version)
+        or (done.uncertainty or 0) < 0
+        for done in group.done
     ):
         raise ValueError(
-            f"a scored rollout is not finite, or of weights newer than {run.version}; the state is corrupt"
+            f"a scored rollout is not finite, of weights newer than {run.version} or of an uncertainty below 0; the state is "
+            "corrupt"
         )
     if group.phase not in phases:
         raise ValueError(

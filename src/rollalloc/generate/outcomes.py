@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.errors import NoScores
@@ -19,6 +20,7 @@ SCORE_AND_ACC = (
     'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
     "there is no `acc`, and the score may be any finite number. Then resume"
 )
+_ROUNDING = 1e-3  # that a log-probability may lie above 0
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -83,6 +85,7 @@ def event(
     *,
     truncated: bool = False,
     cancelled: bool = False,
+    uncertainty: float | None = None,
 ) -> Cancelled | Done | Failed:
     """What the core is told of a rollout that ended.
 
@@ -94,12 +97,28 @@ def event(
         last_version: at its last token; None: the same.
         truncated: it hit the length limit.
         cancelled: it was stopped because the core said so.
+        uncertainty: see `uncertainty_of`; None where the engine told no log-probabilities.
     """
     if cancelled:
         return Cancelled(rollout, tokens)
     if isinstance(outcome, Scored):
-        return Done(rollout, outcome.reward, outcome.metric, tokens, version, last_version, truncated)
+        return Done(rollout, outcome.reward, outcome.metric, tokens, version, last_version, truncated, uncertainty)
     return Failed(rollout, outcome.reason, tokens)
+
+
+def uncertainty_of(logprobs_T: ArrayLike) -> float | None:
+    """Σ (1 - π)² over a rollout's tokens, π the probability with which each was sampled (see `Done`).
+
+    Args:
+        logprobs_T: of the sampled tokens; those of tools' answers left out.
+
+    Returns:
+        None where one is unknown (not finite, or above 0 by more than rounding).
+    """
+    logprob_T = np.asarray(logprobs_T, np.float64)
+    if not np.isfinite(logprob_T).all() or (logprob_T > _ROUNDING).any():
+        return None
+    return float(np.square(np.expm1(np.minimum(logprob_T, 0.0))).sum())
 
 
 def tell(allocator: Allocator, events: Sequence[Event], remedy: str = SCORE_AND_ACC) -> None:

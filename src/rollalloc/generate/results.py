@@ -13,7 +13,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Event, Order
 from rollalloc.core.latency import Curve
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell
+from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.behaviour import Behaviour
@@ -150,7 +150,8 @@ class Rollouts(Rolls):
         for made, outcome in zip(ended, outcomes, strict=True):
             tokens, spans, cut = len(made.tokens), made.spans or now, made.truncated
             first, last = spans[0][0], spans[-1][0]
-            events.append(event(made.rollout, outcome, tokens, first, last, truncated=cut, cancelled=made.cancelled))
+            how = {"truncated": cut, "cancelled": made.cancelled, "uncertainty": uncertainty_of(made.logprobs)}
+            events.append(event(made.rollout, outcome, tokens, first, last, **how))
             if made.cancelled:
                 continue
             self.outcomes.add(outcome, truncated=cut, tokens=tokens)

@@ -15,13 +15,13 @@ def reinforce(
     groups: int,
     n: int = 1,
     baseline: Literal["batch", "running"] = "batch",
-    neg: float = 0.1,
+    neg: float | None = None,
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
     """REINFORCE: one rollout for each of many prompts, and one baseline for all of them. The plainest estimator there is.
 
-        A = r - b, times `neg` where that is below 0
+        A = r - b, times neg where that is below 0
 
     Williams 1992. At the price of `grpo(groups // n, n)` it sees n times as many prompts, and no rollout is spent on a
     baseline of its prompt's own.
@@ -31,7 +31,8 @@ def reinforce(
         n: rollouts per prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
             newest counting most, and the batch's where a prompt was drawn before the first reward.
-        neg: weight of what did worse than the baseline, 0 or more; at 1 runs fell below where they began.
+        neg: weight of what did worse than the baseline, 0 or more; None: what makes the update vary least, by how uncertain
+            successes and failures were (`advantages.variance_ratio`). At 1 runs fell below where they began.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
     """
@@ -74,7 +75,7 @@ def foresight(
     groups: int,
     n: int = 1,
     exponent: float | None = 3.0,
-    neg: float = 0.1,
+    neg: float | None = None,
     floor: float = 0.1,
     once: bool = True,
     replay: int = 0,
@@ -82,7 +83,7 @@ def foresight(
 ) -> Recipe:
     """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
 
-        prompts drawn ∝ p̂(1 - p̂)^exponent, `floor` of them uniformly;  A = r - b(p̂), times `neg` where that is below 0
+        prompts drawn ∝ p̂(1 - p̂)^exponent, `floor` of them uniformly;  A = r - b(p̂), times neg where that is below 0
 
     Ours; see docs/foresight.md. What the predictor knows are the table's features, each prompt's own record, and the mean.
 
@@ -90,7 +91,7 @@ def foresight(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         exponent: the larger, the more hard prompts; None: drawn uniformly, once an epoch, only the baseline is predicted.
-        neg: weight of what did worse than expected, 0 or more.
+        neg: as for `reinforce`.
         floor: share of uniform draws, in [0, 1].
         once: no prompt is drawn a second time before all were; False: each may come again at once.
         replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
@@ -101,5 +102,6 @@ def foresight(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),
         prompts=predictions.Foresight(exponent, floor),
-        advantage=advantages.AgainstBaseline(neg),
+        advantage=advantages.Rewards(),
+        over_batch=advantages.BatchMean(neg),
     )

@@ -332,23 +332,10 @@ class Successes(AdvantageRule):
 
 @dataclass(frozen=True, slots=True)
 class AgainstBaseline(AdvantageRule):
-    """A_i = r_i - b, and neg · (r_i - b) where that is below 0; b is what was expected when the prompt was drawn.
+    """A_i = r_i - b; b is what was expected when the prompt was drawn.
 
-    Where nothing was expected yet, b is the mean of the group's rewards: a rollout alone then counts for nothing. Of
-    binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ + neg · p̂): `neg` changes how much each prompt counts, and
-    the variance, but not the direction.
-
-    Attributes:
-        neg: weight of what did worse than expected, 0 or more.
-
-    Raises:
-        ValueError: a negative weight, or one that is not finite.
+    Where nothing was expected yet, b is the mean of the group's rewards: a rollout alone then counts for nothing.
     """
-
-    neg: float = 1.0
-
-    def __post_init__(self) -> None:
-        _refuse_neg(self.neg)
 
     @property
     def traits(self) -> Traits:
@@ -356,8 +343,8 @@ class AgainstBaseline(AdvantageRule):
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         if group.baseline is None:
-            return _against(dr_grpo(group.rewards_G)[chosen_M], self.neg)
-        return _against(group.rewards_G[chosen_M] - group.baseline, self.neg)
+            return dr_grpo(group.rewards_G)[chosen_M]
+        return group.rewards_G[chosen_M] - group.baseline
 
     def promises(
         self, advantages_M: NDArray[np.float64], group: GroupView, chosen_M: NDArray[np.int64]
@@ -365,71 +352,96 @@ class AgainstBaseline(AdvantageRule):
         rewards = [group.in_order[g].reward for g in range(group.scored)]
         baseline = sum(rewards) / len(rewards) if group.baseline is None else group.baseline
         over_M = [rewards[g] - baseline for g in chosen_M.tolist()]
-        return {
-            "what it has above what was expected, or `neg` times what it lacks": bool(
-                np.allclose(advantages_M, [max(over, self.neg * min(over, 0.0)) for over in over_M], atol=1e-9)
-            )
-        }
-
-
-def _refuse_neg(neg: float) -> None:
-    if not 0 <= neg < float("inf"):
-        raise ValueError(f"neg must be 0 or more, and finite, got {neg!r}")
-
-
-def _against(over_M: NDArray[np.float64], neg: float) -> NDArray[np.float64]:
-    return np.where(over_M < 0, neg * over_M, over_M)
+        return {"what it has above what was expected": bool(np.allclose(advantages_M, over_M, atol=1e-9))}
 
 
 Batchwise = Sequence[NDArray[np.float64]]
+Chosen = Sequence[NDArray[np.int64]]
+USUAL_NEG = 0.1  # weight of failures where nothing is known of how uncertain rollouts were
+
+
+def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float64]) -> float:
+    """The weight of failures at which the update varies least: how uncertain successes were over how uncertain failures.
+
+        neg = min(1, mean of u over A > 0  /  mean of u over A < 0)
+
+    Since p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p, successes and failures estimate the same gradient; with
+    a baseline of p, weights in inverse proportion to the variances of the two make neg the ratio of E|∇ log π|² of the one
+    to that of the other, and u is in proportion to |∇ log π|². It is small where a wrong answer is one of many and a
+    right one is nearly certain, and large where many are right. Ours; see docs/foresight.md.
+
+    Args:
+        over_R: what each row has above its baseline, shape (R,).
+        uncertainty_R: `Done.uncertainty` of each, shape (R,); NaN where it is unknown.
+
+    Returns:
+        In [0, 1]; `USUAL_NEG` where one is unknown, or all rows are on one side.
+    """
+    right_R, wrong_R = over_R > 0, over_R < 0
+    if not (right_R.any() and wrong_R.any()) or np.isnan(uncertainty_R[right_R | wrong_R]).any():
+        return USUAL_NEG
+    right, wrong = float(uncertainty_R[right_R].mean()), float(uncertainty_R[wrong_R].mean())
+    return 1.0 if right >= wrong else right / wrong
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMean(BatchRule):
-    """A baseline over the batch: each advantage less the mean of the batch's others, times `neg` where that is below 0.
+    """A baseline over the batch: each advantage less the mean of the batch's others, times neg where that is below 0.
 
         A_i ← A_i - mean of A_j, j ≠ i  =  (A_i - mean) · M / (M - 1)
         A_i ← A_i - b  where something was expected of the prompt when it was drawn, b
 
     With `Rewards` this is REINFORCE with a leave-one-out baseline over the whole batch, unbiased; under a prompt rule that
     expects something, such as a running mean, the batch serves only the prompts that were drawn before it could. A row
-    alone: 0.
+    alone: 0. Of binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ + neg · p̂): neg changes how much each prompt
+    counts, and the variance, but not the direction.
 
     Attributes:
-        neg: weight of what did worse than the others, 0 or more.
+        neg: weight of what did worse than the others, 0 or more; None: each batch's `variance_ratio`.
 
     Raises:
         ValueError: a negative weight, or one that is not finite.
     """
 
-    neg: float = 1.0
+    neg: float | None = 1.0
 
     def __post_init__(self) -> None:
-        _refuse_neg(self.neg)
+        if self.neg is not None and not 0 <= self.neg < float("inf"):
+            raise ValueError(
+                f"neg must be 0 or more and finite, or None to follow the batch's variance, got {self.neg!r}"
+            )
 
     @property
     def traits(self) -> Traits:
-        return Traits(reads=())
+        return Traits(reads=("uncertainties_G",) if self.neg is None else ())
 
-    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
-        over_batch = _split_as(advantages, rloo(np.concatenate(advantages)))
-        return [
-            _against(over_M if group.baseline is None else advantages_M - group.baseline, self.neg)
-            for over_M, advantages_M, group in zip(over_batch, advantages, groups, strict=True)
-        ]
+    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
+        before_R = np.concatenate(advantages)
+        expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
+        expected_R = np.array(expected, np.float64)  # None becomes NaN
+        over_R = np.where(np.isnan(expected_R), rloo(before_R), before_R - expected_R)
+        return _split_as(advantages, np.where(over_R < 0, self._weight(over_R, groups, chosen) * over_R, over_R))
+
+    def _weight(self, over_R: NDArray[np.float64], groups: Sequence[GroupView], chosen: Chosen) -> float:
+        if self.neg is not None:
+            return self.neg
+        of_rows = [group.uncertainties_G[chosen_M] for group, chosen_M in zip(groups, chosen, strict=True)]
+        return variance_ratio(over_R, np.concatenate(of_rows))
 
     def promises(
-        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], view: View
+        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View
     ) -> dict[str, bool]:
         before, after = np.concatenate(advantages), np.concatenate(made)
         expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
         over = before - np.array(
             [_mean_of_others(before, i) if baseline is None else baseline for i, baseline in enumerate(expected)]
         )
+        neg = self._weight(over, groups, chosen)
         return {
-            "what it has above what was expected, or above the mean of the others, or `neg` times what it lacks": bool(
-                np.allclose(after, np.maximum(over, 0) + self.neg * np.minimum(over, 0), atol=1e-9)
-            )
+            "what it has above what was expected, or above the mean of the others, or neg times what it lacks": bool(
+                np.allclose(after, np.maximum(over, 0) + neg * np.minimum(over, 0), atol=1e-9)
+            ),
+            "neg is in [0, 1] where nobody gave it": self.neg is not None or 0 <= neg <= 1,
         }
 
 
@@ -458,11 +470,11 @@ class BatchNormalised(BatchRule):
     def traits(self) -> Traits:
         return Traits(reads=())
 
-    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], view: View) -> Batchwise:
+    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))
 
     def promises(
-        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], view: View
+        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View
     ) -> dict[str, bool]:
         before, after = np.concatenate(advantages), np.concatenate(made)
         std = float(before.std())

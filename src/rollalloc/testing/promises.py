@@ -38,7 +38,7 @@ from rollalloc.core.rule import (
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
-_COLUMNS = ("rewards_G", "metrics_G", "tokens_G", "truncated_G")
+_COLUMNS = ("rewards_G", "metrics_G", "tokens_G", "truncated_G", "uncertainties_G")
 
 
 def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verdict]]:
@@ -279,6 +279,7 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
                 done.version,
                 done.last_version,
                 done.truncated if "truncated_G" in reads else draws.random() < 0.5,
+                done.uncertainty if "uncertainties_G" in reads else draws.choice((None, draws.random())),
             )
             for done in group.done
         ]

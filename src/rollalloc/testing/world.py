@@ -44,7 +44,8 @@ class World:
         own = draws.choice((0.0, 0.25, 0.75, 1.0)) if prompt % 3 else metric
         low, high = self.rewards
         reward = low + (high - low) * (0.4 * metric + 0.6 * own)
-        return Done(rollout, reward, metric, tokens, version, last_version, truncated=tokens == self.limit)
+        uncertainty = tokens * draws.random() if draws.random() < 0.99 else None
+        return Done(rollout, reward, metric, tokens, version, last_version, tokens == self.limit, uncertainty)
 
     def _draws(self, purpose: int, number: int) -> Random:
         return Random((self.seed << 96) | (purpose << 64) | number)

@@ -18,7 +18,7 @@ from rollalloc.core.events import Actions, Cancelled, Event, Order
 from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.generate.outcomes import Outcomes, RolloutLog, event, tell
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, event, tell, uncertainty_of
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Scored, Unscored
 
@@ -237,7 +237,8 @@ class RemoteRoller:
             if self._log.wanted:
                 key = self.episodes.keys[order.prompt]
                 self._log.add(rollout, order, key, version, outcome, tokens=tokens, truncated=cut, text=text)
-            events.append(event(rollout, outcome, tokens, version, truncated=cut, cancelled=is_stopped))
+            how = {"truncated": cut, "cancelled": is_stopped, "uncertainty": uncertainty_of(trajectory.logprobs)}
+            events.append(event(rollout, outcome, tokens, version, **how))
             if is_stopped:
                 self._stopped.discard(rollout)
                 continue

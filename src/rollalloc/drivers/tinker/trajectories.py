@@ -59,13 +59,17 @@ class Trajectory:
         """Sampled tokens."""
         return sum(int(piece.sampled.sum()) for piece in self.pieces)
 
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Of the sampled tokens, turn after turn."""
+        return np.concatenate([np.zeros(0, np.float32), *(piece.logprobs[piece.sampled] for piece in self.pieces)])
+
     def generation(self) -> Generation:
         """What was sampled, turn after turn, as evaluations take it."""
         tokens = tuple(
             t for piece in self.pieces for t, sampled in zip(piece.tokens, piece.sampled, strict=True) if sampled
         )
-        logprobs = [piece.logprobs[piece.sampled] for piece in self.pieces]
-        return Generation(self.rollout, tokens, np.concatenate([np.zeros(0, np.float32), *logprobs]), self.truncated)
+        return Generation(self.rollout, tokens, self.logprobs, self.truncated)
 
 
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[Any], dict[str, Tensor]]:

@@ -27,7 +27,7 @@ from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.drivers.trl.turns import Played
-from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell
+from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.rewards.function import Scored
 from rollalloc.rules.advantages import GRPO, settled
@@ -268,7 +268,9 @@ class Allocation:
         elif not made.cancelled:
             self.failed += 1
         version, cut = self.allocator.version, made.truncated
-        return event(made.rollout, outcome, tokens, version, truncated=cut, cancelled=made.cancelled)
+        own_T = made.logprobs if rollout.own is None else made.logprobs[list(rollout.own)]
+        how = {"truncated": cut, "cancelled": made.cancelled, "uncertainty": uncertainty_of(own_T)}
+        return event(made.rollout, outcome, tokens, version, **how)
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:

@@ -95,7 +95,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
-            keep_logprobs=recipe.trains_older_rows,
+            keep_logprobs=recipe.trains_older_rows or recipe.reads_uncertainty,
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )

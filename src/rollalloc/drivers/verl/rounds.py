@@ -51,6 +51,7 @@ class Outcome:
         rows: rows it left, under the keys `uid_session_0` and on.
         reason: why there is no score.
         cancelled: it was stopped because the core said so.
+        uncertainty: see `rollalloc.core.events.Done`; None where verl was not asked for log-probabilities.
     """
 
     uid: str
@@ -64,6 +65,7 @@ class Outcome:
     rows: int = 0
     reason: str = ""
     cancelled: bool = False
+    uncertainty: float | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -346,6 +348,7 @@ class Rounds:
             outcome.last_version,
             truncated=outcome.truncated,
             cancelled=outcome.cancelled,
+            uncertainty=outcome.uncertainty,
         )
 
     def _hand_over(self, batch: Batch) -> TrainingRows:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import transfer_queue as tq
 from ray.exceptions import ActorDiedError, RayActorError
@@ -22,6 +23,7 @@ from rollalloc.drivers.verl.client import LIVE, Live, Stopped
 from rollalloc.drivers.verl.rounds import Outcome, Session
 from rollalloc.drivers.verl.scores import read_score
 from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
+from rollalloc.generate.outcomes import uncertainty_of
 from rollalloc.rewards.function import Scored
 
 log = logging.getLogger(__name__)
@@ -167,6 +169,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             last_version=_known(live.last_version, last.extra_fields.get("max_global_steps")),
             truncated=live.truncated or (full and last.response_ids[-1] != self.tokenizer.eos_token_id),
             rows=len(outputs),
+            uncertainty=_uncertainty(outputs),
         )
 
     async def _compute_score(self, outputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -175,6 +178,14 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         except TimeoutError:
             raise Unscored(f"the reward took more than {self._reward_timeout} s") from None
         _scored(outputs[-1])
+
+
+def _uncertainty(outputs: Sequence[Any]) -> float | None:
+    """Of what the model generated, in all turns; None where verl was not asked for log-probabilities."""
+    if any(output.response_logprobs is None for output in outputs):
+        return None
+    of_turns = [np.asarray(output.response_logprobs)[np.asarray(output.response_mask, bool)] for output in outputs]
+    return uncertainty_of(np.concatenate(of_turns))
 
 
 def _known(version: int | None, verls: int | None) -> int | None:

@@ -7,34 +7,29 @@ from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}  # 64 rollouts per batch
 
-_REPLAYED = ("reinforce", "foresight")
-
 
 def default(recipe: str) -> dict[str, Any]:
     """A recipe's parameters where nobody says or searched for others, on every task and model; the rest are its defaults.
 
-    REINFORCE and foresight train again on as many rows as a batch has. Not every trainer can, so that the recipes themselves
-    have none.
-
     Raises:
         ValueError: a recipe that is not of this package.
     """
-    shape = matched(recipe, **DEFAULT_SHAPE)
-    return shape | ({"replay": shape["groups"]} if recipe in _REPLAYED else {})
+    return matched(recipe, **DEFAULT_SHAPE)
 
 
 # The ladder's: label → recipe and parameters. All have 64 rollouts in a batch; what they do not say is their default.
 LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", {"groups": 4, "n": 16}),  # as practised
     "grpo_4": ("grpo", DEFAULT_SHAPE),
-    "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),  # what REINFORCE has besides
+    "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),
     "rloo_2": ("rloo", {"groups": 32, "n": 2}),
     "dapo_carry": ("dapo_carry", {**DEFAULT_SHAPE, "gen_groups": 48}),
     "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
     "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
-    "reinforce": ("reinforce", {"groups": 64, "n": 1, "replay": 64}),
+    "reinforce": ("reinforce", {"groups": 64, "n": 1}),
+    "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "replay": 64}),
     "raft": ("raft", {"groups": 64, "n": 1}),
-    "foresight": ("foresight", {"groups": 64, "n": 1, "replay": 64}),
+    "foresight": ("foresight", {"groups": 64, "n": 1}),
 }
 
 
