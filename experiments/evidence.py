@@ -47,8 +47,8 @@ from rollalloc.runs.cost import cost_to_target
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.description import Run, folder_of
 
-FIRST_SEEDS, MORE_SEEDS = (9200, 9201), (9202, 9203)  # the first of the defaults track
-BENCH_SEEDS = range(9200, 9208)  # all of it
+FIRST_SEEDS, MORE_SEEDS = (9800, 9801), (9802, 9803)  # the first of the defaults track
+BENCH_SEEDS = range(9800, 9808)  # all of it
 LADDER_SEEDS = range(9700, 9708)
 PROFILES = range(5)  # seeds
 BUDGETS: Mapping[str, int] = {  # rollouts, after which a run is censored
@@ -65,15 +65,6 @@ BUDGETS: Mapping[str, int] = {  # rollouts, after which a run is censored
     "rg/count_bits": 6_000,
     "sort": 8_000,
 }
-# Carried over from dev/LOG.md, "2026-11-23 · The defaults track, as one command" (plan 60388c55e859, seeds 9200 to 9207):
-# the interquartile mean of the rollouts to target of eight seeds, and how many reached it. These cells are not repeated.
-CARRIED_SEEDS = 8
-CARRIED: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "skills/late": {"grpo_n4": (15_094, 4), "reinforce": (4_528, 8), "foresight": (3_319, 8), "raft": (5_078, 8)},
-    "skills/mixed": {"grpo_n4": (9_222, 7), "reinforce": (3_715, 8), "foresight": (2_830, 8), "raft": (4_186, 8)},
-    "skills/balanced": {"grpo_n4": (5_406, 8), "reinforce": (1_737, 8), "foresight": (1_622, 8), "raft": (1_923, 8)},
-    "skills/graded": {"grpo_n4": (4_000, 6), "reinforce": (2_042, 8), "foresight": (2_371, 8), "raft": (5_000, 0)},
-}
 LADDER = tuple(rung.task for rung in RUNGS.values())  # of folders of the ladder alone
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, parameters
     "reinforce": ("reinforce", {}),
@@ -83,7 +74,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, paramete
     "grpo_n16": ("grpo", {"groups": 4, "n": 16}),
     "grpo_n2": ("grpo", {"groups": 32, "n": 2}),
 }
-LATER = ("grpo_n2",)  # methods that no other is held against
+LATER = ("grpo_n2",)  # a method that no other is held against
 IN_BENCH = {"grpo_n4": "grpo", "grpo_n2": "shapes.grpo_n2", "grpo_n16": "shapes.grpo_n16"}  # its labels there
 IN_LADDER = {"grpo_n4": "grpo_4", "grpo_n16": "grpo"}  # and on the ladder
 
@@ -94,8 +85,7 @@ def batches_of_runs() -> Iterator[list[Run]]:
     passes = [*(((seed,), first) for seed in FIRST_SEEDS), (FIRST_SEEDS, LATER), (MORE_SEEDS, tuple(METHODS))]
     for seeds, methods in passes:
         for task in BUDGETS:
-            wanted = [method for method in methods if method not in CARRIED.get(task, {})]
-            yield [run_of(task, method, seed) for seed in seeds for method in wanted]
+            yield [run_of(task, method, seed) for seed in seeds for method in methods]
 
 
 def run_of(task: str, method: str, seed: int) -> Run:
@@ -133,8 +123,8 @@ def write(out: Path, bench: Sequence[Path], to: Path) -> None:
         places = [place for seed in PROFILES if (place := profile_place(out, task, seed)).exists()]
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
-        if rounded and (over := over_of(task, out, bench)):
-            found[task] = {"profiles": rounded, **paid_of(task, over)}
+        if over := over_of(task, out, bench):
+            found[task] = {"profiles": rounded or found[task]["profiles"], **paid_of(task, over)}
             written[task] = sorted({one.run.settings.seed for of_method in over.values() for one in of_method})
     update = {
         "seeds": written,
@@ -161,14 +151,11 @@ def over_of(task: str, out: Path, bench: Sequence[Path]) -> dict[str, list[Ended
 
 def paid_of(task: str, over: Mapping[str, list[Ended]]) -> dict[str, Any]:
     """Target, whether it is a milestone, and method → what it paid, as `rollalloc.lab.advise.evidence.Paid` has it."""
-    carried = CARRIED.get(task, {})
-    target, milestone = (target_of(task), False) if carried else target_or_milestone(task, over)
-    paid: dict[str, Any] = {
-        method: [(rollouts, reached < CARRIED_SEEDS, CARRIED_SEEDS)] for method, (rollouts, reached) in carried.items()
-    }
+    target, milestone = target_or_milestone(task, over)
+    paid: dict[str, Any] = {}
     for method, runs in over.items():
         costs = [cost for run in runs if (cost := cost_to_target(run.curve, target)) is not None]
-        paid.setdefault(method, [(round(cost.paid["rollouts"], 1), cost.censored, 1) for cost in costs])
+        paid[method] = [(round(cost.paid["rollouts"], 1), cost.censored, 1) for cost in costs]
     return {"target": round(target, 4), "milestone": milestone, "paid": paid}
 
 

@@ -76,6 +76,7 @@ RECIPES = {
     "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
     "grpo_replay": recipes.grpo(4, 4, replay=8, replay_staleness=3),
     "reinforce": recipes.reinforce(8, neg=1.0),
+    "reinforce_by_variance": recipes.reinforce(8),
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),

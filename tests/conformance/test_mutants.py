@@ -1067,11 +1067,11 @@ class AllSuccessesAlike(advantages.Successes):
 
 
 @dataclass(frozen=True)
-class FullFailures(advantages.AgainstBaseline):
-    """`neg` is not heeded."""
+class FullFailures(advantages.BatchMean):
+    """neg is not heeded."""
 
-    def __call__(self, group, chosen_M):
-        return (group.rewards_G - (group.baseline if group.baseline is not None else group.rewards_G.mean()))[chosen_M]
+    def __call__(self, made, groups, chosen, view):
+        return advantages.BatchMean(1.0)(made, groups, chosen, view)
 
 
 @dataclass(frozen=True)
@@ -1079,33 +1079,32 @@ class AgainstItself(advantages.AgainstBaseline):
     """The group's own mean, whatever was expected."""
 
     def __call__(self, group, chosen_M):
-        over_G = group.rewards_G - group.rewards_G.mean()
-        return np.where(over_G < 0, self.neg * over_G, over_G)[chosen_M]
+        return (group.rewards_G - group.rewards_G.mean())[chosen_M]
 
 
 @dataclass(frozen=True)
 class MeanWithItself(advantages.BatchMean):
-    def __call__(self, made, groups, view):
+    def __call__(self, made, groups, chosen, view):
         mean = np.concatenate(made).mean()
         return [each - mean for each in made]
 
 
 @dataclass(frozen=True)
 class MeanOfEachGroup(advantages.BatchMean):
-    def __call__(self, made, groups, view):
+    def __call__(self, made, groups, chosen, view):
         return [advantages.rloo(each) for each in made]
 
 
 @dataclass(frozen=True)
 class ScaledOnly(advantages.BatchNormalised):
-    def __call__(self, made, groups, view):
+    def __call__(self, made, groups, chosen, view):
         std = np.concatenate(made).std()
         return [each / (std + self.eps) for each in made]
 
 
 @dataclass(frozen=True)
 class SampleDeviation(advantages.BatchNormalised):
-    def __call__(self, made, groups, view):
+    def __call__(self, made, groups, chosen, view):
         every = np.concatenate(made)
         return [(each - every.mean()) / (every.std(ddof=1) + self.eps) for each in made]
 
@@ -1202,10 +1201,11 @@ RULES = [
     (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
     (9, "Successes", other("raft", advantage=FailuresToo())),
     (9, "Successes", other("raft", advantage=AllSuccessesAlike())),
-    (9, "AgainstBaseline", other("foresight", advantage=FullFailures(0.3))),
-    (9, "AgainstBaseline", other("foresight", advantage=AgainstItself(0.3))),
+    (9, "BatchMean", other("foresight", over_batch=FullFailures(0.3))),
+    (9, "AgainstBaseline", other("spo", advantage=AgainstItself())),
     (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
     (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
+    (9, "BatchMean", other("reinforce_by_variance", over_batch=FullFailures(None))),
     (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
     (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
     (9, "RunningMean", other("reinforce_running", prompts=OwnBaselines())),

@@ -18,7 +18,7 @@ FRESH = {name: recipe for name, recipe in RECIPES.items() if recipe.max_stalenes
 # flight than it takes.
 SEEN = {
     *("grpo", "pods", "darts_exact", "darts_sampled", "darts_none", "rloo", "raft", "mopps", "knapsack", "vcrl"),
-    *("reinforce_ada", "foresight", "foresight_uniform", "offered", "reinforce_running"),
+    *("reinforce_ada", "foresight", "offered", "reinforce_running"),
 }
 
 

@@ -207,7 +207,7 @@ def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
 class Over(BatchRule):
     how: str
 
-    def __call__(self, advantages, groups, view):
+    def __call__(self, advantages, groups, chosen, view):
         return OVER[self.how](advantages)
 
 
@@ -237,9 +237,10 @@ def test_a_rule_over_the_batch_that_gives_nonsense_is_named(drive, how):
 class LooksOver(BatchRule):
     """Advantages are numbered through; it checks that it is asked with whole groups, in order."""
 
-    def __call__(self, advantages, groups, view):
+    def __call__(self, advantages, groups, chosen, view):
         assert [group.group for group in groups] == sorted(group.group for group in groups)
         assert [each.size for each in advantages] == [group.scored for group in groups]
+        assert [each.tolist() for each in chosen] == [list(range(group.scored)) for group in groups]
         return [100.0 * group.group + np.arange(each.size) for each, group in zip(advantages, groups, strict=True)]
 
 
@@ -417,7 +418,7 @@ def test_foresight_by_hand(drive):
 
 def test_what_the_plain_recipes_are():
     assert recipes.reinforce(4).advantage == Rewards()
-    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean(0.1)
+    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean(None)
     assert recipes.foresight(4).replay is None
     assert recipes.foresight(4, replay=8).replay.rows == 8
     assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH

@@ -46,7 +46,7 @@ def test_foresight_draws_and_credits_where_pilot_commit_stages():
     predicting = recipes.foresight(4, replay=4)
     mixed = recipes.mix(PILOT_COMMIT, predicting)
     assert mixed.prompts == predicting.prompts
-    assert mixed.advantage == advantages.AgainstBaseline(0.1)
+    assert mixed.over_batch == advantages.BatchMean(None)
     assert mixed.replay == predicting.replay == Replay(rows=4, max_staleness=12)
     assert mixed.stages == PILOT_COMMIT.stages  # a prompt comes back when Pilot-Commit says so
     assert predicting.stages[0].judge == judges.Complete(NEXT_EPOCH)
@@ -73,13 +73,13 @@ REFUSED = {
         recipes.foresight(4, 4, once=False),
         recipes.dapo(4, 4, 12),
     ),
-    "both recipes change prompts: Foresight.* and Tracker": (recipes.foresight(4), recipes.spo(4)),
+    "both recipes change prompts: Posterior.* and Tracker": (recipes.mopps(4, 1), recipes.spo(4)),
     "both recipes change over_batch: BatchMean.* and BatchNormalised": (recipes.reinforce(4), recipes.spo(4)),
-    r"both recipes change advantage: AgainstBaseline\(neg=0.1\) and OverChosen\(GRPO": (
+    r"both recipes change advantage: Rewards\(\) and OverChosen\(GRPO": (
         recipes.foresight(4),
         recipes.darts(4, 3, 1, deviation="sample"),
     ),
-    r"both recipes change advantage: AgainstBaseline\(neg=0.1\) and Successes": (recipes.foresight(4), recipes.raft(4)),
+    r"both recipes change advantage: Rewards\(\) and Successes": (recipes.foresight(4), recipes.raft(4)),
     "both recipes change advantage: rloo and pods; .*make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
     "both recipes change replay: Replay.*rows=4.* and Replay.*rows=8": (
         recipes.foresight(4, replay=4),
@@ -124,5 +124,10 @@ def test_what_to_take_is_checked():
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
     with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"size": "both"})
-    either = recipes.mix(recipes.foresight(4), recipes.spo(4), take={"prompts": "second", "advantage": "first"})
-    assert (either.prompts, either.advantage) == (recipes.spo(4).prompts, recipes.foresight(4).advantage)
+    take = {"prompts": "second", "advantage": "first", "over_batch": "first"}
+    either = recipes.mix(recipes.foresight(4), recipes.spo(4), take=take)
+    assert (either.prompts, either.advantage, either.over_batch) == (
+        recipes.spo(4).prompts,
+        recipes.foresight(4).advantage,
+        recipes.foresight(4).over_batch,
+    )

@@ -205,8 +205,8 @@ def _refuse(run: Run, done: Done) -> None:
         known = False
     if not known:
         raise EventError(
-            f"rollout {done.rollout}: uncertainty {uncertainty!r} must be the sum of (1 - probability)² over its tokens, 0 or "
-            "more, or None where that is unknown"
+            f"rollout {done.rollout}: uncertainty {uncertainty!r} must be the sum of (1 - probability)² over its tokens, "
+            "0 or more, or None where that is unknown"
         )
     raise EventError(
         f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "

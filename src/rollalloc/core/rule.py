@@ -195,7 +195,8 @@ class Traits:
 
     Attributes:
         reads: columns of a group's results that decide, of "rewards_G", "metrics_G", "tokens_G", "truncated_G" and
-            "uncertainties_G"; for a prompt rule, that it learns from. The conformance kit asks again with all others changed. None: it does not say.
+            "uncertainties_G"; for a prompt rule, that it learns from. The conformance kit asks again with all others
+            changed. None: it does not say.
         reads_rate: it takes the metric for a success rate: one outside [0, 1] is refused by a `MetricError`.
         reads_rows: a size or stop rule, or a judge, that reads `view.rows`: the recipe's row rule must say how many.
         reads_latency: a size rule that wants to be told, by `Updated`, how fast the engine decodes.

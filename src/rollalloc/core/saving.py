@@ -243,8 +243,8 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
         for done in group.done
     ):
         raise ValueError(
-            f"a scored rollout is not finite, of weights newer than {run.version} or of an uncertainty below 0; the state is "
-            "corrupt"
+            f"a scored rollout is not finite, of weights newer than {run.version} or of an uncertainty below 0; "
+            "the state is corrupt"
         )
     if group.phase not in phases:
         raise ValueError(

@@ -365,10 +365,10 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
 
         neg = min(1, mean of u over A > 0  /  mean of u over A < 0)
 
-    Since p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p, successes and failures estimate the same gradient; with
-    a baseline of p, weights in inverse proportion to the variances of the two make neg the ratio of E|∇ log π|² of the one
-    to that of the other, and u is in proportion to |∇ log π|². It is small where a wrong answer is one of many and a
-    right one is nearly certain, and large where many are right. Ours; see docs/foresight.md.
+    Since p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p, successes and failures estimate the same gradient.
+    With a baseline of p, weights in inverse proportion to the variances of the two estimates make neg the ratio of
+    E|∇ log π|² of the one to that of the other, and u goes in proportion to |∇ log π|². It is small where a right answer is
+    nearly certain and a wrong one is one of many, and large where many are right. Ours; see docs/foresight.md.
 
     Args:
         over_R: what each row has above its baseline, shape (R,).

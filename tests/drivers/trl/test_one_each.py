@@ -21,7 +21,7 @@ from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
-from rollalloc.rules import predictions
+from rollalloc.rules import advantages, predictions
 
 
 class Watched(AllocatedGRPOTrainer):
@@ -69,11 +69,18 @@ def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_reward
         drawn = {prompt: list(each) for prompt, each in expected.items()}
         assert len(trainer.seen) == 6
         for batch, rollouts in trainer.seen:
-            for row, rollout in zip(batch.rows, rollouts, strict=True):
-                if row.replays:
-                    continue
-                over = trainer.allocation.rewards.reward(rollout.scores_F) - drawn[row.prompt].pop(0).baseline
-                assert row.advantage == pytest.approx(over if over > 0 else 0.1 * over, abs=1e-12)
+            fresh = [pair for pair in zip(batch.rows, rollouts, strict=True) if not pair[0].replays]
+            over_R = np.array(
+                [
+                    trainer.allocation.rewards.reward(made.scores_F) - drawn[row.prompt].pop(0).baseline
+                    for row, made in fresh
+                ]
+            )
+            known_R = np.array([np.square(1 - np.exp(made.made.logprobs.astype(float))).sum() for _, made in fresh])
+            weight = advantages.variance_ratio(over_R, known_R)
+            assert [row.advantage for row, _ in fresh] == pytest.approx(
+                np.where(over_R < 0, weight, 1) * over_R, abs=1e-9
+            )
         baselines = [each.baseline for every in expected.values() for each in every]
         assert np.ptp(baselines) > 0.01
 

@@ -62,10 +62,9 @@ def test_what_changes_is_said_and_no_more():
     assert changes(eight, eight) == ()
     [shape] = changes(four, eight)
     assert shape.startswith("From 8 prompts × 8 to 16 × 4 in a batch: the 64 rows of a batch stay")
-    shape, rate, replay = changes(one, eight)
+    shape, rate = changes(one, eight)
     assert "rolled out once" in shape
     assert "Keep your learning rate to begin with" in rate
-    assert replay.startswith("replay=64 trains again")
     assert "a batch has 32 rows, before 64" in changes(Choice("grpo", 8, 4), eight)[0]
 
 

@@ -494,7 +494,7 @@ def test_a_run_that_was_added_is_not_added_again_under_another_plan(out, theirs,
 def test_a_run_of_ours_under_another_name_is_not_added(out, tmp_path):
     """The same curves in a folder of another plan."""
     other = write_runs(tmp_path / "other", replace(OURS, tier="ci", made_with=ELSEWHERE))
-    with pytest.raises(ValueError, match=r"its curve is that of .*ours/defaults/sort/grpo-9200, to the second"):
+    with pytest.raises(ValueError, match=r"its curve is that of .*ours/defaults/sort/grpo-9800, to the second"):
         add(other, out)
 
 
@@ -576,9 +576,9 @@ def test_a_folder_that_another_process_made(tmp_path):
     freeze(replace(OURS, made_with=frozen), out)
     name = add(there, out)
     assert {cell.runs for part in board_of(out).added[name].parts for cell in part.cells} == {2}
-    text = (there / "defaults/sort/grpo-9201/metrics.jsonl").read_text()
-    (there / "defaults/sort/grpo-9201/metrics.jsonl").write_text(text.replace('"accuracy": 0.', '"accuracy": 0.9', 1))
+    text = (there / "defaults/sort/grpo-9801/metrics.jsonl").read_text()
+    (there / "defaults/sort/grpo-9801/metrics.jsonl").write_text(text.replace('"accuracy": 0.', '"accuracy": 0.9', 1))
     other = tmp_path / "another"
     freeze(replace(OURS, made_with=frozen), other)
-    with pytest.raises(ValueError, match=r"grpo-9201: run\.json or metrics\.jsonl was changed since it ended"):
+    with pytest.raises(ValueError, match=r"grpo-9801: run\.json or metrics\.jsonl was changed since it ended"):
         add(there, other)

@@ -70,7 +70,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
         final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-5000")
         assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
         assert dict(presets.TUNED_WITH).items() <= asdict(final.settings).items()
-        plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9200")
+        plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9800")
         assert plain.parameters == default(recipe)
         assert plain.settings.learning_rate == presets.DEFAULT_RATE
         own = Settings(sampling=plain.settings.sampling)
@@ -86,7 +86,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     for part in board.parts:
         assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
         for cell in part.cells:
-            seeds = "9200,9201" if part.track == "defaults" else "5000,5001"
+            seeds = "9800,9801" if part.track == "defaults" else "5000,5001"
             assert f"--recipes {cell.label} --seeds {seeds}" in cell.command
             assert cell.paid is not None
             assert cell.budget["accuracy"] is not None
@@ -180,7 +180,7 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
     write_final(tmp_path, "grpo", SMOKE.default_seeds[0], 64, max_rollouts=512)
-    with pytest.raises(ValueError, match=r"grpo-9200 is of another run than the plan has there"):
+    with pytest.raises(ValueError, match=r"grpo-9800 is of another run than the plan has there"):
         board_of(tmp_path)
 
 

@@ -11,7 +11,6 @@ from shlex import join
 from typing import Any
 
 from rollalloc.lab.advise.verdict import Choice
-from rollalloc.lab.bench.methods import default
 from rollalloc.named import make_recipe
 from rollalloc.train.description import Source
 
@@ -52,8 +51,7 @@ def check_framework(framework: str | None) -> None:
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
     """The recipe's parameters, as `rollalloc.named.make_recipe` takes them: what it was measured with, in this shape."""
-    shape = {"groups": choice.groups, "n": choice.n}
-    return shape | ({"replay": choice.groups * choice.n} if "replay" in default(choice.recipe) else {})
+    return {"groups": choice.groups, "n": choice.n}
 
 
 def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
@@ -71,11 +69,6 @@ def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
             "Keep your learning rate to begin with: the recipes were compared at one rate. Where rates were searched "
             f"for, on six tasks with models of 152,000 parameters, {_RATES} (docs/leaderboard.md); of larger models nobody "
             "knows."
-        )
-    if "replay" in parameters_of(choice):
-        said.append(
-            f"replay={rows} trains again on up to so many rows of earlier batches that did better than expected, as it was "
-            "measured; a step of the optimizer has so many rows more."
         )
     return tuple(said)
 
