@@ -10,7 +10,6 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any

@@ -134,7 +134,12 @@ def test_the_first_tokens_version_is_the_sessions_also_where_verl_counts_a_reque
     worker.tokenizer = SimpleNamespace(eos_token_id=0)
     verls = {"min_global_steps": 1, "max_global_steps": 5}
     output = SimpleNamespace(
-        prompt_ids=[5], response_ids=[5, 0], response_mask=[1, 1], reward_score=1.0, extra_fields=verls
+        prompt_ids=[5],
+        response_ids=[5, 0],
+        response_mask=[1, 1],
+        response_logprobs=None,
+        reward_score=1.0,
+        extra_fields=verls,
     )
 
     def versions(live):
@@ -182,7 +187,15 @@ SEPARATE = {
 
 
 def test_verls_keys_of_an_asynchronous_mode_become_the_recipes(verls_config):
-    assert configure(config_of(verls_config, "rollalloc", {})).recipe.intake == Fill()
+    silent = {"actor_rollout_ref.rollout.calculate_log_probs": False}
+    plain = config_of(verls_config, "rollalloc", silent)
+    assert configure(plain).recipe.intake == Fill()
+    assert not plain.actor_rollout_ref.rollout.calculate_log_probs
+    one = silent | {"actor_rollout_ref.rollout.n": 1, "algorithm.adv_estimator": "grpo", "trainer.v1.rollalloc": {"recipe": "reinforce"}}
+    config = config_of(verls_config, "rollalloc", one)
+    assert configure(config).recipe.reads_uncertainty
+    assert config.actor_rollout_ref.rollout.calculate_log_probs  # failures weigh by it
+    assert (config.algorithm.rollout_correction or {}).get("rollout_is") is None
     for mode, changes in {"rollalloc_colocate_async": {}, "rollalloc_separate_async": SEPARATE}.items():
         config = config_of(verls_config, mode, changes)
         recipe = configure(config).recipe

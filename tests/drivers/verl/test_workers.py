@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from math import log
 from types import SimpleNamespace
 
 import pytest
@@ -102,8 +103,24 @@ def worker_of(positions, max_model_len=None):
 def output_of(prompt, response, last):
     tokens = [5] * (response - 1) + [last]
     return SimpleNamespace(
-        prompt_ids=[5] * prompt, response_ids=tokens, response_mask=[1] * response, reward_score=1.0, extra_fields={}
+        prompt_ids=[5] * prompt,
+        response_ids=tokens,
+        response_mask=[1] * response,
+        response_logprobs=None,
+        reward_score=1.0,
+        extra_fields={},
     )
+
+
+def test_how_uncertain_a_session_was_is_of_what_the_model_generated():
+    """Probabilities 1/2 and 1 of the model's tokens, of a tool's none; unknown where one turn says nothing."""
+    worker = worker_of(64, None)
+    turn, other = output_of(4, 3, 0), output_of(4, 1, 0)
+    turn.response_mask, turn.response_logprobs = [1, 0, 1], [log(0.5), 0.0, 0.0]
+    other.response_logprobs = [log(0.25)]
+    assert worker._outcome(("g0", 0), [turn, other]).uncertainty == pytest.approx(0.25 + 0.5625)
+    other.response_logprobs = None
+    assert worker._outcome(("g0", 0), [turn, other]).uncertainty is None
 
 
 @pytest.mark.parametrize(

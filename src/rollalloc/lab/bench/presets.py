@@ -87,8 +87,7 @@ PRESETS = {
     "rg/letter_counting": Preset(0.79, 20_000, 250),
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
-    "rg/simple_equations": Preset(0.64, 20_000, 250),  # half of the way from a sample's accuracy to pass@8, as the next
-    "rg/number_sorting": Preset(0.64, 20_000, 250),
+    "rg/simple_equations": Preset(0.64, 20_000, 250),  # half of the way from a sample's accuracy to pass@8
     **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
 }
 _SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for

@@ -85,7 +85,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
                 "walks/mixed": 10_000,
                 "rg/number_filtering_misled": 9_000,
                 "rg/simple_equations": 8_000,
-                "rg/number_sorting": 8_000,
+                "rg/spell_backward": 8_000,
             },
             recipes=None,
             rates=(3e-4, 6e-4, 1e-3),

@@ -153,7 +153,6 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=300),
     ),
-    # In the defaults track, where nothing is tuned.
     "rg/simple_equations": Config(
         "simple_equations",
         {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
@@ -161,14 +160,6 @@ LADDER = {
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=300),
-    ),
-    "rg/number_sorting": Config(
-        "number_sorting",
-        {"min_numbers": 3, "max_numbers": 4, "max_decimals": 0, "min_value": 0, "max_value": 9},
-        single_answer=True,
-        train=2048,
-        heldout=256,
-        warm_up=WarmUp(steps=150),
     ),
 }
 

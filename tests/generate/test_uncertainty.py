@@ -1,0 +1,40 @@
+"""How uncertain a rollout was, by the log-probabilities of its tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rollalloc import Allocator, recipes
+from rollalloc.core.events import Done
+from rollalloc.generate.outcomes import event, uncertainty_of
+from rollalloc.rewards.function import Scored
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "found"),
+    [([], 0.0), ([1.0], 0.0), ([0.5, 1.0, 0.25], 0.25 + 0.5625), ([1e-30], 1.0)],
+)
+def test_by_hand(probabilities, found):
+    assert uncertainty_of(np.log(np.array(probabilities, np.float32))) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("logprobs", [[-0.5, np.nan], [-np.inf], [0.5]])
+def test_what_no_engine_can_have_said_is_unknown(logprobs):
+    assert uncertainty_of(np.array(logprobs, np.float32)) is None
+
+
+def test_a_log_probability_that_rounding_put_above_0_is_certain():
+    assert uncertainty_of([1e-5]) == 0.0
+
+
+def test_the_core_is_told_and_keeps_it():
+    """One of two rollouts is known; a state has both, and what is not known stays so."""
+    allocator = Allocator(recipes.grpo(1, 3), 1, seed=0)
+    first, second, _ = allocator.ask().generate[0].rollouts
+    allocator.tell([event(first, Scored(1.0, 1.0), 4, 0, uncertainty=1.5), event(second, Scored(0.0, 0.0), 4, 0)])
+    again = Allocator(recipes.grpo(1, 3), 1, seed=0)
+    again.load_state_dict(allocator.state_dict())
+    (group,) = again._run.flight.groups.values()
+    assert group.done == [Done(first, 1.0, 1.0, 4, 0, 0, uncertainty=1.5), Done(second, 0.0, 0.0, 4, 0, 0)]
+    assert np.isnan(group.view.uncertainties_G).tolist() == [False, True]
