@@ -124,7 +124,7 @@ def write(out: Path, bench: Sequence[Path], to: Path) -> None:
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
         if over := over_of(task, out, bench):
-            found[task] = {"profiles": rounded or found[task]["profiles"], **paid_of(task, over)}
+            found[task] = {"profiles": rounded or found.get(task, {}).get("profiles", []), **paid_of(task, over)}
             written[task] = sorted({one.run.settings.seed for of_method in over.values() for one in of_method})
     update = {
         "seeds": written,
@@ -144,7 +144,7 @@ def over_of(task: str, out: Path, bench: Sequence[Path]) -> dict[str, list[Ended
         places = (folder_of(run, out), *(bench_place(each, run) for each in bench))
         place = next((place for place in places if is_over(place)), None)
         one = None if place is None else ended(Run.described_in(place), place, target=run.settings.target)
-        if one is not None:
+        if one is not None and one.run.parameters == run.parameters:  # not those of a default that was another
             over.setdefault(method, []).append(one)
     return over
 

@@ -92,6 +92,7 @@ RECIPES = {
     "spo_pairs": recipes.spo(4, 2),
     "foresight": foresight(replay=6, replay_staleness=3),
     "foresight_one_rollout": foresight(1),
+    "foresight_by_variance": foresight(1, neg=None),
     "foresight_uniform": foresight(exponent=None),
     "foresight_features": foresight(1, replay=3, replay_staleness=2),
     "replay_all": replace(recipes.dapo(4, 4, 12, "carry"), replay=Replay(rows=9, times=1, max_staleness=3, above=-inf)),

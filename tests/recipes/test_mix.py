@@ -124,10 +124,12 @@ def test_what_to_take_is_checked():
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
     with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"size": "both"})
-    take = {"prompts": "second", "advantage": "first", "over_batch": "first"}
+    take = {"prompts": "second", "advantage": "first"}
     either = recipes.mix(recipes.foresight(4), recipes.spo(4), take=take)
     assert (either.prompts, either.advantage, either.over_batch) == (
         recipes.spo(4).prompts,
         recipes.foresight(4).advantage,
         recipes.foresight(4).over_batch,
     )
+    rloo = recipes.mix(recipes.foresight(4, 4), recipes.rloo(4, 4), take={"advantage": "second"})
+    assert (rloo.advantage, rloo.over_batch) == (recipes.rloo(4, 4).advantage, None)

@@ -232,7 +232,9 @@ def test_the_promises_of_rules_over_a_batch_hold_for_any_batch(batch, neg):
         ([0.5, 0.1, -0.5], [1.0, 2.0, 1.0], 1.0),  # never more than successes
         ([0.5, 0.0, -0.5], [1.0, None, 2.0], 0.5),  # a row without advantage has no say
         ([0.5, -0.5], [0.0, 0.0], 1.0),
-        ([0.5, -0.5, -0.5], [1.0, None, 6.0], advantages.USUAL_NEG),
+        ([0.5, -0.5, -0.5], [1.0, None, 5.0], 0.2),  # by those that are known
+        ([0.5, -0.5, -0.5], [1.0, None, None], advantages.USUAL_NEG),
+        ([0.5, 1e-17, -0.5], [1.0, 9.0, 2.0], 0.5),  # rounding is no success
         ([0.5, 0.5], [1.0, 2.0], advantages.USUAL_NEG),
         ([], [], advantages.USUAL_NEG),
     ],

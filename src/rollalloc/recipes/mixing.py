@@ -57,7 +57,8 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     Args:
         first: says how many rollouts a prompt gets where both only fix a number.
         second: another method with the same number of groups.
-        take: which of the two holds in a slot of the table, whatever the other one says; by default none is named.
+        take: which of the two holds in a slot of the table, whatever the other one says; by default none is named. What the
+            batch makes of the advantages goes with them, unless it is named too.
 
     Raises:
         ValueError: batches of different size, two methods of several stages, a slot in which both say something else, a
@@ -106,7 +107,8 @@ def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
         if slot not in SLOTS:
             raise ValueError(f"take names the slot {slot!r}; there are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
-    return take or {}
+    # A baseline over the batch belongs to the advantages that it is taken from.
+    return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
 
 
 def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged: bool) -> Stage:

@@ -357,6 +357,7 @@ class AgainstBaseline(AdvantageRule):
 
 Batchwise = Sequence[NDArray[np.float64]]
 Chosen = Sequence[NDArray[np.int64]]
+_ROUNDING = 1e-9  # of an advantage that is none
 USUAL_NEG = 0.1  # weight of failures where nothing is known of how uncertain rollouts were
 
 
@@ -368,17 +369,19 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
     Since p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p, successes and failures estimate the same gradient.
     With a baseline of p, weights in inverse proportion to the variances of the two estimates make neg the ratio of
     E|∇ log π|² of the one to that of the other, and u goes in proportion to |∇ log π|². It is small where a right answer is
-    nearly certain and a wrong one is one of many, and large where many are right. Ours; see docs/foresight.md.
+    nearly certain and a wrong one is one of many, and large where many are right. With a handful of rows on one side it is
+    as noisy as their mean. It takes a row's tokens for summed, not averaged (`token_mean`). Ours; see docs/foresight.md.
 
     Args:
         over_R: what each row has above its baseline, shape (R,).
         uncertainty_R: `Done.uncertainty` of each, shape (R,); NaN where it is unknown.
 
     Returns:
-        In [0, 1]; `USUAL_NEG` where one is unknown, or all rows are on one side.
+        In [0, 1]; `USUAL_NEG` where no row of one of the two sides is known.
     """
-    right_R, wrong_R = over_R > 0, over_R < 0
-    if not (right_R.any() and wrong_R.any()) or np.isnan(uncertainty_R[right_R | wrong_R]).any():
+    known_R = ~np.isnan(uncertainty_R)
+    right_R, wrong_R = (over_R > _ROUNDING) & known_R, (over_R < -_ROUNDING) & known_R
+    if not (right_R.any() and wrong_R.any()):
         return USUAL_NEG
     right, wrong = float(uncertainty_R[right_R].mean()), float(uncertainty_R[wrong_R].mean())
     return 1.0 if right >= wrong else right / wrong

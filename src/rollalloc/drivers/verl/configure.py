@@ -42,10 +42,8 @@ def configure(config: Any) -> Settings:
             raise ValueError(why)
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
-        corrects = settings.recipe.trains_older_rows and settings.rollout_correction
-        if corrects or settings.recipe.reads_uncertainty:
+        if settings.recipe.trains_older_rows and settings.rollout_correction:
             rollout.calculate_log_probs = True
-        if corrects:
             correction = config.algorithm.get("rollout_correction") or OmegaConf.create({})
             if correction.get("rollout_is") is None:
                 config.algorithm.rollout_correction = OmegaConf.merge(
