@@ -27,10 +27,8 @@ LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
     "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
     "reinforce": ("reinforce", {"groups": 64, "n": 1}),
-    "reinforce_replay": (
-        "reinforce",
-        {"groups": 64, "n": 1, "neg": 0.1, "replay": 64},
-    ),  # what docs/scale.md has most of
+    # What docs/scale.md calls REINFORCE.
+    "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "neg": 0.1, "replay": 64}),
     "raft": ("raft", {"groups": 64, "n": 1}),
     "foresight": ("foresight", {"groups": 64, "n": 1}),
 }
