@@ -123,8 +123,9 @@ def write(out: Path, bench: Sequence[Path], to: Path) -> None:
         places = [place for seed in PROFILES if (place := profile_place(out, task, seed)).exists()]
         profiles = [profile_of(read_log(place / ROLLOUTS)).signals() for place in places]
         rounded = [{name: round(value, 4) for name, value in signals.items()} for signals in profiles]
-        if over := over_of(task, out, bench):
-            found[task] = {"profiles": rounded or found.get(task, {}).get("profiles", []), **paid_of(task, over)}
+        rounded = rounded or found.get(task, {}).get("profiles")  # a task without any cannot be learned from
+        if rounded and (over := over_of(task, out, bench)):
+            found[task] = {"profiles": rounded, **paid_of(task, over)}
             written[task] = sorted({one.run.settings.seed for of_method in over.values() for one in of_method})
     update = {
         "seeds": written,
