@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rollalloc import recipes
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.events import Batch, Done, Row
 from rollalloc.generate.stream.settings import Streaming
-from rollalloc.runs.metrics import METRICS, paths, scalars, undeclared
+from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
 from rollalloc.train.execution import execute
 from rollalloc.train.objective import Loss
 from small_run import one_torch_thread, run_of, task
@@ -60,3 +63,22 @@ def test_every_line_of_a_run_is_in_the_table(engine, tmp_path, run_of):
     assert {line["kind"] for line in lines} == {"features", "batch", "eval", "end"}
     for line in lines:
         assert not undeclared((name for name, _ in paths(line)), "every line", line["kind"]), line["kind"]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "weight"), [([1.0, -0.25, 1.0], 0.125), ([1.0, -1.0], 1.0), ([0.5, 0.0], 0.0), ([-1.0, 0.0], None)]
+)
+def test_the_weight_of_failures_is_of_the_batch_s_fresh_rows(advantages, weight):
+    allocator = Allocator(recipes.reinforce(2), prompts=4, seed=0)
+    rows = [Row(i, 0, i, advantage, 1.0, 0) for i, advantage in enumerate(advantages)]
+    replayed = Row(9, 0, 9, 5.0, 1.0, 0, replays=1)
+    assert of_batch(allocator, Batch((*rows, replayed), 0))["negative_weight"] == weight
+
+
+def test_reinforce_s_weight_of_failures_is_the_one_it_was_given():
+    allocator = Allocator(recipes.reinforce(8, neg=0.3), prompts=32, seed=0)
+    for order in allocator.ask().generate:
+        allocator.tell([Done(each, each % 3 == 0, each % 3 == 0, 1, 0) for each in order.rollouts])
+    batch = allocator.ask().batch
+    assert batch is not None
+    assert of_batch(allocator, batch)["negative_weight"] == pytest.approx(0.3)

@@ -74,6 +74,13 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("short_because", "text", "why; null where it is not short", _BATCH),
         Metric("staleness_mean", "updates", "between a row's first token and the batch", _BATCHES, AMOUNT),
         Metric("staleness_max", "updates", "the same, of the oldest row", _BATCHES, COUNT),
+        Metric(
+            "negative_weight",
+            "",
+            "negative advantages over positive ones, sums of its fresh rows: 1 in GRPO, 0 in RAFT, in REINFORCE the weight "
+            "of failures; null where none is positive",
+            _BATCHES,
+        ),
         Metric("ages/AGE", "rows", "by that number of updates", _BATCH, AGES),
         Metric("reward_mean", "reward", "of all rollouts scored since the last batch, trained on or not", _BATCH),
         Metric("metric_mean", "metric", "of the same", _BATCH),
@@ -259,6 +266,14 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
         "short": batch.short_because is not None,
         "staleness_mean": float(np.mean(ages)),
         "staleness_max": max(ages),
+        "negative_weight": _negative_weight(batch),
         "selection": core.selection.figures(),
         "teaching": core.teaching.shares(),
     }
+
+
+def _negative_weight(batch: Batch) -> float | None:
+    """Σ |A| over A < 0, divided by Σ A over A > 0, of the fresh rows; None where no row is credited with anything."""
+    advantages = [row.advantage for row in batch.rows if not row.replays]
+    positive = sum(each for each in advantages if each > 0)
+    return sum(-each for each in advantages if each < 0) / positive if positive > 0 else None
