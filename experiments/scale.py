@@ -67,7 +67,7 @@ class OnRung:
 
 
 def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
-    """The rungs of several leaderboards, the small ones first."""
+    """The rungs of several leaderboards, the small ones first; a method that two of them have is the later one's."""
     found: dict[str, OnRung] = {}
     for folder in folders:
         plan, _ = frozen_in(folder)
@@ -81,7 +81,8 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
                         one := ended(Run.described_in(place), place, target=task.target)
                     ):
                         runs.setdefault(each.label, {})[seed] = one
-            found[name] = OnRung(name, RUNGS[name].parameters, runs)
+            before = found[name].runs if name in found else {}
+            found[name] = OnRung(name, RUNGS[name].parameters, {**before, **runs})
     return sorted(found.values(), key=lambda rung: rung.parameters)
 
 

@@ -544,6 +544,7 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         adam_beta2=0.98,
         max_grad_norm=0.5,
         adaptive_clip=1.25,
+        averaging=0.5,
         track=["tensorboard", "wandb"],
     )
     run = run_of(given, recipe, {}, 0)
@@ -553,6 +554,8 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
     assert (settings.sampling_dtype, settings.gradient_checkpointing) == ("float16", True)
     assert (settings.betas, settings.max_grad_norm, settings.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
+    assert settings.averaging == 0.5
+    assert run_of(replace(given, averaging=0.0), recipe, {}, 0).settings.averaging == 0
     assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).settings.adaptive_clip is None
     assert run.track == ("tensorboard", "wandb")
 
@@ -568,7 +571,7 @@ def test_the_updates_options_default_to_those_of_the_trainer(own):
     plain = Settings(sampling=run.settings.sampling)
     for name in (
         *("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"),
-        *("betas", "max_grad_norm", "adaptive_clip"),
+        *("betas", "max_grad_norm", "adaptive_clip", "averaging"),
     ):
         assert getattr(run.settings, name) == getattr(plain, name)
 
@@ -580,11 +583,12 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         assert dict(run.parameters) == USUAL["foresight"] == {"groups": 64, "n": 1}
         assert run.settings.learning_rate == presets.DEFAULT_RATE
         assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
+        assert run.settings.averaging == plain.averaging > 0
         tuned = run_of(Given(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
         found = presets.tuned_of(presets.preset_of(task)[1].tuned_on)["foresight"].parameters
         assert dict(tuned.parameters) == {**found, "neg": 0.7}
         assert tuned.settings.learning_rate == 1e-3
-        assert (tuned.settings.betas, tuned.settings.adaptive_clip) == ((0.9, 0.999), None)
+        assert (tuned.settings.betas, tuned.settings.adaptive_clip, tuned.settings.averaging) == ((0.9, 0.999), None, 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
         run_of(Given(task="sort", settings="best"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="nobody tuned anything for a model of your own"):

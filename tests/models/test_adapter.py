@@ -445,7 +445,7 @@ def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, 
 
     def trained(**changes):
         trainer = trainer_of(recipes.grpo(4, 4), 64, prompts=prompts, sampling=Sampling(3), **changes)
-        with tokens_by_key(), gradients_of(trainer.policy.model) as gradients:
+        with tokens_by_key(), gradients_of(trainer.updater.model) as gradients:
             trainer.run()
         return gradients
 

@@ -34,7 +34,14 @@ RECIPES = {
     "darts": recipes.darts(4, 3, 1),
     "racing": recipes.racing(4, (2, 4), 8),
 }
-FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors", "payloads.safetensors")
+FILES = (
+    "manifest.json",
+    "state.json",
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "payloads.safetensors",
+    "trained.safetensors",
+)
 HERE = Path(__file__).parents[1]
 
 

@@ -27,7 +27,9 @@ from rollalloc.train.settings import Settings
 from rollalloc.train.update import Updater
 from tiny_policy import weights
 
-SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, learning_rate=1e-4, engine="async")
+SETTINGS = Settings(
+    sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, averaging=0, learning_rate=1e-4, engine="async"
+)
 OVERLAP = {"engine": "async", "streaming": Streaming(), "sampling": Sampling(8)}
 COUNTED = ("early_rows", "early_discarded")
 
@@ -88,7 +90,7 @@ def test_the_same_gradient_whatever_was_passed_early(updater_of, aggregation, kl
     def law(rows, seed, tokens_per_forward):
         batch, generations = batch_of(rows)
         plain = updater_of(**how)
-        with gradients_of(plain.policy.model) as plain_steps:
+        with gradients_of(plain.model) as plain_steps:
             expected = plain.update(batch, generations, measure_kl=True)
         early = updater_of(**how, tokens_per_forward=tokens_per_forward)
         draw = random.Random(seed)
@@ -100,7 +102,7 @@ def test_the_same_gradient_whatever_was_passed_early(updater_of, aggregation, kl
                 pass
         while early.ahead((), 5, generations):
             pass
-        with gradients_of(early.policy.model) as early_steps:
+        with gradients_of(early.model) as early_steps:
             found = early.update(batch, generations, measure_kl=True)
         assert [found.pop(name) for name in COUNTED] == [len(given_early), 0]
         assert [expected.pop(name) for name in COUNTED] == [0, 0]
@@ -170,7 +172,7 @@ def test_of_a_batch_that_never_comes_nothing_is_left(updater_of):
     assert early.steps == 0
     assert early.ahead(batch.rows[:2], 5, generations)
     assert early.begun() == {0}
-    with gradients_of(plain.policy.model) as expected, gradients_of(early.policy.model) as found:
+    with gradients_of(plain.model) as expected, gradients_of(early.model) as found:
         plain.update(batch, generations)
         assert early.update(batch, generations)["early_rows"] == 2
     assert_same_gradients(expected, found)
@@ -217,7 +219,7 @@ def test_a_run_takes_the_same_steps(trainer_of, forked_generators, name):
     with tokens_by_key():
         plain = trainer_of(RECIPES[name], max_batches=3, **{**OVERLAP, "streaming": Streaming(early=False)})
         early = in_turn(trainer_of(RECIPES[name], max_batches=3, **OVERLAP))
-        with gradients_of(plain.policy.model) as expected, gradients_of(early.policy.model) as found:
+        with gradients_of(plain.updater.model) as expected, gradients_of(early.updater.model) as found:
             without, lines = run(plain), run(early)
     assert_same_gradients(expected, found)
     assert [line["rows"] for line in lines] == [line["rows"] for line in without]
@@ -245,7 +247,7 @@ def test_a_run_whose_batches_are_not_what_was_previewed(trainer_of, forked_gener
     with tokens_by_key():
         plain = trainer_of(recipe, max_batches=3, **{**OVERLAP, "streaming": Streaming(early=False)})
         early = in_turn(trainer_of(recipe, max_batches=3, **OVERLAP))
-        with gradients_of(plain.policy.model) as expected, gradients_of(early.policy.model) as found:
+        with gradients_of(plain.updater.model) as expected, gradients_of(early.updater.model) as found:
             run(plain)
             lines = run(early)
     assert_same_gradients(expected, found)
@@ -272,7 +274,7 @@ def test_a_run_that_ends_in_the_middle_of_early_work_goes_on_to_the_same_steps(
     how = {"max_batches": 4, "checkpoint_every": 1, **OVERLAP}
     with tokens_by_key():
         whole = trainer_of(RECIPES["grpo"], **how)
-        with gradients_of(whole.policy.model) as expected:
+        with gradients_of(whole.updater.model) as expected:
             run(whole)
         begun = in_turn(trainer_of(RECIPES["grpo"], **how, folder=tmp_path / "run"))
         ahead, passed = begun.updater.ahead, []
@@ -285,11 +287,11 @@ def test_a_run_that_ends_in_the_middle_of_early_work_goes_on_to_the_same_steps(
             return worked
 
         begun.updater.ahead = working
-        with gradients_of(begun.policy.model) as first, pytest.raises(error):
+        with gradients_of(begun.updater.model) as first, pytest.raises(error):
             run(begun)
         assert 2 <= len(first) < 4
         resumed = trainer_of(RECIPES["grpo"], **{**how, "streaming": Streaming(early=False)}, folder=tmp_path / "run")
         assert resumed.resume() == len(first)
-        with gradients_of(resumed.policy.model) as rest:
+        with gradients_of(resumed.updater.model) as rest:
             run(resumed)
     assert_same_gradients(expected, [*first, *rest])

@@ -14,7 +14,7 @@ from rollalloc.models.weights import load_weights
 from rollalloc.train import checkpoint
 
 STATE = {
-    "identity": {"prompts": "a", "model": {}},
+    "identity": {"prompts": "a", "settings": {}, "model": {}},
     "allocator": {"recipe": {}, "batch": None, "prompts": {"count": 2}},
     "counters": {
         "batches": 1,
@@ -83,6 +83,15 @@ def test_a_checkpoint_without_a_file_of_tensors_is_named(tmp_path):
     save(tmp_path, tensors={name: held for name, held in TENSORS.items() if name != "weights"})
     with pytest.raises(ValueError, match=r"manifest.json: weights.safetensors is not among its files"):
         checkpoint.check_trainer(checkpoint.load_newest(tmp_path), tmp_path)
+
+
+def test_a_checkpoint_of_averaged_weights_has_those_that_are_trained(tmp_path):
+    averaged = with_at(STATE, ("identity", "settings"), {"averaging": 0.9})
+    save(tmp_path, averaged)
+    with pytest.raises(ValueError, match=r"manifest.json: trained.safetensors is not among its files"):
+        checkpoint.check_trainer(checkpoint.load_newest(tmp_path), tmp_path)
+    save(tmp_path / "whole", averaged, {**TENSORS, "trained": TENSORS["weights"]})
+    checkpoint.check_trainer(checkpoint.load_newest(tmp_path / "whole"), tmp_path / "whole")
 
 
 MANIFEST = {"schema": checkpoint.SCHEMA, "files": {"state.json": {"bytes": 1, "sha256": "a"}}}

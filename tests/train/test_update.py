@@ -17,7 +17,7 @@ from rollalloc.train.objective import Loss
 from rollalloc.train.settings import Settings
 from rollalloc.train.update import Example, Updater, passes
 
-SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, learning_rate=1e-4)
+SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, averaging=0, learning_rate=1e-4)
 
 
 @pytest.fixture

@@ -153,6 +153,10 @@ class Given(Sampled):
         float | None,
         titled("Clip gradients also to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
     ] = None
+    averaging: Annotated[
+        float | None,
+        titled("Decay of the averaged weights, which sample, are evaluated and kept (default: 0.95; 0: off).", _HOW),
+    ] = None
     optimizer_steps: Annotated[int, titled("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
     warmup_steps: Annotated[int, titled("Optimizer steps of learning-rate warm-up.", _HOW)] = 0
     schedule: Annotated[str, titled("Learning-rate schedule after warm-up: constant, linear or cosine.", _HOW)] = (

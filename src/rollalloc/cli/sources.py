@@ -211,7 +211,7 @@ def _update(given: Given) -> dict[str, Any]:
 
 def _optimizer(given: Given) -> dict[str, Any]:
     """What is said of the optimizer; the settings have defaults for the rest."""
-    said = _said(max_grad_norm=given.max_grad_norm)
+    said = _said(max_grad_norm=given.max_grad_norm, averaging=given.averaging)
     if given.adam_beta2 is not None:
         said["betas"] = (Settings.betas[0], given.adam_beta2)
     if given.adaptive_clip is not None:

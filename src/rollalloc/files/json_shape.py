@@ -13,7 +13,7 @@ Shape = type | UnionType | Mapping[str | EllipsisType, Any] | list[Any] | tuple[
 
 _NUMBER = int | float
 TRAINER: Mapping[str | EllipsisType, Any] = {
-    "identity": {"prompts": str, ...: object},
+    "identity": {"prompts": str, "settings": {...: object}, ...: object},
     "allocator": {"recipe": object, "batch": object, "prompts": {"count": int, ...: object}, ...: object},
     "counters": {
         "batches": int,

@@ -37,6 +37,7 @@ _GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goe
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
+TRAINED = "trained"  # and that of the weights that are trained, where `weights` has their mean
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
 _TEMPORARY = re.compile(r"\.tmp\w{6}")  # what safetensors writes into, and renames when it is whole
 
@@ -156,7 +157,8 @@ def check_trainer(saved: Checkpoint, folder: Path) -> None:
     """Refuse, by a `ValueError` with file and place, a checkpoint that holds something other than a trainer's state."""
     place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
-    for name in _PAYLOADS:
+    averaged = (TRAINED,) if saved.state["identity"]["settings"].get("averaging") else ()
+    for name in (*_PAYLOADS, *averaged):
         if name not in saved.tensors:
             raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")
     lengths = sum(length for _, length, _ in saved.state["rollouts"]["generations"])

@@ -23,7 +23,12 @@ ASYNC = ("engine", "streaming")  # a run of the synchronous engine does not say 
 _ENDING = ("max_batches", "stop_when_barren", "target")
 _MEMORY = ("tokens_per_forward", "gradient_checkpointing")
 # Settings that came later: what says nothing of them has these values.
-NEWER: dict[str, Any] = {"sampling_dtype": "float32", "gradient_checkpointing": False, "adaptive_clip": None}
+NEWER: dict[str, Any] = {
+    "sampling_dtype": "float32",
+    "gradient_checkpointing": False,
+    "adaptive_clip": None,
+    "averaging": 0.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class Settings:
         max_grad_norm: gradients are clipped to this norm.
         adaptive_clip: and to so many times the running mean of their norms, at least 1, where that is less; see
             `rollalloc.train.clipping`. None: to `max_grad_norm` alone.
+        averaging: decay, in [0, 1), of the running mean of the weights, which samples, is evaluated and is kept; see
+            `rollalloc.train.averaging`. Needs memory for one more copy of what is trained. 0: none.
         tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
             of its own. Bounds memory, changes nothing else.
         precision: the update and an exact accuracy compute in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else
@@ -80,6 +87,7 @@ class Settings:
     loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
     adaptive_clip: float | None = 1.5
+    averaging: float = 0.95
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
     sampling_dtype: SamplingDtype = "float32"
@@ -120,6 +128,8 @@ class Settings:
         if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
             expected = "a multiple of the mean gradient norm, at least 1 and finite, or None for max_grad_norm alone"
             raise ValueError(f"adaptive_clip must be {expected}; got {self.adaptive_clip}")
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must be a decay in [0, 1), 0 for none, got {self.averaging}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):

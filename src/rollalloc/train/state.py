@@ -193,17 +193,22 @@ class NativeState(RunState):
         self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        model = self.updater.model
+        averaged = {} if model is self.policy.model else {checkpoint.TRAINED: weights_of(model)}
         return {}, {
             "weights": weights_of(self.policy.model),
-            "optimizer": checkpoint.moments(self.policy.model, self.updater.optimizer) | self._limit(),
+            "optimizer": checkpoint.moments(model, self.updater.optimizer) | self._limit(),
+            **averaged,
         }
 
     def load_weights(self, saved: Checkpoint) -> None:
         load_weights(self.policy.model, saved.tensors["weights"])
+        if self.updater.model is not self.policy.model:
+            load_weights(self.updater.model, saved.tensors[checkpoint.TRAINED])
         moments = dict(saved.tensors["optimizer"])
         mean = moments.pop(_MEAN_NORM, None)
         self.updater.limit.mean = None if mean is None else float(mean)
-        checkpoint.load_moments(self.policy.model, self.updater.optimizer, moments)
+        checkpoint.load_moments(self.updater.model, self.updater.optimizer, moments)
 
     def _limit(self) -> dict[str, Tensor]:
         mean = self.updater.limit.mean

@@ -24,6 +24,7 @@ from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, in_bf16
 from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import trained
+from rollalloc.train.averaging import WeightAverage
 from rollalloc.train.clipping import NormLimit
 from rollalloc.train.loss import denominator, divergences, own_shares, token_losses
 from rollalloc.train.settings import Settings
@@ -89,6 +90,7 @@ class Updater:
         ValueError: the model's layers cannot be computed again, and the settings say so.
 
     Attributes:
+        model: what is trained: the policy's, whose weights are the mean of this one's where they are averaged.
         optimizer: AdamW.
         steps: taken so far.
         limit: what the next gradient's norm is clipped to.
@@ -98,7 +100,9 @@ class Updater:
 
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
         self.policy, self.prompts, self.settings = policy, prompts, settings
-        self._parameters = [parameter for _, parameter in trained(policy.model)]
+        self._average = WeightAverage(policy.model, settings.averaging)
+        self.model = self._average.model
+        self._parameters = [parameter for _, parameter in trained(self.model)]
         adam = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
         self.optimizer = torch.optim.AdamW(self._parameters, **adam)
         self.steps = 0
@@ -179,7 +183,7 @@ class Updater:
         if self.settings.optimizer_steps_per_batch == 1:
             self._add_early(part)
         elif part := [each for each in part if each.proximal_T is None]:
-            for example, logprobs_T in self._passed(self.policy.model, part):
+            for example, logprobs_T in self._passed(self.model, part):
                 example.proximal_T = logprobs_T
         return True
 
@@ -275,7 +279,7 @@ class Updater:
         A row of the batch's first step needs no pass for that: the weights that its loss is computed with are the proximal
         ones still, so that `_loss` has them anyway.
         """
-        for example, logprobs_T in self._judged(self.policy.model, [e for e in examples if e.proximal_T is None]):
+        for example, logprobs_T in self._judged(self.model, [e for e in examples if e.proximal_T is None]):
             example.proximal_T = logprobs_T
 
     def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
@@ -297,6 +301,7 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
         self.optimizer.step()
+        self._average.take(self.steps)
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
@@ -349,7 +354,7 @@ class Updater:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
         loss = self.settings.loss
         with self._recomputing():
-            logprobs_BT, mask_BT = self._logprobs(self.policy.model, examples)
+            logprobs_BT, mask_BT = self._logprobs(self.model, examples)
         for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
             if each.proximal_T is None:
                 each.proximal_T = now_T[: len(each.tokens)]
@@ -394,7 +399,7 @@ class Updater:
             )
 
     def _recomputing(self) -> AbstractContextManager[None]:
-        return recomputing(self.policy.model) if self.settings.gradient_checkpointing else nullcontext()
+        return recomputing(self.model) if self.settings.gradient_checkpointing else nullcontext()
 
 
 def _measured(examples: Sequence[Example]) -> list[Example]:

@@ -67,6 +67,7 @@ def natively(recipe: Recipe, batches: int) -> tuple[dict[str, int], Gradients]:
         betas=(0.9, 0.999),
         max_grad_norm=1e9,
         adaptive_clip=None,
+        averaging=0.0,
         max_batches=batches,
         stop_when_barren=False,
     )

@@ -57,7 +57,7 @@ def test_the_same_batches(trainer_of, name):
     changes = {"max_batches": 4, "sampling": Sampling(8)}
     waves = trainer_of(TIMELESS[name], **changes)
     streams = trainer_of(TIMELESS[name], **changes, **IN_PROCESS)
-    with gradients_of(waves.policy.model) as expected, gradients_of(streams.policy.model) as taken:
+    with gradients_of(waves.updater.model) as expected, gradients_of(streams.updater.model) as taken:
         assert_same_batches(trained(waves), trained(streams))
     assert_same_gradients(expected, taken)
     assert waves.allocator.accounts() == streams.allocator.accounts()

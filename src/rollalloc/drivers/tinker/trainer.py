@@ -39,8 +39,8 @@ class TinkerTrainer(Loop):
     A service that fails ends `run` with a `ServiceFailed`: the newest checkpoint is still there, resume once it answers.
 
     The settings are the native trainer's, as far as the service has them: no KL term, no dual clip, temperature 1, the whole
-    distribution; `precision`, `tokens_per_forward`, `adaptive_clip`, and of sampling `max_rows` and `kv_tokens`, mean
-    nothing here.
+    distribution; `precision`, `tokens_per_forward`, `adaptive_clip`, `averaging`, and of sampling `max_rows` and
+    `kv_tokens`, mean nothing here.
 
     Args:
         service: a model that is trained there.

@@ -33,6 +33,7 @@ from rollalloc.runs.reader import read_metrics
 from rollalloc.runs.recorded import Line
 from rollalloc.runs.whole import refuse_unfinished
 from rollalloc.train.description import Run
+from rollalloc.train.settings import NEWER
 
 _BEFORE = "added-"
 _STAGED = f"{HIDDEN}/adding"
@@ -291,7 +292,8 @@ def _described(final: _Final, plan: Plan, place: Path) -> tuple[dict[str, Any], 
     settings = described["settings"]
     del settings["seed"]
     # A description leaves out a setting that is as it was before there was one, as `adaptive_clip`.
-    made = {name: settings.pop(name, None) for name in ("learning_rate", "betas", "adaptive_clip")}
+    names = ("learning_rate", "betas", "adaptive_clip", "averaging")
+    made = {name: settings.pop(name, NEWER.get(name)) for name in names}
     made["parameters"] = described["parameters"]
     allowed = [
         {"learning_rate": one.learning_rate, **one.optimizer, "parameters": one.parameters}
