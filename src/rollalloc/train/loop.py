@@ -118,26 +118,30 @@ class Loop:
     def _run_in_place(self, *, overwrite: bool) -> str:
         if self.place is None:
             return self._run()
-        if self._saved_at is None:
-            self.place.begin(overwrite=overwrite)
-            self._describe()
-            if self.features is not None:
-                self.place.save_features(self.keys, self.features)
-        self._saved_s = time.monotonic()
-        with self.place, self._stop.heard():
-            try:
-                return self._run()
-            except Interrupted:
-                self.roller.drain(self.allocator)
-                self._save()
-                raise self._stopped("in an evaluation after") from None
-            except BackendDied as died:
-                raise self._saved_as_it_is(died) from died
-            except (Stopped, NoScores):
-                raise
-            except Exception as error:
-                self._write_failure(error)
-                raise
+        with self.place:  # let go of it whatever is raised
+            if self._saved_at is None:
+                self.place.begin(overwrite=overwrite)
+                self._describe()
+                if self.features is not None:
+                    self.place.save_features(self.keys, self.features)
+            self._saved_s = time.monotonic()
+            with self._stop.heard():
+                return self._run_and_save()
+
+    def _run_and_save(self) -> str:
+        try:
+            return self._run()
+        except Interrupted:
+            self.roller.drain(self.allocator)
+            self._save()
+            raise self._stopped("in an evaluation after") from None
+        except BackendDied as died:
+            raise self._saved_as_it_is(died) from died
+        except (Stopped, NoScores):
+            raise
+        except Exception as error:
+            self._write_failure(error)
+            raise
 
     def _run(self) -> str:
         begins = self._saved_at is None and not self.counters.batches and not self.counters.next_at
