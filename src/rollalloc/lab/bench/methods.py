@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}  # 64 rollouts per batch
+DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of what needs no group; why it is smaller is in dev/LOG.md
+_ALONE = ("reinforce", "raft", "spo", "foresight")
 
 
 def default(recipe: str) -> dict[str, Any]:
@@ -14,10 +16,11 @@ def default(recipe: str) -> dict[str, Any]:
     Raises:
         ValueError: a recipe that is not of this package.
     """
-    return matched(recipe, **DEFAULT_SHAPE)
+    return dict(DEFAULT_ALONE) if recipe in _ALONE else matched(recipe, **DEFAULT_SHAPE)
 
 
-# The ladder's: label → recipe and parameters. All have 64 rollouts in a batch; what they do not say is their default.
+# The ladder's: label → recipe and parameters. Those of groups have 64 rollouts in a batch, as `reinforce_replay`; what they
+# do not say is their default.
 LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", {"groups": 4, "n": 16}),  # as practised
     "grpo_4": ("grpo", DEFAULT_SHAPE),
@@ -26,11 +29,11 @@ LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "dapo_carry": ("dapo_carry", {**DEFAULT_SHAPE, "gen_groups": 48}),
     "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
     "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
-    "reinforce": ("reinforce", {"groups": 64, "n": 1}),
-    # What docs/scale.md calls REINFORCE.
+    "reinforce": ("reinforce", DEFAULT_ALONE),
+    # REINFORCE by the defaults of before.
     "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "neg": 0.1, "replay": 64}),
-    "raft": ("raft", {"groups": 64, "n": 1}),
-    "foresight": ("foresight", {"groups": 64, "n": 1}),
+    "raft": ("raft", DEFAULT_ALONE),
+    "foresight": ("foresight", DEFAULT_ALONE),
 }
 
 
@@ -57,12 +60,9 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     shapes: dict[str, dict[str, Any]] = {
         "grpo": {"n": n},
         "dr_grpo": {"n": n},
-        "reinforce": alone,
         "rloo": {"n": n},
-        "raft": alone,
         "mopps": {"n": n},
-        "spo": alone,
-        "foresight": alone,
+        **dict.fromkeys(_ALONE, alone),
         "dapo": {"n": n, **ahead},
         "dapo_carry": {"n": n, **ahead},
         "greso": {"n": n, **ahead},
