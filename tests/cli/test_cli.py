@@ -394,7 +394,7 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     arguments += (*SHORT[:2], *SHORT[4:], "--reward-workers", 0, "--out", tmp_path / "run")
     code, output = call(*arguments, "--max-rollouts", 64)
     assert code == 0, output
-    assert "reinforce {'groups': 64, 'n': 1}, learning rate 1e-06, at most 64 rollouts" in said(output)
+    assert "reinforce {'groups': 32, 'n': 1}, learning rate 1e-06, at most 64 rollouts" in said(output)
     code, output = call(*arguments, "--resume")
     assert code == 0, output
     assert "at most 64 rollouts" in said(output)
@@ -580,7 +580,7 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
     plain = Settings(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
         run = run_of(Given(task=task), "foresight", {}, 0)
-        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 64, "n": 1}
+        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 32, "n": 1}
         assert run.settings.learning_rate == presets.DEFAULT_RATE
         assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
         assert run.settings.averaging == plain.averaging > 0

@@ -494,7 +494,7 @@ def test_a_run_that_was_added_is_not_added_again_under_another_plan(out, theirs,
 def test_a_run_of_ours_under_another_name_is_not_added(out, tmp_path):
     """The same curves in a folder of another plan."""
     other = write_runs(tmp_path / "other", replace(OURS, tier="ci", made_with=ELSEWHERE))
-    with pytest.raises(ValueError, match=r"its curve is that of .*ours/defaults/sort/grpo-9800, to the second"):
+    with pytest.raises(ValueError, match=r"its curve is that of .*ours/defaults/sort/grpo-9900, to the second"):
         add(other, out)
 
 

@@ -62,7 +62,7 @@ def test_what_a_plan_pays_by_hand():
     assert plan.runs == 2 * (3 + 2 * 2)
     assert make_plan("smoke", tracks=["defaults"]).rollouts == 2 * 2 * 128
     shapes = {each.label: each.defaults for each in plan.contestants}
-    assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 64, "n": 1}}
+    assert shapes == {"grpo": {"groups": 16, "n": 4}, "reinforce": {"groups": 32, "n": 1}}
 
 
 @pytest.mark.parametrize(

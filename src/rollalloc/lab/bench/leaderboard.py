@@ -281,7 +281,7 @@ class _Agenda:
         each = next(each for each in self.plan.contestants if each.label == label)
         assert search.found is not None
         tried = {"costs": search.costs(self._trial_of), "settings_tried": search.rungs[0].settings}
-        return {**each.grid[search.found], **tried}
+        return {**each.grid[search.found], "optimizer": dict(DEFAULT_OPTIMIZER), **tried}
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=1))
@@ -295,7 +295,7 @@ def settings_in(plan: Plan, track: str, task: TaskPlan, each: Contestant) -> tup
 
 
 def _tuned(each: Contestant, setting: int) -> Tuned:
-    return Tuned(each.grid[setting]["parameters"], each.grid[setting]["learning_rate"])
+    return Tuned(each.grid[setting]["parameters"], each.grid[setting]["learning_rate"], DEFAULT_OPTIMIZER)
 
 
 def _base(task: TaskPlan, tasks: Path) -> Run:

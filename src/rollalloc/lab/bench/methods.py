@@ -122,12 +122,12 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "reinforce": _shapes(
         "groups baseline neg replay",
         (
-            (64, "running", 0.3, 64),
+            (32, "batch", None, 0),
+            (64, "batch", None, 0),
+            (32, "batch", None, 32),
+            (64, "batch", None, 64),
+            (32, "batch", 0.1, 0),
             (64, "running", 0.1, 0),
-            (64, "running", 0.1, 64),
-            (64, "running", 0.3, 0),
-            (64, "batch", 0.1, 0),
-            (32, "running", 0.1, 0),
         ),
     ),
     "rloo": _shapes("groups n", ((16, 4), (32, 2), (8, 8), (64, 2), (16, 8), (32, 4))),
@@ -139,14 +139,13 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "foresight": _shapes(
         "groups exponent neg replay",
         (
-            (32, 3.0, 0.1, 32),
-            (64, 3.0, 0.3, 64),
-            (64, 3.0, 0.1, 0),
-            (64, None, 0.3, 64),
-            (64, 3.0, 0.1, 64),
-            (64, 3.0, 0.3, 0),
+            (32, 3.0, None, 0),
+            (64, 3.0, None, 0),
+            (32, 3.0, None, 32),
+            (16, 3.0, None, 0),
+            (32, None, None, 0),
+            (64, 3.0, None, 64),
         ),
-        once=False,
     ),
     "pilot_commit+pods": _ahead(_shapes("groups n_pilot n_commit m", _MIXED)),
 }

@@ -123,7 +123,14 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
         file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
         found |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
-    return {recipe: Tuned(one["parameters"], one["learning_rate"]) for recipe, one in found.items()}
+    return {recipe: _tuned(one) for recipe, one in found.items()}
+
+
+def _tuned(found: Mapping[str, Any]) -> Tuned:
+    """What a search wrote of a recipe; one that says no optimizer was made with that of `TUNED_WITH`."""
+    said = found.get("optimizer", TUNED_WITH)
+    optimizer = {**said, "betas": tuple(said["betas"])}
+    return Tuned(found["parameters"], found["learning_rate"], optimizer)
 
 
 def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:

@@ -92,7 +92,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             search=rungs(9, FIRST_TUNING_SEED, (0.125, 0.25, 1.0)),
             seeds=_seeds(8),
             default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
-            hours=14,
+            hours=15,
         ),
         # Does what holds of tiny models hold as they grow? One mixture of questions, models of several sizes.
         "ladder": Tier(
