@@ -51,7 +51,7 @@ def gradient(updater):
 
 
 def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
 
 # Forward passes
@@ -258,3 +258,27 @@ def test_a_kl_term_holds_the_policy_back(updater_of):
         batch = batch_of([3, 4, 5, 6], [1.0, -1.0, 1.0, -1.0])
         divergences.append([updater.update(*batch)["kl"] for _ in range(10)][-1])
     assert divergences[0] > 1.5 * divergences[1] > 2 * divergences[2] > 0
+
+
+# Averaged weights
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_is_trained(updater_of, steps):
+    batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5])
+    how = {"learning_rate": 0.01, "optimizer_steps_per_batch": steps}
+    averaged, plain = updater_of(**how, averaging=0.95), updater_of(**how)
+    mean, step = weights(averaged.policy.model), 0
+    plain.optimizer.register_step_post_hook(lambda *_: seen.append(weights(plain.model)))
+    for _ in range(2):  # a plain updater takes the same steps, since the rows' log-probabilities are as given
+        seen: list[torch.Tensor] = []
+        averaged.update(batch, generations)
+        plain.update(batch, generations)
+        for each in seen:
+            step += 1
+            kept = step / (step + 9)
+            mean = kept * mean + (1 - kept) * each
+        assert len(seen) == steps
+        torch.testing.assert_close(weights(averaged.model), weights(plain.model))
+        torch.testing.assert_close(weights(averaged.policy.model), mean)
+    assert not torch.allclose(weights(averaged.model), mean)
