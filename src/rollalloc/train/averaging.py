@@ -41,5 +41,9 @@ class WeightAverage:
     def take(self, step: int) -> None:
         """Let the mean take in the weights after a step of the optimizer, the first of which is 1."""
         if self.decay:
-            kept = min(self.decay, step / (step + _BEGINS))
-            torch._foreach_lerp_(self._mean, self._trained, 1 - kept)
+            torch._foreach_lerp_(self._mean, self._trained, 1 - kept_share(self.decay, step))
+
+
+def kept_share(decay: float, step: int) -> float:
+    """What the mean keeps of itself after a step, the first of which is 1."""
+    return min(decay, step / (step + _BEGINS))

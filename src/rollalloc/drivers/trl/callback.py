@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from rollalloc.core.packing import differences, exact_keys
 from rollalloc.core.table import GONE
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
-from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
+from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.generate.sampler import pack_generations, unpack_generations
@@ -250,8 +250,3 @@ def _step(place: Path) -> int:
     """The number in a checkpoint's name; -1 where it has none, as in a copy of the user's."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
-
-
-def checkpoint_of(args: Any, state: Any) -> Path:
-    """Where the trainer saves its step of now."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -36,6 +37,11 @@ def steps_per_batch(args: Any) -> int:
             f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or make it a multiple"
         )
     return passes // accumulated
+
+
+def checkpoint_of(args: Any, state: Any) -> Path:
+    """Where the trainer saves its step of now."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def rows_per_group(recipe: Recipe) -> int | None:

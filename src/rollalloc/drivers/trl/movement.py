@@ -57,4 +57,5 @@ class Movement:
         return found[0]
 
     def _now(self) -> list[NDArray[np.float32]]:
-        return self._generate.logprobs([(each.prompt_tokens, each.made.tokens) for each in self._rollouts])
+        with self._generate.trainer.averaged.sampling():
+            return self._generate.logprobs([(each.prompt_tokens, each.made.tokens) for each in self._rollouts])

@@ -108,20 +108,19 @@ def _corrections(
     """What corrects for weights, or an engine, other than those that are trained; keys alike on every process."""
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
-    several = steps_per_batch(trainer.args) > 1
+    several = steps_per_batch(trainer.args) > 1 or trainer.averaged.decay > 0
     given: dict[str, Tensor] = {}
     behaviour = [rollout.made.logprobs for rollout in filled]
     if generate.knows_logprobs:
         given["sampling_per_token_logps"] = _like(mask_BT, behaviour)
     if not (engine or age or several):
         return given
-    if engine or (several and not generate.gives_the_policys):
-        again = list(range(len(filled)))
-    else:
-        again = [at for at, row in enumerate(rows) if row.version < batch.version]
-    proximal = dict(enumerate(behaviour)) | dict(
-        zip(again, generate.logprobs(_pairs(filled[at] for at in again)), strict=True)
-    )
+    older = [at for at, row in enumerate(rows) if row.version < batch.version]
+    unsure = engine or (several and not generate.gives_the_policys)
+    fresh = [at for at in range(len(filled)) if at not in set(older)] if unsure else []
+    with trainer.averaged.sampling():  # of fresh rows it is what sampled them
+        proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, fresh)
+    proximal |= _by_place(generate, filled, older)
     proximal_BT = _like(mask_BT, [proximal[at] for at in range(len(filled))])
     if several:
         given["old_per_token_logps"] = proximal_BT
@@ -134,6 +133,10 @@ def _corrections(
         else:
             given["advantages"] = advantages_B[:, None] * importance_BT
     return given
+
+
+def _by_place(generate: Generator, filled: Sequence[Rollout], places: Sequence[int]) -> dict[int, NDArray[np.float32]]:
+    return dict(zip(places, generate.logprobs(_pairs(filled[at] for at in places)), strict=True))
 
 
 def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import (
@@ -51,6 +52,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
         notices: say in the log when most of the last rollouts taught nothing.
+        averaging: decay, in [0, 1), of the running mean of the weights, which generates, is evaluated and is saved, as 0.95
+            in rollalloc's own trainer; 0: none. It needs the whole model on every process, and memory for one more copy of
+            what is trained.
 
     Raises:
         FileNotFoundError: there is no such file of features.
@@ -69,6 +73,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: bool = False,
         accept_data: bool = False,
         notices: bool = True,
+        averaging: float = 0.0,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
@@ -90,12 +95,13 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         tokenizers: Any = self.reward_processing_classes
         rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
         checks.check_metric(recipe, rewards)
+        self.averaged = AveragedWeights(self, averaging)
         known = features_for(self, recipe, features, key)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key, known)
         self._generator = Generator(
             self,
             use_sampler=use_sampler,
-            keep_logprobs=recipe.trains_older_rows or recipe.reads_uncertainty,
+            keep_logprobs=recipe.trains_older_rows or recipe.reads_uncertainty or averaging > 0,
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )
@@ -105,13 +111,29 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback = AllocationCallback(
             self.allocation, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
+        self.add_callback(self.averaged)  # first, so that a checkpoint with the allocation's state is whole
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
+        self.averaged.resume_from = self._allocation_callback.resume_from
         self._generator.begin()
         return super().train(resume, *more, **other)
+
+    def evaluate(self, *given: Any, **named: Any) -> Any:
+        """As TRL's, of the averaged weights where there are any."""
+        with self.averaged.sampling():
+            return super().evaluate(*given, **named)
+
+    def save_model(self, *given: Any, **named: Any) -> None:
+        """As TRL's, of the averaged weights where there are any."""
+        with self.averaged.sampling():
+            super().save_model(*given, **named)
+
+    def _load_best_model(self) -> None:
+        with self.averaged.sampling():
+            super()._load_best_model()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of the recipe in place of the prompts that TRL's sampler drew."""
@@ -119,7 +141,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         if not model.training:
             return super()._generate_and_score_completions(inputs)
         allocation = self.allocation
-        batch = allocation.next_batch(self, self._generator)
+        with self.averaged.sampling():
+            batch = allocation.next_batch(self, self._generator)
         rollouts = allocation.rollouts_of(batch.rows) if batch else []
         self._count(batch)
         if batch:

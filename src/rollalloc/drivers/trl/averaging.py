@@ -1,0 +1,109 @@
+"""Averaged weights under TRL: what generates, is evaluated and is saved is the running mean of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import TrainerCallback
+
+from rollalloc.drivers.trl.checks import checkpoint_of
+from rollalloc.models.weights import trained
+from rollalloc.train.averaging import kept_share
+
+_TRAINED = "rollalloc-trained.safetensors"  # in a checkpoint, whose model is the mean
+
+
+class AveragedWeights(TrainerCallback):
+    """The running mean of a trainer's weights, as rollalloc's own trainer has it (`rollalloc.train.averaging`).
+
+    While gradients are taken the model has the weights that are trained; `sampling` lets it have the mean, which it also has
+    when training is over. A checkpoint's model is the mean, and a file beside it has the weights that are trained.
+
+    Args:
+        trainer: the trainer, on every process with the whole model.
+        decay: of the mean, in [0, 1); 0: the model's weights are what they are.
+
+    Attributes:
+        decay: as given.
+        resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
+
+    Raises:
+        ValueError: a decay out of its range, or a model of which each process has a part.
+    """
+
+    def __init__(self, trainer: Any, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"averaging must be a decay in [0, 1), 0 for none, got {decay}")
+        if decay and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            raise ValueError(
+                f"averaging={decay} needs the whole model on every process, but FSDP or DeepSpeed shard it; leave it out, "
+                'and let the learning rate fall (lr_scheduler_type="linear")'
+            )
+        self.decay, self._trainer = decay, trainer
+        self.resume_from: Path | None = None
+        self._other: list[Tensor] = []  # the mean while the model has what is trained, else that
+        self._depth = 0  # of `sampling`
+        self._over = False  # training is, and the model has the mean
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Within it the model has the weights that sample."""
+        outermost = bool(self._other) and not self._over and self._depth == 0
+        self._depth += 1
+        if outermost:
+            self._swap()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if outermost:
+                self._swap()
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for _, parameter in trained(self._model)]
+
+    @property
+    def _model(self) -> torch.nn.Module:
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    def _swap(self) -> None:
+        for at, parameter in enumerate(self._parameters()):
+            parameter.data, self._other[at] = self._other[at], parameter.data
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin with the weights of now, or go on with those that are trained of the checkpoint that is resumed from."""
+        file = (self.resume_from or checkpoint_of(args, state)) / _TRAINED if state.global_step else None
+        if self._over and file is None:  # else the model has what was loaded
+            self._swap()
+        self._over = False
+        if file is not None and file.exists() != bool(self.decay):
+            said = f"averaging={self.decay}, but {file.parent} was saved {'with' if file.exists() else 'without'} averaging"
+            raise ValueError(f"{said}; resume as it was begun")
+        if self.decay and (file is not None or not self._other):
+            self._other = [parameter.detach().clone() for parameter in self._parameters()]
+        if file is not None and self.decay:
+            saved = load_file(file)
+            with torch.no_grad():
+                for name, parameter in trained(self._model):
+                    parameter.copy_(saved[name])
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.decay:
+            new = [parameter.data for parameter in self._parameters()]
+            torch._foreach_lerp_(self._other, new, 1 - kept_share(self.decay, state.global_step + 1))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.decay and args.should_save:
+            held = {name: parameter.detach().contiguous() for name, parameter in trained(self._model)}
+            save_file(held, checkpoint_of(args, state) / _TRAINED)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.decay and not self._over:
+            self._swap()
+            self._over = True
