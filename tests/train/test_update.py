@@ -282,3 +282,34 @@ def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_
         torch.testing.assert_close(weights(averaged.model), weights(plain.model))
         torch.testing.assert_close(weights(averaged.policy.model), mean)
     assert not torch.allclose(weights(averaged.model), mean)
+
+
+@pytest.mark.parametrize(("age", "precision"), [(0, "fp32"), (2, "fp32"), (0, "bf16"), (2, "bf16")])
+def test_how_far_the_mean_moved_is_measured_between_two_means(updater_of, age, precision):
+    """Of stale rows and in half precision, too, where no sampler's log-probabilities are the mean's."""
+    updater = updater_of(averaging=0.95, learning_rate=3e-3, precision=precision)
+    for seed in range(12):
+        updater.update(*batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5], seed=seed))
+    batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5], age=age)
+    examples = updater._examples(batch, generations)
+    before = [now_T for _, now_T in updater._judged(updater.policy.model, examples)]
+    figures = updater.update(batch, generations, measure_kl=True)
+    after = [now_T for _, now_T in updater._judged(updater.policy.model, examples)]
+    ways = torch.cat([(a - b).exp() - (a - b) - 1 for b, a in zip(before, after, strict=True)])
+    assert figures["approx_kl"] == pytest.approx(float(ways.mean()), rel=0.05)
+    assert figures["approx_kl"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_clip_bounds_how_far_what_is_trained_goes_from_the_mean_in_any_precision(updater_of, precision):
+    updater = updater_of(averaging=0.95, learning_rate=0.02, precision=precision)
+    batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5])
+    for _ in range(5):
+        updater.update(batch, generations)
+    with torch.no_grad():  # as if the mean had sampled them
+        sampled = {
+            e.row.rollout: l_T
+            for e, l_T in updater._judged(updater.policy.model, updater._examples(batch, generations))
+        }
+    fresh = {rollout: replace(made, logprobs=sampled[rollout].numpy()) for rollout, made in generations.items()}
+    assert updater.update(batch, fresh)["clip_fraction"] > 0.1

@@ -23,14 +23,19 @@ def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Let a model have the weights that `weights_of` gave of one like it."""
+    """Let a model have the weights that `weights_of` gave of one like it; `ValueError` where they are of another one."""
+    check_weights(model, saved)
+    with torch.no_grad():
+        for name, tensor in weights_of(model).items():
+            tensor.copy_(saved[name])
+
+
+def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str = "weights") -> None:
+    """Refuse, by a `ValueError`, weights that are not of a model like this; `what` names them."""
     here = weights_of(model)
-    exact_keys(saved, here, "weights")
+    exact_keys(saved, here, what)
     for name, tensor in here.items():
         if tensor.shape != saved[name].shape:
             raise ValueError(
-                f"weights: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"
+                f"{what}: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"
             )
-    with torch.no_grad():
-        for name, tensor in here.items():
-            tensor.copy_(saved[name])

@@ -26,7 +26,7 @@ from rollalloc.models.weights import load_weights, weights_of
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.settings import Settings
+from rollalloc.train.settings import NEWER, Settings
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,10 @@ class NativeState(RunState):
 
 
 def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in identity.items() if name != "prompts"}
+    """All but the prompts, and settings that are left out with their values."""
+    return {name: value for name, value in identity.items() if name != "prompts"} | {
+        "settings": NEWER | identity["settings"]
+    }
 
 
 def digest(prompts: EncodedPrompts) -> str:

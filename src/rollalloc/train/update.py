@@ -138,11 +138,12 @@ class Updater:
         """
         examples = self._examples(batch, generations, measure_kl=measure_kl)
         early = {"early_rows": sum(each.early for each in examples), "early_discarded": self._early.discarded}
+        before = self._before(examples) if measure_kl and self._averages else {}
         first, *later = self._parts(examples, batch.version)
         self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
         figures = [self._step(part, spent) for part in (first, *later)]
         self._early = Early()
-        moved = {"approx_kl": self._moved(examples)} if measure_kl else {}
+        moved = {"approx_kl": self._moved(examples, before)} if measure_kl else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
             **moved,
@@ -215,15 +216,22 @@ class Updater:
             if rows.get(row.rollout) != row:
                 del early.examples[row.rollout]
 
-    def _moved(self, examples: Sequence[Example]) -> float:
+    def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
+        """Log-probabilities of a few rows under averaged weights, before the batch's steps, by rollout."""
+        return {each.row.rollout: now_T for each, now_T in self._judged(self.policy.model, _measured(examples))}
+
+    def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
         """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
+
+        Where weights are not averaged, the rows' proximal log-probabilities are those before.
         """
         sums, tokens = list[Tensor](), 0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
-            assert example.proximal_T is not None, "a row whose step was taken has them"
-            sums.append(divergences(example.proximal_T, after_T).sum())
+            before_T = before.get(example.row.rollout, example.proximal_T)
+            assert before_T is not None, "a row whose step was taken has them"
+            sums.append(divergences(before_T, after_T).sum())
             tokens += len(after_T)
         return sum(torch.stack(sums).tolist()) / tokens
 
@@ -238,7 +246,7 @@ class Updater:
         self._settle(batch)
         self._take(batch.rows, generations)
         examples = [self._early.examples[row.rollout] for row in batch.rows]
-        if self._rounds and measure_kl:  # or the rounding would be measured as a movement
+        if self._rounds and measure_kl and not self._averages:  # or the rounding would be measured as a movement
             for each in _measured(examples):
                 if not (each.early and each.row.advantage):
                     each.proximal_T = None
@@ -251,8 +259,9 @@ class Updater:
     def _take(self, rows: Sequence[Row], generations: Mapping[int, Generation]) -> None:
         """Make examples of those rows that there are none of.
 
-        A fresh row's proximal log-probabilities are its sampler's. Where the sampler or the update computes in half
-        precision these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
+        A fresh row's proximal log-probabilities are its sampler's: where weights are averaged the mean's, so that the clip
+        bounds how far from it what is trained may go. Without a mean, and where the sampler or the update computes in half
+        precision, these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
         truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
         """
         early = self._early
@@ -263,9 +272,13 @@ class Updater:
         sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
         parts = sampled.split([len(made.tokens) for made in of_rows])
         for row, made, sampled_T in zip(new, of_rows, parts, strict=True):
-            stale = row.advantage and (self._rounds or row.version < early.version)
+            stale = row.advantage and (row.version < early.version or (self._rounds and not self._averages))
             proximal_T = None if stale else sampled_T
             early.examples[row.rollout] = Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T)
+
+    @property
+    def _averages(self) -> bool:
+        return self.model is not self.policy.model
 
     @property
     def _rounds(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import tiny_trl
 import torch
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rollalloc.drivers.trl.averaging import AveragedWeights
@@ -112,7 +113,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(of, tmp_path):
 def test_a_run_is_resumed_as_it_was_begun(first, then, tmp_path):
     tiny_trl.trainer(tmp_path, "grpo", max_steps=3, driver={"averaging": first}, **SAVED).train()
     resumed = tiny_trl.trainer(tmp_path, "grpo", max_steps=6, driver={"averaging": then}, **SAVED)
-    with pytest.raises(ValueError, match=rf"averaging={then}, but .*checkpoint-3 was saved with"):
+    with pytest.raises(ValueError, match=rf"averaging={then}, but .*checkpoint-3 was saved otherwise"):
         resumed.train(resume_from_checkpoint=True)
 
 
@@ -142,3 +143,29 @@ class Began(TrainerCallback):
 def test_what_cannot_be_averaged_is_refused(decay, sharded, said):
     with pytest.raises(ValueError, match=said):
         AveragedWeights(SimpleNamespace(is_fsdp_enabled=sharded, is_deepspeed_enabled=False), decay)
+
+
+def test_weights_in_half_precision_are_refused_for_their_mean_would_stand_still(tmp_path):
+    model = tiny_trl.tiny_model().to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"averaging=0.5 needs weights in float32, for in torch.bfloat16"):
+        tiny_trl.trainer(tmp_path, "grpo", model=model, **AVERAGED)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file, held: file.write_bytes(b"{}"), "is no safetensors file"),
+        (lambda file, held: save_file({"lm_head.weight": held["lm_head.weight"]}, file), "missing keys"),
+        (lambda file, held: save_file({name: torch.zeros(1) for name in held}, file), "must have shape"),
+        (lambda file, held: file.unlink(), "it has no rollalloc-trained"),
+    ],
+)
+def test_a_spoilt_file_is_named_and_the_model_stays_the_mean(spoil, said, tmp_path):
+    trainer, _ = run(tmp_path, max_steps=3, **SAVED)
+    mean = flat(trainer.model)
+    file = tmp_path / "checkpoint-3/rollalloc-trained.safetensors"
+    spoil(file, load_file(file))
+    with pytest.raises(ValueError, match=said):
+        trainer.train(resume_from_checkpoint=True)
+    trainer.save_model(str(tmp_path / "model"))
+    torch.testing.assert_close(flat(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), mean)

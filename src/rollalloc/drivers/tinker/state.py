@@ -65,7 +65,7 @@ class RemoteState(RunState):
     def identity(self) -> dict[str, Any]:
         remote = self.service.remote
         return {
-            "settings": self.settings.identity(),
+            "settings": {name: value for name, value in self.settings.identity().items() if name != "averaging"},
             "prompts": self.episodes.digest(),
             "heldout": None if self.heldout is None else self.heldout.digest(),
             "model": {

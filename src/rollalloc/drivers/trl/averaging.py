@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
 from rollalloc.drivers.trl.checks import checkpoint_of
-from rollalloc.models.weights import trained
+from rollalloc.models.weights import check_weights, load_weights, trained, weights_of
 from rollalloc.train.averaging import kept_share
 
 _TRAINED = "rollalloc-trained.safetensors"  # in a checkpoint, whose model is the mean
@@ -44,6 +45,14 @@ class AveragedWeights(TrainerCallback):
             raise ValueError(
                 f"averaging={decay} needs the whole model on every process, but FSDP or DeepSpeed shard it; leave it out, "
                 'and let the learning rate fall (lr_scheduler_type="linear")'
+            )
+        rounded = (
+            {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32} if decay else ()
+        )
+        if rounded:
+            raise ValueError(
+                f"averaging={decay} needs weights in float32, for in {', '.join(rounded)} a mean stands still; load the "
+                "model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
             )
         self.decay, self._trainer = decay, trainer
         self.resume_from: Path | None = None
@@ -78,20 +87,35 @@ class AveragedWeights(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin with the weights of now, or go on with those that are trained of the checkpoint that is resumed from."""
-        file = (self.resume_from or checkpoint_of(args, state)) / _TRAINED if state.global_step else None
-        if self._over and file is None:  # else the model has what was loaded
+        place = (self.resume_from or checkpoint_of(args, state)) if state.global_step else None
+        if place is not None:  # the model has what was loaded, the mean
+            saved = self._trained_in(place)
+            self._other = [parameter.detach().clone() for parameter in self._parameters()] if self.decay else []
+            if self.decay:
+                load_weights(self._model, saved)
+        elif self._over:
             self._swap()
-        self._over = False
-        if file is not None and file.exists() != bool(self.decay):
-            said = f"averaging={self.decay}, but {file.parent} was saved {'with' if file.exists() else 'without'} averaging"
-            raise ValueError(f"{said}; resume as it was begun")
-        if self.decay and (file is not None or not self._other):
+        elif self.decay and not self._other:
             self._other = [parameter.detach().clone() for parameter in self._parameters()]
-        if file is not None and self.decay:
-            saved = load_file(file)
-            with torch.no_grad():
-                for name, parameter in trained(self._model):
-                    parameter.copy_(saved[name])
+        self._over = False
+
+    def _trained_in(self, place: Path) -> dict[str, Tensor]:
+        """The weights that are trained in a checkpoint; none where none are averaged.
+
+        Raises:
+            ValueError: it has them and should not, or the other way round, or they are corrupt or of another model.
+        """
+        file = place / _TRAINED
+        if file.exists() != bool(self.decay):
+            said = f"it has {'a' if file.exists() else 'no'} {_TRAINED}"
+            raise ValueError(f"averaging={self.decay}, but {place} was saved otherwise: {said}; resume as it was begun")
+        try:
+            saved = load_file(file) if self.decay else {}
+        except SafetensorError as error:
+            raise ValueError(f"{file} is no safetensors file ({error}); resume from another checkpoint") from None
+        if self.decay:
+            check_weights(self._model, saved, f"{file}: weights")
+        return saved
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.decay:
@@ -100,7 +124,7 @@ class AveragedWeights(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.decay and args.should_save:
-            held = {name: parameter.detach().contiguous() for name, parameter in trained(self._model)}
+            held = {name: tensor.detach().contiguous() for name, tensor in weights_of(self._model).items()}
             save_file(held, checkpoint_of(args, state) / _TRAINED)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -115,12 +115,13 @@ def _corrections(
         given["sampling_per_token_logps"] = _like(mask_BT, behaviour)
     if not (engine or age or several):
         return given
-    older = [at for at, row in enumerate(rows) if row.version < batch.version]
-    unsure = engine or (several and not generate.gives_the_policys)
-    fresh = [at for at in range(len(filled)) if at not in set(older)] if unsure else []
-    with trainer.averaged.sampling():  # of fresh rows it is what sampled them
-        proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, fresh)
-    proximal |= _by_place(generate, filled, older)
+    older = {at for at, row in enumerate(rows) if row.version < batch.version}
+    every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
+    # Of fresh rows it is what sampled them. Sharded models are not averaged: all processes pass them as often.
+    by_the_mean = every - older if trainer.averaged.decay else set[int]()
+    with trainer.averaged.sampling():
+        proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, by_the_mean)
+    proximal |= _by_place(generate, filled, every - by_the_mean)
     proximal_BT = _like(mask_BT, [proximal[at] for at in range(len(filled))])
     if several:
         given["old_per_token_logps"] = proximal_BT
@@ -135,8 +136,11 @@ def _corrections(
     return given
 
 
-def _by_place(generate: Generator, filled: Sequence[Rollout], places: Sequence[int]) -> dict[int, NDArray[np.float32]]:
-    return dict(zip(places, generate.logprobs(_pairs(filled[at] for at in places)), strict=True))
+def _by_place(
+    generate: Generator, filled: Sequence[Rollout], places: Collection[int]
+) -> dict[int, NDArray[np.float32]]:
+    """Log-probabilities under the weights of now."""
+    return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 
 def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:

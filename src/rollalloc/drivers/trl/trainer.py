@@ -126,6 +126,11 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         with self.averaged.sampling():
             return super().evaluate(*given, **named)
 
+    def predict(self, *given: Any, **named: Any) -> Any:
+        """As TRL's, of the averaged weights where there are any."""
+        with self.averaged.sampling():
+            return super().predict(*given, **named)
+
     def save_model(self, *given: Any, **named: Any) -> None:
         """As TRL's, of the averaged weights where there are any."""
         with self.averaged.sampling():
