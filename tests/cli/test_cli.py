@@ -544,7 +544,7 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         adam_beta2=0.98,
         max_grad_norm=0.5,
         adaptive_clip=1.25,
-        averaging=0.5,
+        averaging=320,
         track=["tensorboard", "wandb"],
     )
     run = run_of(given, recipe, {}, 0)
@@ -554,8 +554,8 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
     assert (settings.sampling_dtype, settings.gradient_checkpointing) == ("float16", True)
     assert (settings.betas, settings.max_grad_norm, settings.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
-    assert settings.averaging == 0.5
-    assert run_of(replace(given, averaging=0.0), recipe, {}, 0).settings.averaging == 0
+    assert settings.averaging == 320
+    assert run_of(replace(given, averaging=0), recipe, {}, 0).settings.averaging == 0
     assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).settings.adaptive_clip is None
     assert run.track == ("tensorboard", "wandb")
 

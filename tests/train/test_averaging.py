@@ -14,29 +14,29 @@ from rollalloc.train.settings import Settings
 
 
 def test_the_mean_by_hand():
-    """d = min(decay, t / (t + 9)): .1, 2/11, then the decay, .2."""
+    """d = min(1 - rows / window, t / (t + 9)): .1, 2/11, then by rows."""
     mean = torch.nn.Linear(1, 1, bias=False)
     mean.weight.data.fill_(1.0)
-    average = WeightAverage(mean, 0.2)
+    average = WeightAverage(mean, 10)
     expected = 1.0
-    for step, (weight, kept) in enumerate([(3.0, 0.1), (5.0, 2 / 11), (4.0, 0.2), (2.0, 0.2)], 1):
-        average.model.weight.data.fill_(weight)
-        average.take(step)
+    for step, (weight, rows, kept) in enumerate([(3, 8, 0.1), (5, 8, 2 / 11), (4, 8, 0.2), (2, 20, 0), (7, 9, 0.1)], 1):
+        average.model.weight.data.fill_(float(weight))
+        average.take(step, rows)
         expected = kept * expected + (1 - kept) * weight
         assert mean.weight.item() == pytest.approx(expected)
 
 
 def test_without_a_decay_there_is_one_model():
     model = torch.nn.Linear(2, 2)
-    average = WeightAverage(model, 0.0)
-    average.take(1)
+    average = WeightAverage(model, 0)
+    average.take(1, 8)
     assert average.model is model
 
 
 def test_what_is_frozen_is_there_once():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    trained = WeightAverage(model, 0.9).model
+    trained = WeightAverage(model, 640).model
     assert trained[0].weight is model[0].weight
     assert trained[1].weight is not model[1].weight
     assert torch.equal(trained[1].weight, model[1].weight)
@@ -47,7 +47,7 @@ def weights(model):
 
 
 def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
-    trainer = trainer_of(recipes.grpo(4, 4), max_batches=3, averaging=0.5, learning_rate=0.01, folder=tmp_path / "run")
+    trainer = trainer_of(recipes.grpo(4, 4), max_batches=3, averaging=64, learning_rate=0.01, folder=tmp_path / "run")
     trainer.run()
     assert trainer.behaviour.policy().model is trainer.policy.model
     kept = Policy.load(tmp_path / "run/model", device="cpu")
@@ -60,11 +60,11 @@ def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
 
 
 def test_checkpoints_that_say_nothing_of_it_are_of_runs_without():
-    assert "averaging" not in Settings(sampling=Sampling(3), averaging=0.0).identity()
-    assert Settings(sampling=Sampling(3)).identity()["averaging"] == 0.95
+    assert "averaging" not in Settings(sampling=Sampling(3), averaging=0).identity()
+    assert Settings(sampling=Sampling(3)).identity()["averaging"] == 640
 
 
-@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(ValueError, match=r"averaging must be a decay in \[0, 1\)"):
-        Settings(sampling=Sampling(3), averaging=decay)
+@pytest.mark.parametrize("window", [-1, 0.5, float("nan")])
+def test_a_window_out_of_range_is_refused(window):
+    with pytest.raises(ValueError, match="averaging must be a whole number of at least 0"):
+        Settings(sampling=Sampling(3), averaging=window)

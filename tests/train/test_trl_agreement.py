@@ -56,7 +56,7 @@ def settings_of(loss):
         loss=loss,
         max_grad_norm=1e9,
         adaptive_clip=None,
-        averaging=0.0,
+        averaging=0,
         tokens_per_forward=30,
     )
 

@@ -267,7 +267,7 @@ def test_a_kl_term_holds_the_policy_back(updater_of):
 def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_is_trained(updater_of, steps):
     batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5])
     how = {"learning_rate": 0.01, "optimizer_steps_per_batch": steps}
-    averaged, plain = updater_of(**how, averaging=0.95), updater_of(**how)
+    averaged, plain = updater_of(**how, averaging=640), updater_of(**how)
     mean, step = weights(averaged.policy.model), 0
     plain.optimizer.register_step_post_hook(lambda *_: seen.append(weights(plain.model)))
     for _ in range(2):  # a plain updater takes the same steps, since the rows' log-probabilities are as given
@@ -287,7 +287,7 @@ def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_
 @pytest.mark.parametrize(("age", "precision"), [(0, "fp32"), (2, "fp32"), (0, "bf16"), (2, "bf16")])
 def test_how_far_the_mean_moved_is_measured_between_two_means(updater_of, age, precision):
     """Of stale rows and in half precision, too, where no sampler's log-probabilities are the mean's."""
-    updater = updater_of(averaging=0.95, learning_rate=3e-3, precision=precision)
+    updater = updater_of(averaging=640, learning_rate=3e-3, precision=precision)
     for seed in range(12):
         updater.update(*batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5], seed=seed))
     batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5], age=age)
@@ -302,7 +302,7 @@ def test_how_far_the_mean_moved_is_measured_between_two_means(updater_of, age, p
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_clip_bounds_how_far_what_is_trained_goes_from_the_mean_in_any_precision(updater_of, precision):
-    updater = updater_of(averaging=0.95, learning_rate=0.02, precision=precision)
+    updater = updater_of(averaging=640, learning_rate=0.02, precision=precision)
     batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5])
     for _ in range(5):
         updater.update(batch, generations)

@@ -154,8 +154,10 @@ class Given(Sampled):
         titled("Clip gradients also to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
     ] = None
     averaging: Annotated[
-        float | None,
-        titled("Decay of the averaged weights, which sample, are evaluated and kept (default: 0.95; 0: off).", _HOW),
+        int | None,
+        titled(
+            "Rows that the averaged weights span, which sample, are evaluated and kept (default: 640; 0: off).", _HOW
+        ),
     ] = None
     optimizer_steps: Annotated[int, titled("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
     warmup_steps: Annotated[int, titled("Optimizer steps of learning-rate warm-up.", _HOW)] = 0

@@ -27,7 +27,7 @@ NEWER: dict[str, Any] = {
     "sampling_dtype": "float32",
     "gradient_checkpointing": False,
     "adaptive_clip": None,
-    "averaging": 0.0,
+    "averaging": 0,
 }
 
 
@@ -47,8 +47,8 @@ class Settings:
         max_grad_norm: gradients are clipped to this norm.
         adaptive_clip: and to so many times the running mean of their norms, at least 1, where that is less; see
             `rollalloc.train.clipping`. None: to `max_grad_norm` alone.
-        averaging: decay, in [0, 1), of the running mean of the weights, which samples, is evaluated and is kept; see
-            `rollalloc.train.averaging`. Needs memory for one more copy of what is trained. 0: none.
+        averaging: rows that the running mean of the weights spans, at most; it samples, is evaluated and is kept, see
+            `rollalloc.train.averaging`. Needs memory for one more copy of what is trained. 0: no mean.
         tokens_per_forward: tokens of one forward and backward pass, prompts and padding included; a longer row has one
             of its own. Bounds memory, changes nothing else.
         precision: the update and an exact accuracy compute in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else
@@ -87,7 +87,7 @@ class Settings:
     loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
     adaptive_clip: float | None = 1.5
-    averaging: float = 0.95
+    averaging: int = 640
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
     sampling_dtype: SamplingDtype = "float32"
@@ -111,6 +111,7 @@ class Settings:
             why = "without top_p and top_k, or their log-probabilities are not the policy's"
             raise ValueError(f"rollouts to train on must be sampled {why}; got {self.sampling}")
         at_least("seed", self.seed, 0)
+        at_least("averaging", self.averaging, 0)
         if self.seed >= 2**63:
             raise ValueError(f"seed must be less than 2**63, got {self.seed}")
         sizes = ("optimizer_steps_per_batch", "tokens_per_forward", "eval_every", "eval_samples", "keep_checkpoints")
@@ -128,8 +129,6 @@ class Settings:
         if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
             expected = "a multiple of the mean gradient norm, at least 1 and finite, or None for max_grad_norm alone"
             raise ValueError(f"adaptive_clip must be {expected}; got {self.adaptive_clip}")
-        if not 0 <= self.averaging < 1:
-            raise ValueError(f"averaging must be a decay in [0, 1), 0 for none, got {self.averaging}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):

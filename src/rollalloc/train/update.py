@@ -314,7 +314,7 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
         self.optimizer.step()
-        self._average.take(self.steps)
+        self._average.take(self.steps, len(examples))
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rollalloc.drivers.trl.averaging import AveragedWeights
 
-AVERAGED = {"driver": {"averaging": 0.5}}
+AVERAGED = {"driver": {"averaging": 32}}
 SAVED = {"save_strategy": "steps", "save_steps": 3}
 
 
@@ -109,7 +109,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(of, tmp_path):
     assert torch.equal(flat(resumed.model), flat(whole.model))
 
 
-@pytest.mark.parametrize(("first", "then"), [(0.5, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize(("first", "then"), [(32, 0), (0, 32)])
 def test_a_run_is_resumed_as_it_was_begun(first, then, tmp_path):
     tiny_trl.trainer(tmp_path, "grpo", max_steps=3, driver={"averaging": first}, **SAVED).train()
     resumed = tiny_trl.trainer(tmp_path, "grpo", max_steps=6, driver={"averaging": then}, **SAVED)
@@ -137,17 +137,20 @@ class Began(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("decay", "sharded", "said"),
-    [(1.0, False, r"averaging must be a decay in \[0, 1\)"), (0.9, True, "needs the whole model on every process")],
+    ("window", "sharded", "said"),
+    [
+        (-1, False, "averaging must be a whole number of at least 0"),
+        (640, True, "needs the whole model on every process"),
+    ],
 )
-def test_what_cannot_be_averaged_is_refused(decay, sharded, said):
+def test_what_cannot_be_averaged_is_refused(window, sharded, said):
     with pytest.raises(ValueError, match=said):
-        AveragedWeights(SimpleNamespace(is_fsdp_enabled=sharded, is_deepspeed_enabled=False), decay)
+        AveragedWeights(SimpleNamespace(is_fsdp_enabled=sharded, is_deepspeed_enabled=False), window)
 
 
 def test_weights_in_half_precision_are_refused_for_their_mean_would_stand_still(tmp_path):
     model = tiny_trl.tiny_model().to(torch.bfloat16)
-    with pytest.raises(ValueError, match=r"averaging=0.5 needs weights in float32, for in torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"averaging=32 needs weights in float32, for in torch.bfloat16"):
         tiny_trl.trainer(tmp_path, "grpo", model=model, **AVERAGED)
 
 

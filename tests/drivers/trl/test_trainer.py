@@ -44,7 +44,7 @@ def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, G
     return trainer, gradients
 
 
-def natively(recipe: Recipe, batches: int, averaging: float = 0.0) -> tuple[dict[str, int], Gradients]:
+def natively(recipe: Recipe, batches: int, averaging: int = 0) -> tuple[dict[str, int], Gradients]:
     """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
     dataset, policy = tiny_trl.prompts(), make_policy()
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
@@ -80,7 +80,7 @@ def natively(recipe: Recipe, batches: int, averaging: float = 0.0) -> tuple[dict
 def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients) -> None:
     """It decided as rollalloc's own trainer does, and took its gradients."""
     core = trainer.allocation.allocator
-    accounts, natives = natively(core.recipe, core.version, trainer.averaged.decay)
+    accounts, natives = natively(core.recipe, core.version, trainer.averaged.window)
     assert core.accounts() == accounts
     assert_same_gradients(gradients, natives)
 
@@ -103,7 +103,7 @@ def test_it_trains_as_rollallocs_own_trainer(recipe, tmp_path):
 
 @pytest.mark.parametrize("recipe", ["grpo", "reinforce_running", "foresight_replay"])
 def test_it_averages_weights_as_rollallocs_own_trainer(recipe, tmp_path):
-    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None, "averaging": 0.3}))
+    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None, "averaging": 20}))
 
 
 def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):

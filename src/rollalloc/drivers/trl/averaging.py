@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rollalloc.drivers.trl.checks import checkpoint_of
+from rollalloc.core.recipe import at_least
+from rollalloc.drivers.trl.checks import checkpoint_of, steps_per_batch
 from rollalloc.models.weights import check_weights, load_weights, trained, weights_of
 from rollalloc.train.averaging import kept_share
 
@@ -28,33 +29,32 @@ class AveragedWeights(TrainerCallback):
 
     Args:
         trainer: the trainer, on every process with the whole model.
-        decay: of the mean, in [0, 1); 0: the model's weights are what they are.
+        window: rows that the mean spans, at most, 0 or more; 0: the model's weights are what they are.
 
     Attributes:
-        decay: as given.
+        window: as given.
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
 
     Raises:
-        ValueError: a decay out of its range, or a model of which each process has a part.
+        ValueError: a window out of its range, a model of which each process has a part, or one that is not in float32.
     """
 
-    def __init__(self, trainer: Any, decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"averaging must be a decay in [0, 1), 0 for none, got {decay}")
-        if decay and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    def __init__(self, trainer: Any, window: int) -> None:
+        at_least("averaging", window, 0)
+        if window and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             raise ValueError(
-                f"averaging={decay} needs the whole model on every process, but FSDP or DeepSpeed shard it; leave it out, "
+                f"averaging={window} needs the whole model on every process, but FSDP or DeepSpeed shard it; leave it out, "
                 'and let the learning rate fall (lr_scheduler_type="linear")'
             )
         rounded = (
-            {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32} if decay else ()
+            {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32} if window else ()
         )
         if rounded:
             raise ValueError(
-                f"averaging={decay} needs weights in float32, for in {', '.join(rounded)} a mean stands still; load the "
+                f"averaging={window} needs weights in float32, for in {', '.join(rounded)} a mean stands still; load the "
                 "model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
             )
-        self.decay, self._trainer = decay, trainer
+        self.window, self._trainer = window, trainer
         self.resume_from: Path | None = None
         self._other: list[Tensor] = []  # the mean while the model has what is trained, else that
         self._depth = 0  # of `sampling`
@@ -90,12 +90,12 @@ class AveragedWeights(TrainerCallback):
         place = (self.resume_from or checkpoint_of(args, state)) if state.global_step else None
         if place is not None:  # the model has what was loaded, the mean
             saved = self._trained_in(place)
-            self._other = [parameter.detach().clone() for parameter in self._parameters()] if self.decay else []
-            if self.decay:
+            self._other = [parameter.detach().clone() for parameter in self._parameters()] if self.window else []
+            if self.window:
                 load_weights(self._model, saved)
         elif self._over:
             self._swap()
-        elif self.decay and not self._other:
+        elif self.window and not self._other:
             self._other = [parameter.detach().clone() for parameter in self._parameters()]
         self._over = False
 
@@ -106,28 +106,31 @@ class AveragedWeights(TrainerCallback):
             ValueError: it has them and should not, or the other way round, or they are corrupt or of another model.
         """
         file = place / _TRAINED
-        if file.exists() != bool(self.decay):
+        if file.exists() != bool(self.window):
             said = f"it has {'a' if file.exists() else 'no'} {_TRAINED}"
-            raise ValueError(f"averaging={self.decay}, but {place} was saved otherwise: {said}; resume as it was begun")
+            raise ValueError(
+                f"averaging={self.window}, but {place} was saved otherwise: {said}; resume as it was begun"
+            )
         try:
-            saved = load_file(file) if self.decay else {}
+            saved = load_file(file) if self.window else {}
         except SafetensorError as error:
             raise ValueError(f"{file} is no safetensors file ({error}); resume from another checkpoint") from None
-        if self.decay:
+        if self.window:
             check_weights(self._model, saved, f"{file}: weights")
         return saved
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.decay:
-            new = [parameter.data for parameter in self._parameters()]
-            torch._foreach_lerp_(self._other, new, 1 - kept_share(self.decay, state.global_step + 1))
+        batch = self._trainer.allocation.allocator.batch
+        if self.window and batch is not None:
+            new, rows = [parameter.data for parameter in self._parameters()], len(batch.rows) / steps_per_batch(args)
+            torch._foreach_lerp_(self._other, new, 1 - kept_share(self.window, state.global_step + 1, rows))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.decay and args.should_save:
+        if self.window and args.should_save:
             held = {name: tensor.detach().contiguous() for name, tensor in weights_of(self._model).items()}
             save_file(held, checkpoint_of(args, state) / _TRAINED)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.decay and not self._over:
+        if self.window and not self._over:
             self._swap()
             self._over = True

@@ -108,7 +108,7 @@ def _corrections(
     """What corrects for weights, or an engine, other than those that are trained; keys alike on every process."""
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
-    several = steps_per_batch(trainer.args) > 1 or trainer.averaged.decay > 0
+    several = steps_per_batch(trainer.args) > 1 or trainer.averaged.window > 0
     given: dict[str, Tensor] = {}
     behaviour = [rollout.made.logprobs for rollout in filled]
     if generate.knows_logprobs:
@@ -118,7 +118,7 @@ def _corrections(
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
     # Of fresh rows it is what sampled them. Sharded models are not averaged: all processes pass them as often.
-    by_the_mean = every - older if trainer.averaged.decay else set[int]()
+    by_the_mean = every - older if trainer.averaged.window else set[int]()
     with trainer.averaged.sampling():
         proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, by_the_mean)
     proximal |= _by_place(generate, filled, every - by_the_mean)

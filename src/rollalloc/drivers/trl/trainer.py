@@ -52,9 +52,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
         notices: say in the log when most of the last rollouts taught nothing.
-        averaging: decay, in [0, 1), of the running mean of the weights, which generates, is evaluated and is saved, as 0.95
-            in rollalloc's own trainer; 0: none. It needs the whole model on every process, and memory for one more copy of
-            what is trained.
+        averaging: rows that the running mean of the weights spans, at most, which generates, is evaluated and is saved, as
+            640 in rollalloc's own trainer; 0: none. It needs the whole model in float32 on every process, and memory for
+            one more copy of what is trained.
 
     Raises:
         FileNotFoundError: there is no such file of features.
@@ -73,7 +73,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: bool = False,
         accept_data: bool = False,
         notices: bool = True,
-        averaging: float = 0.0,
+        averaging: int = 0,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments

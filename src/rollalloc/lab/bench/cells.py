@@ -154,7 +154,7 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str
         "--learning-rate": f"{run.settings.learning_rate:g}",
         "--adam-beta2": f"{run.settings.betas[1]:g}",
         "--adaptive-clip": f"{run.settings.adaptive_clip or 0:g}",
-        "--averaging": f"{run.settings.averaging:g}",
+        "--averaging": str(run.settings.averaging),
         "--max-rollouts": str(task.budget),
         "--eval-every": str(task.eval_every),
         "--target": f"{task.target:g}",

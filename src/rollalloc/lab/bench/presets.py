@@ -28,7 +28,7 @@ from rollalloc.train.settings import Settings
 
 DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe alike, where nobody says or searched for another
 # The optimizer that the settings in `tuned/` were found with, which was the default then.
-TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None, "averaging": 0.0})
+TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None, "averaging": 0})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
 
 
