@@ -41,12 +41,13 @@ from rollalloc.train.execution import one_thread
 
 PAIRS = (
     ("grpo", "reinforce"),
+    ("raft", "reinforce"),
+    ("reinforce", "foresight"),
     ("grpo_4", "reinforce"),
     ("grpo_4_replay", "reinforce"),
-    ("reinforce", "foresight"),
     ("grpo", "pilot_commit_4"),
 )
-DRAWN = PAIRS[:1] + PAIRS[3:]
+DRAWN = PAIRS[:3]
 PREDICTED, RECORD = 2048, 8  # prompts whose success is predicted; rollouts of a record
 WITHIN = 1_024  # rollouts that the largest rung's runs paid, at which all rungs are compared
 _RESAMPLES = 10_000
@@ -155,7 +156,8 @@ def table(folders: Sequence[Path]) -> None:
         print(f"|---|{'---|' * len(every)}")
         for pair in PAIRS:
             shown = [said(interval(v)) if (v := ratios(rung, *pair, within)) else "–" for rung in every]
-            print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} |")
+            if {*shown} != {"–"}:
+                print(f"| {pair[0]} / {pair[1]} | {' | '.join(shown)} |")
         print()
     for rung in every:
         _of_rung(rung)

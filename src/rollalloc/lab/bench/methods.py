@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of what needs no group; why it is smaller is in dev/LOG.md
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of what needs no group: learns faster so
 _ALONE = ("reinforce", "raft", "spo", "foresight")
 
 
