@@ -324,7 +324,7 @@ def first_examples(trainer):
 
 def test_fresh_rows_are_corrected_for_the_samplers_precision(run_of):
     """Proximal log-probabilities are the update's, behaviour ones the sampler's: the importance weight is their ratio."""
-    trainer = run_of(None, sampling_dtype="bfloat16")
+    trainer = run_of(None, sampling_dtype="bfloat16", averaging=0)
     examples = [each for each in first_examples(trainer) if each.row.advantage]
     assert examples
     for each in examples:
@@ -332,8 +332,11 @@ def test_fresh_rows_are_corrected_for_the_samplers_precision(run_of):
             now, _ = trainer.updater._logprobs(trainer.policy.model, [each])
         torch.testing.assert_close(each.proximal_T, now[0])
         assert not torch.equal(each.proximal_T, each.behaviour_T)
-    for each in first_examples(run_of(None)):
-        assert each.proximal_T is each.behaviour_T
+    for plain in (
+        run_of(None, averaging=0),
+        run_of(None, sampling_dtype="bfloat16"),
+    ):  # a mean's ratio is to the sampler
+        assert all(each.proximal_T is each.behaviour_T for each in first_examples(plain))
 
 
 def test_a_movement_is_measured_between_forward_passes_not_between_precisions(run_of):

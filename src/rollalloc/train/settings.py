@@ -54,7 +54,7 @@ class Settings:
         precision: the update and an exact accuracy compute in, "fp32", "bf16" or "auto": bf16 on a GPU that has it, else
             fp32. Weights, gradients, optimizer and log-probabilities are in fp32 whatever it is.
         sampling_dtype: of weights and key-value cache while sampling. Other than float32, a copy of the model samples, and
-            every row's importance weight corrects for the difference, truncated as a stale row's is.
+            every row's importance ratio is to that, or its weight, truncated as a stale row's is, where there is no mean.
         gradient_checkpointing: keep the inputs of the model's layers only and compute the rest again in the backward pass.
             Bounds memory; the gradient is the same up to rounding.
         eval_every: rollouts paid between two points of the grid of evaluations.
