@@ -576,9 +576,9 @@ def test_a_folder_that_another_process_made(tmp_path):
     freeze(replace(OURS, made_with=frozen), out)
     name = add(there, out)
     assert {cell.runs for part in board_of(out).added[name].parts for cell in part.cells} == {2}
-    text = (there / "defaults/sort/grpo-9801/metrics.jsonl").read_text()
-    (there / "defaults/sort/grpo-9801/metrics.jsonl").write_text(text.replace('"accuracy": 0.', '"accuracy": 0.9', 1))
+    text = (there / "defaults/sort/grpo-9901/metrics.jsonl").read_text()
+    (there / "defaults/sort/grpo-9901/metrics.jsonl").write_text(text.replace('"accuracy": 0.', '"accuracy": 0.9', 1))
     other = tmp_path / "another"
     freeze(replace(OURS, made_with=frozen), other)
-    with pytest.raises(ValueError, match=r"grpo-9801: run\.json or metrics\.jsonl was changed since it ended"):
+    with pytest.raises(ValueError, match=r"grpo-9901: run\.json or metrics\.jsonl was changed since it ended"):
         add(there, other)
