@@ -194,7 +194,7 @@ class NativeState(RunState):
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         model = self.updater.model
-        averaged = {} if model is self.policy.model else {checkpoint.TRAINED: weights_of(model)}
+        averaged = {checkpoint.TRAINED: weights_of(model)} if self.updater.averages else {}
         return {}, {
             "weights": weights_of(self.policy.model),
             "optimizer": checkpoint.moments(model, self.updater.optimizer) | self._limit(),
@@ -203,7 +203,7 @@ class NativeState(RunState):
 
     def load_weights(self, saved: Checkpoint) -> None:
         load_weights(self.policy.model, saved.tensors["weights"])
-        if self.updater.model is not self.policy.model:
+        if self.updater.averages:
             load_weights(self.updater.model, saved.tensors[checkpoint.TRAINED])
         moments = dict(saved.tensors["optimizer"])
         mean = moments.pop(_MEAN_NORM, None)

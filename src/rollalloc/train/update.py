@@ -138,7 +138,7 @@ class Updater:
         """
         examples = self._examples(batch, generations, measure_kl=measure_kl)
         early = {"early_rows": sum(each.early for each in examples), "early_discarded": self._early.discarded}
-        before = self._before(examples) if measure_kl and self._averages else {}
+        before = self._before(examples) if measure_kl and self.averages else {}
         first, *later = self._parts(examples, batch.version)
         self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
         figures = [self._step(part, spent) for part in (first, *later)]
@@ -246,7 +246,7 @@ class Updater:
         self._settle(batch)
         self._take(batch.rows, generations)
         examples = [self._early.examples[row.rollout] for row in batch.rows]
-        if self._rounds and measure_kl and not self._averages:  # or the rounding would be measured as a movement
+        if self._rounds and measure_kl and not self.averages:  # or the rounding would be measured as a movement
             for each in _measured(examples):
                 if not (each.early and each.row.advantage):
                     each.proximal_T = None
@@ -272,12 +272,13 @@ class Updater:
         sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
         parts = sampled.split([len(made.tokens) for made in of_rows])
         for row, made, sampled_T in zip(new, of_rows, parts, strict=True):
-            stale = row.advantage and (row.version < early.version or (self._rounds and not self._averages))
+            stale = row.advantage and (row.version < early.version or (self._rounds and not self.averages))
             proximal_T = None if stale else sampled_T
             early.examples[row.rollout] = Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T)
 
     @property
-    def _averages(self) -> bool:
+    def averages(self) -> bool:
+        """Whether the policy's weights are the mean of those that are trained, in a model of their own."""
         return self.model is not self.policy.model
 
     @property

@@ -88,19 +88,17 @@ class AveragedWeights(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin with the weights of now, or go on with those that are trained of the checkpoint that is resumed from."""
         place = (self.resume_from or checkpoint_of(args, state)) if state.global_step else None
-        if place is not None:  # the model has what was loaded, the mean
-            saved = self._trained_in(place)
-            self._other = [parameter.detach().clone() for parameter in self._parameters()] if self.window else []
-            if self.window:
-                load_weights(self._model, saved)
-        elif self._over:
+        saved = None if place is None else self._trained_in(place)
+        if self._over and place is None:  # else the model has what was loaded, the mean
             self._swap()
-        elif self.window and not self._other:
+        elif self.window and (saved is not None or not self._other):
             self._other = [parameter.detach().clone() for parameter in self._parameters()]
+        if saved is not None:
+            load_weights(self._model, saved)
         self._over = False
 
-    def _trained_in(self, place: Path) -> dict[str, Tensor]:
-        """The weights that are trained in a checkpoint; none where none are averaged.
+    def _trained_in(self, place: Path) -> dict[str, Tensor] | None:
+        """The weights that are trained in a checkpoint; None where none are averaged.
 
         Raises:
             ValueError: it has them and should not, or the other way round, or they are corrupt or of another model.
@@ -111,12 +109,13 @@ class AveragedWeights(TrainerCallback):
             raise ValueError(
                 f"averaging={self.window}, but {place} was saved otherwise: {said}; resume as it was begun"
             )
+        if not self.window:
+            return None
         try:
-            saved = load_file(file) if self.window else {}
+            saved = load_file(file)
         except SafetensorError as error:
             raise ValueError(f"{file} is no safetensors file ({error}); resume from another checkpoint") from None
-        if self.window:
-            check_weights(self._model, saved, f"{file}: weights")
+        check_weights(self._model, saved, f"{file}: weights")
         return saved
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
