@@ -256,7 +256,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
 def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
     manifest = broken / "checkpoints/4/manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
-    with pytest.raises(ValueError, match="schema 2, got 99"):
+    with pytest.raises(ValueError, match="schema 3, got 99"):
         run_of(broken).resume()
 
 
@@ -304,10 +304,62 @@ def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
     assert [line["groups"] for line in batches] == [4, 4, 4, 4, 5, 5]
 
 
+def edit(file, number, **fields):
+    """Change fields of one line, as somebody would who wants better figures."""
+    lines = file.read_text().splitlines(keepends=True)
+    lines[number] = json.dumps(json.loads(lines[number]) | fields) + "\n"
+    file.write_text("".join(lines))
+
+
+def refused_by_name(run_of, folder, match):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=match):
+        run_of(folder, log_rollouts=True).resume()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_metrics_that_were_cut_are_refused(run_of, broken):
     os.truncate(broken / "metrics.jsonl", 100)
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has 100 bytes, but had \d+"):
-        run_of(broken).resume()
+    refused_by_name(run_of, broken, r"metrics\.jsonl has 100 bytes, but had [\d,]+, .* put it back as it was, or start")
+
+
+def test_a_finished_run_whose_accuracies_were_edited_is_not_certified_again(run_of, tmp_path):
+    """Resuming it used to write a fresh digest under figures that the run never had."""
+    run_of(tmp_path).run()
+    first = next(at for at, line in enumerate(untimed(tmp_path)) if line["kind"] == "eval")
+    edit(tmp_path / "metrics.jsonl", first, accuracy=0.929)
+    refused_by_name(
+        run_of, tmp_path, r"metrics\.jsonl was changed within .* checkpoint after batch 6 .* \(--overwrite\)"
+    )
+
+
+def test_the_checkpoint_for_which_an_edited_log_is_unchanged_is_named_and_may_be_gone_on_from(run_of, tmp_path):
+    for folder in ("whole", "edited"):
+        run_of(tmp_path / folder, log_rollouts=True, keep_checkpoints=3).run()
+    edited = tmp_path / "edited"
+    log = edited / "rollouts.jsonl"
+    edit(log, -1, reward=0.5)
+    refused_by_name(
+        run_of, edited, r"rollouts\.jsonl was changed .* or remove .*checkpoints/6 to go on from .* batch 4"
+    )
+    shutil.rmtree(edited / "checkpoints/6")
+    again = run_of(edited, log_rollouts=True, keep_checkpoints=3)
+    assert again.resume() == 4
+    again.run()
+    assert untimed(edited) == untimed(tmp_path / "whole")
+    assert log.read_bytes() == (tmp_path / "whole/rollouts.jsonl").read_bytes()
+
+
+def test_an_edit_while_the_run_goes_on_is_found_when_it_resumes(run_of, tmp_path):
+    def listen(line):
+        if line["kind"] == "batch" and line["batch"] == 3:
+            edit(tmp_path / "metrics.jsonl", 0, accuracy=0.929)
+        if line["kind"] == "batch" and line["batch"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, listener=listen).run()
+    refused_by_name(run_of, tmp_path, r"metrics\.jsonl was changed within its first .* start the run afresh")
 
 
 # Full disks

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc.files.json_shape import TRAINER, check_shape
+from rollalloc.files.stamps import stamp_of
 from rollalloc.models.weights import load_weights
 from rollalloc.train import checkpoint
 
@@ -27,7 +28,7 @@ STATE = {
     },
     "optimizer_steps": 1,
     "rollouts": {"generations": [[0, 2, 0]], "waves": [[1.0, 1.0, False, 2]], "unscored": {"x": 1}},
-    "written": {"metrics.jsonl": 0},
+    "written": {"metrics.jsonl": {"bytes": 0, "sha256": "a"}},
 }
 TENSORS = {
     "weights": {"w": torch.zeros(2)},
@@ -159,7 +160,7 @@ def test_a_file_that_is_as_its_manifest_says_but_no_such_file_is_torn(tmp_path, 
     place = save(tmp_path)
     (place / name).write_text("[" * 5000)
     manifest = json.loads((place / "manifest.json").read_text())
-    manifest["files"][name] = checkpoint._stamp(place / name)
+    manifest["files"][name] = stamp_of(place / name)
     (place / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(checkpoint.CorruptCheckpoint):
         checkpoint.load_newest(tmp_path)

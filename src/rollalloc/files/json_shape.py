@@ -7,6 +7,8 @@ from reprlib import repr as short
 from types import EllipsisType, NoneType, UnionType
 from typing import Any
 
+from rollalloc.files.stamps import STAMP_SHAPE
+
 # A type or a union of types; {name: Shape}, just these names, or any others as well under `...`; [Shape], a list of any
 # length; (Shape, ...), a list of just these.
 Shape = type | UnionType | Mapping[str | EllipsisType, Any] | list[Any] | tuple[Any, ...]
@@ -26,7 +28,7 @@ TRAINER: Mapping[str | EllipsisType, Any] = {
     },
     "optimizer_steps": int,
     "rollouts": {"generations": [(int, int, int)], "waves": [(_NUMBER, _NUMBER, bool, int)], "unscored": {...: int}},
-    "written": {...: int},
+    "written": {...: STAMP_SHAPE},
 }
 
 

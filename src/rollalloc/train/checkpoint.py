@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -26,16 +25,16 @@ from torch import Tensor
 
 from rollalloc.files.atomic import sync
 from rollalloc.files.json_shape import TRAINER, Shape, check_shape
-from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
+from rollalloc.files.names import CHECKPOINTS
 from rollalloc.files.opening import read_text
+from rollalloc.files.stamps import STAMP_SHAPE, stamp_of
 from rollalloc.models.weights import trained
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 2  # of the folder
-_GROWING = (METRICS, ROLLOUTS)  # files that get line after line while a run goes on
+SCHEMA = 3  # of the folder
 _MANIFEST, _STATE = "manifest.json", "state.json"
-_MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: {"bytes": int, "sha256": str}}}
+_MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: STAMP_SHAPE}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
 TRAINED = "trained"  # and that of the weights that are trained, where `weights` has their mean
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
@@ -107,7 +106,7 @@ def save(
             plain = {key: tensor.detach().contiguous() for key, tensor in of_file.items()}
             save_file(plain, _tensor_file(partial, name))
         (partial / _STATE).write_text(json.dumps(state))
-        files = {file.name: _stamp(file) for file in sorted(partial.iterdir())}
+        files = {file.name: stamp_of(file) for file in sorted(partial.iterdir())}
         (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
         for file in partial.iterdir():
             sync(file)
@@ -151,6 +150,16 @@ def load_newest(folder: Path) -> Checkpoint:
         except CorruptCheckpoint as error:
             log.warning("%s", error)
     raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole; start the run afresh")
+
+
+def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], bool]) -> int | None:
+    """The number of the newest whole checkpoint before that after `batches` whose state fits; None where there is none."""
+    for number in sorted(_numbers(folder / CHECKPOINTS), reverse=True):
+        if number < batches:
+            with suppress(ValueError, OSError, KeyError, TypeError):
+                if fits(_read(folder / CHECKPOINTS / str(number), number).state):
+                    return number
+    return None
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
@@ -209,7 +218,7 @@ def _checked_files(place: Path) -> list[str]:
             raise CorruptCheckpoint(place, f"{name} is missing")
         if (size := file.stat().st_size) != written["bytes"]:
             raise CorruptCheckpoint(place, f"{name} has {size} bytes of {written['bytes']}")
-        if _stamp(file) != written:
+        if stamp_of(file) != written:
             raise CorruptCheckpoint(place, f"{name} is not what was written, its digest differs")
     return list(files)
 
@@ -245,11 +254,6 @@ def _tensor_file(place: Path, name: str) -> Path:
     return place / f"{name}.safetensors"
 
 
-def _stamp(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        return {"bytes": file.stat().st_size, "sha256": file_digest(opened, "sha256").hexdigest()}
-
-
 def _remove(place: Path) -> None:
     """Remove a checkpoint with nothing else in it; half removed it does not pass for a corrupt one."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
@@ -266,31 +270,6 @@ def _unlink(place: Path) -> None:
     (place / _MANIFEST).unlink(missing_ok=True)  # last: it says what is ours
     if not any(place.iterdir()):
         place.rmdir()
-
-
-def bytes_written(folder: Path) -> dict[str, int]:
-    """Bytes of each file that grows with the run, once the disk holds them."""
-    there = [name for name in _GROWING if (folder / name).exists()]
-    for name in there:
-        sync(folder / name)
-    return {name: (folder / name).stat().st_size for name in there}
-
-
-def check_written(folder: Path, written: Mapping[str, int]) -> None:
-    """Refuse, by a `ValueError`, to go on from files of which one is missing or shorter than at the checkpoint."""
-    for name, expected in written.items():
-        path = folder / name
-        size = path.stat().st_size if path.exists() else 0
-        if size < expected:
-            was = f"{path} has {size} bytes, but had {expected} when the checkpoint was saved"
-            raise ValueError(f"{was}; it was changed or is of another run: put it back, or start afresh")
-
-
-def cut_written(folder: Path, written: Mapping[str, int]) -> None:
-    """Take from those files what was written after a checkpoint."""
-    for name in _GROWING:
-        if (folder / name).exists():
-            os.truncate(folder / name, written.get(name, 0))
 
 
 def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import write_text
-from rollalloc.files.names import ALLOCATOR, METRICS, REWARDS
+from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, METRICS, REWARDS
 from rollalloc.generate.outcomes import mostly_unscored, no_scores
 from rollalloc.generate.results import Rolls
 from rollalloc.generate.stream.backend import BackendDied
@@ -29,8 +29,10 @@ from rollalloc.runs.files import digest_of
 from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
+from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
+from rollalloc.train.growing import GrowingFiles
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.settings import Settings
 from rollalloc.train.state import RunState, Updates
@@ -86,6 +88,7 @@ class Loop:
         self.roller, self.updater, self.state, self.grid = roller, updater, state, grid
         self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
+        self._growing = None if place is None else GrowingFiles(place.path)
         self.counters = state.counters
         self._stop, self._scoring = stop, report
         self.counters.made = self._spent()
@@ -301,21 +304,21 @@ class Loop:
             InUse: another trainer is at work in the folder.
             ValueError: no folder, no whole checkpoint, or one of another run; names the difference. Nothing was changed.
         """
-        if self.place is None:
+        if self.place is None or self._growing is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         folder = self.place.path
         try:
             self.place.lock()
             saved = checkpoint.load_newest(folder)
             changed = self.state.refuse_another(saved, folder, accept_data=accept_data)
-            checkpoint.check_written(folder, saved.state["written"])
+            self._refuse_changed_files(saved, self._growing)
             self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
         except BaseException:
             self.place.release()
             raise
         self.place.go_on()
         checkpoint.clear_away(folder)
-        checkpoint.cut_written(folder, saved.state["written"])
+        self._growing.cut(saved.state["written"])
         self._saved_at = saved.batches
         self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
         if changed is not None:
@@ -323,6 +326,25 @@ class Loop:
             log.warning("going on with other prompts: %s", changed)
             self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
         return saved.batches
+
+    def _refuse_changed_files(self, saved: Checkpoint, growing: GrowingFiles) -> None:
+        """Refuse to go on where what the metrics or the log held at the checkpoint is not what they hold now.
+
+        Raises:
+            ValueError: names the file, and the checkpoint for which all files are unchanged, if there is one.
+        """
+        assert self.folder is not None
+        reason = growing.why_changed(saved.state["written"])
+        if reason is None:
+            return
+        newest = self.folder / CHECKPOINTS / str(saved.batches)
+        earlier = checkpoint.newest_before(
+            self.folder, saved.batches, lambda state: growing.why_changed(state["written"]) is None
+        )
+        do = "put it back as it was, or start the run afresh (--overwrite)"
+        if earlier is not None:
+            do = f"put it back as it was, or remove {newest} to go on from the checkpoint after batch {earlier}"
+        raise ValueError(f"{reason}, although the checkpoint after batch {saved.batches} goes on from it; {do}")
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
         """Say what a rate that falls over the budget becomes under another budget than the checkpoint's."""
@@ -370,9 +392,9 @@ class Loop:
     def _save(self) -> None:
         """Write a checkpoint, unless there is one after this batch or the run writes nothing."""
         batches = self.counters.batches
-        if self.folder is None or self._saved_at == batches:
+        if self.folder is None or self._growing is None or self._saved_at == batches:
             return
-        state, tensors = self.state.packed(checkpoint.bytes_written(self.folder))
+        state, tensors = self.state.packed(self._growing.stamps())
         checkpoint.save(self.folder, batches, state, tensors, keep=self.settings.keep_checkpoints)
         self._saved_at, self._saved_s = batches, time.monotonic()
         self._report()

@@ -20,6 +20,7 @@ from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.files.stamps import Stamp
 from rollalloc.generate.results import Rollouts, Rolls
 from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
@@ -109,8 +110,12 @@ class RunState(ABC):
     def check(self, saved: Checkpoint, place: Path) -> None:
         """Refuse, by a `ValueError`, a checkpoint that holds something other than the state of this kind of trainer."""
 
-    def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Plain data, and tensors by file and name, for `checkpoint.save`; `written` bytes of each file that grows."""
+    def packed(self, written: Mapping[str, Stamp]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """The state for `checkpoint.save`: plain data, and tensors by file and name.
+
+        Args:
+            written: stamp of each file that grows with the run (`GrowingFiles.stamps`).
+        """
         rollouts, payloads = self.roller.state()
         where, weights = self.weights()
         state = {

@@ -1,0 +1,91 @@
+"""Stamps of files, a size and a SHA-256, that tell later whether a file still holds what was written.
+
+A stamp of a file that only grows, such as `metrics.jsonl`, covers its first bytes: what is appended later does not change it.
+
+    stamp = stamp_of(path)               # kept elsewhere, e.g. in a checkpoint
+    if reason := why_changed(path, stamp):
+        raise ValueError(f"{reason}; put it back from a copy, or start afresh")
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from io import FileIO
+from pathlib import Path
+from typing import TypedDict
+
+from rollalloc.files.opening import opened
+
+_CHUNK = 1 << 20  # bytes read at a time
+
+
+class Stamp(TypedDict):
+    """What a file, or the beginning of one that grows, held."""
+
+    bytes: int
+    sha256: str
+
+
+STAMP_SHAPE = {"bytes": int, "sha256": str}  # for `rollalloc.files.json_shape.check_shape`
+
+
+def stamp_of(path: Path, upto: int | None = None) -> Stamp:
+    """The stamp of a file.
+
+    Args:
+        path: of a regular file.
+        upto: bytes from its beginning that the stamp covers, at most its size; None: all.
+
+    Raises:
+        OSError: it is not there, is not a regular file, or cannot be read.
+    """
+    return GrowingStamp(path).renewed(upto)
+
+
+def why_changed(path: Path, expected: Stamp) -> str | None:
+    """Why a file does not begin with what was stamped, in words; None where it does. Bytes after those are not looked at.
+
+    Raises:
+        OSError: it is not a regular file, or cannot be read.
+    """
+    return GrowingStamp(path).why_changed(expected)
+
+
+class GrowingStamp:
+    """The stamp of a file that only grows; each renewal reads just what was appended since the one before.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._digest, self._bytes = sha256(), 0
+
+    def renewed(self, upto: int | None = None) -> Stamp:
+        """The stamp of the file as it is now, or of its first `upto` bytes, not fewer than at the last renewal.
+
+        Raises:
+            OSError: as `stamp_of`.
+        """
+        with opened(self.path) as file:
+            file.seek(self._bytes)
+            while chunk := _read(file, None if upto is None else upto - self._bytes):
+                self._digest.update(chunk)
+                self._bytes += len(chunk)
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+    def why_changed(self, expected: Stamp) -> str | None:
+        """As the function `why_changed`; where nothing has changed, the next renewal goes on from what was checked."""
+        if not self.path.exists():
+            return f"{self.path} is gone"
+        size = self.path.stat().st_size
+        if size < expected["bytes"]:
+            return f"{self.path} has {size:,} bytes, but had {expected['bytes']:,}"
+        if self.renewed(expected["bytes"]) != expected:
+            return f"{self.path} was changed within its first {expected['bytes']:,} bytes (their SHA-256 differs)"
+        return None
+
+
+def _read(file: FileIO, left: int | None) -> bytes:
+    return file.read(_CHUNK if left is None else max(0, min(_CHUNK, left))) or b""
