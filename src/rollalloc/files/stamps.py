@@ -1,6 +1,6 @@
 """Stamps of files, a size and a SHA-256, that tell later whether a file still holds what was written.
 
-A stamp of a file that only grows, such as `metrics.jsonl`, covers its first bytes: what is appended later does not change it.
+A stamp of a file that only grows, such as `metrics.jsonl`, covers its first bytes: appending does not change it.
 
     stamp = stamp_of(path)               # kept elsewhere, e.g. in a checkpoint
     if reason := why_changed(path, stamp):

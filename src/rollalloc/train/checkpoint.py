@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
