@@ -1,9 +1,10 @@
-"""What `make package` and `make mutants` refuse: the rest of them is run, not tested."""
+"""What `make package`, `make installs` and `make mutants` refuse: the rest of them is run, not tested."""
 
 from __future__ import annotations
 
 import io
 import re
+import shlex
 import sys
 import tarfile
 import tomllib
@@ -140,3 +141,64 @@ def test_arithmetic_of_an_unknown_kind_is_refused(capsys):
     assert (
         "expected names among avx2, plain, rounding, and tests after --tests, got {'sparc'}" in capsys.readouterr().out
     )
+
+
+@pytest.fixture
+def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The tool, looking at an empty folder."""
+    made = tool("installs")
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    return made
+
+
+def test_every_install_command_that_is_shown_is_one():
+    tool_ = tool("installs")
+    shown = list(tool_.shown())
+    assert len(shown) > 15
+    assert {place.partition(":")[0] for place, _, _ in shown} >= {"README.md", "Makefile", "constraints/verl-cuda.txt"}
+    for place, words, python in shown:
+        assert tool_.parse(words, python).pythons, place
+
+
+def test_a_constraints_file_pins_a_version_in_each_line(installs, tmp_path):
+    (tmp_path / "good.txt").write_text(
+        "# Ran on Python 3.11.\n\ntorch==2.11.0  # CUDA\nray[default]==2.60.0; python_version > '3'\n"
+    )
+    assert installs.parse(["-c", "good.txt", "torch"]) == installs.Install(("torch",), ("good.txt",), ("3.11",))
+    for line, says in {
+        "cupy-cu130), and of the rest what was run": "no requirement",
+        "torch>=2": "pins no version",
+    }.items():
+        (tmp_path / "bad.txt").write_text(f"# head\n{line}\n")
+        with pytest.raises(ValueError, match=rf"bad\.txt, line 2.*{says}"):
+            installs.parse(["--constraint", "bad.txt", "torch"])
+        assert bool(installs.pip_reads("bad.txt")) == (says == "no requirement")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("", "nothing to install"),
+        ("'.[nativ]'", "no extra nativ"),
+        ("'rollalloc[native]'", "on no package index"),
+        ("torch==", "no requirement"),
+        ("--constrain x.txt torch", "unrecognized arguments: --constrain"),
+        ("-c none.txt torch", "no constraints file none.txt"),
+    ],
+)
+def test_an_install_command_that_pip_would_not_take_is_refused(installs, command, says):
+    with pytest.raises(ValueError, match=says):
+        installs.parse(shlex.split(command))
+
+
+def test_an_extra_that_a_message_names_exists():
+    """`pip install 'rollalloc[x]'` adds an extra to what is installed, so that messages, but no pages, say it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = [
+        (file.name, extra)
+        for file in (ROOT / "src").rglob("*.py")
+        for names in re.findall(r"rollalloc\[([\w,-]+)\]", file.read_text("utf-8"))
+        for extra in names.split(",")
+    ]
+    assert len(named) > 5
+    assert [one for one in named if one[1] not in extras] == []

@@ -15,7 +15,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,8 +30,10 @@ from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.named import RECIPES
 from rollalloc.train.description import Source
 from shown import stand_ins
+from test_tools import tool
 
 ROOT = Path(__file__).parents[2]
+installs = tool("installs")
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob("*.md"))
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
@@ -185,15 +186,21 @@ class _Reached(Exception):
     """A command has checked all it was given and would begin."""
 
 
-def check_rollalloc(words: list[str]) -> None:
-    """Parse a command, and carry it out as far as that is cheap."""
-    words, elided = _completed(words)
+def find_command(words: list[str]) -> tuple[Any, list[str], list[str]]:
+    """The command of `rollalloc` that words call, its name, and the words after it."""
     command: Any = typer.main.get_command(command_line.app)
     name: list[str] = []
     while commands := getattr(command, "commands", None):
         assert words, "no command"
         assert words[0] in commands, f"rollalloc has no command {words[0]!r}"
         command, words, name = commands[words[0]], words[1:], [*name, words[0]]
+    return command, name, words
+
+
+def check_rollalloc(words: list[str]) -> None:
+    """Parse a command, and carry it out as far as that is cheap."""
+    words, elided = _completed(words)
+    command, name, words = find_command(words)
     try:
         parsed = command.make_context(" ".join(name), list(words))
     except Exception as error:  # click's, of which typer may have a copy of its own
@@ -242,9 +249,8 @@ def check_make(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    for named in re.findall(r"(?:^|\s)(?:\.|rollalloc)\[([\w,]+)\]", " ".join(words)):
-        assert set(named.split(",")) <= set(extras), f"no such extra among {named}"
+    assert words[0] in ("install", "download"), f"pip {words[0]}"
+    installs.parse(words[1:])
 
 
 def check_verl(words: list[str]) -> None:
@@ -282,6 +288,49 @@ def check_shell(block: Block) -> None:
             check_verl(words)
 
 
+def inline_of(page: str) -> Iterator[tuple[int, list[str]]]:
+    """Each command that stands within a sentence: its line, and its words."""
+    text = (ROOT / page).read_text("utf-8")
+    fenced = {block.line + line for block in blocks_of(page) for line in range(block.text.count("\n") + 2)}
+    for number, line in enumerate(text.splitlines(), 1):
+        if number not in fenced:
+            for command in re.finditer(r"`((?:rollalloc|make|python|pip) [^`]+)`", line):
+                yield number, shlex.split(command[1])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_within_a_sentence_calls_what_there_is(page: str, home: None) -> None:
+    for number, words in inline_of(page):
+        try:
+            check_inline(words)
+        except BaseException as error:
+            error.add_note(f"{page}:{number}: {' '.join(words)}")
+            raise
+
+
+def check_inline(words: list[str]) -> None:
+    """A command that may be no more than its name, as in "`rollalloc train` reads it"."""
+    if words[0] == "rollalloc":
+        command, _, rest = find_command(_completed(words[1:])[0])
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for word in rest:
+            assert not word.startswith("--") or word.partition("=")[0] in known, f"no option {word}"
+    else:
+        check_shell(Block("", 1, "", shlex.join(words).replace("COMMAND…", "")))
+
+
+def test_what_the_makefile_runs_is_there(home: None) -> None:
+    shown = ["make", "--dry-run", "--always-make", "demo", "laptop", "verl-demo", "mutants", "package", "installs"]
+    recipes = subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = [line for line in recipes.replace("\\\n", " ").splitlines() if ".venv/bin/rollalloc" in line]
+    assert len(commands) >= 5
+    for command in commands:
+        words = shlex.split(command)
+        check_rollalloc(words[words.index(".venv/bin/rollalloc") + 1 :])
+    for file in re.findall(r"(?<![\w/.-])(?:tools|examples)/[\w/]+\.(?:py|sh)", recipes):
+        assert (ROOT / file).is_file(), f"make runs {file}, which is not there"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -291,7 +340,10 @@ def check_shell(block: Block) -> None:
         "rollalloc tain",
         "rollalloc data convert none.jsonl --question q --answer a --out x.jsonl",
         "make tests",
-        "pip install 'rollalloc[nativ]'",
+        "pip install '.[nativ]'",
+        "pip install 'rollalloc[native]'",
+        "pip instal '.[native]'",
+        "pip install --constraint constraints/none.txt .",
         "python examples/none.py",
         "python -m verl.trainer.main_ppo +trainer.v1.rollalloc.recip=dapo",
         "sing a song",
@@ -300,3 +352,9 @@ def check_shell(block: Block) -> None:
 def test_a_command_that_is_wrong_is_found(text: str, home: None) -> None:
     with pytest.raises((AssertionError, ValueError, OSError)):
         check_shell(Block("README.md", 1, "", text))
+
+
+@pytest.mark.parametrize("text", ["rollalloc repot", "rollalloc train --modle x", "make tests", "python tools/none.py"])
+def test_a_command_within_a_sentence_that_is_wrong_is_found(text: str, home: None) -> None:
+    with pytest.raises(AssertionError):
+        check_inline(shlex.split(text))
