@@ -347,7 +347,7 @@ def test_what_a_tokenizer_cannot_take_names_the_prompt(make_tokenizer):
             r"cannot be tokenized \(\w+: no tools\)",
         ),
         (
-            lambda text: {"input_ids": [1, None if "c" in text else 2]},
+            lambda text, **_: {"input_ids": [1, None if "c" in text else 2]},
             ("a b", "a c"),
             "has words that the tokenizer does",
         ),

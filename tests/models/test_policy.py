@@ -161,6 +161,25 @@ def test_text_and_answers_are_each_others_inverse(policy):
     assert policy.text(answer) == "a1 a2"
 
 
+def test_special_tokens_stay_in_a_text_but_those_that_end_it(policy):
+    """A reward function may look for `<answer>`, which `skip_special_tokens` would take out of its sight."""
+    policy.tokenizer.add_special_tokens({"extra_special_tokens": ["a0"]})
+    ids = policy.tokenizer.convert_tokens_to_ids(["a0", "a1", "<eos>", "<pad>"])
+    assert policy.text(ids) == "a0 a1"
+
+
+def test_a_padding_token_that_the_model_does_not_know_is_not_used(policy, folder):
+    policy.tokenizer.add_special_tokens({"pad_token": "<new>"})
+    policy.tokenizer.save_pretrained(folder)
+    assert Policy.load(folder, device="cpu").pad_id == 1
+
+
+def test_a_text_with_tokens_that_the_model_does_not_know_is_refused(policy):
+    policy.tokenizer.add_tokens(["new"])
+    with pytest.raises(ValueError, match=r"the answer to x has token \d+ \('new'\).*model's own tokenizer"):
+        policy.answer("a1 new", to="x")
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises((OSError, ValueError), match=r"config\.json"):
         Policy.load(tmp_path, device="cpu")

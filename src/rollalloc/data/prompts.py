@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import PathLike
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
+from rollalloc.data.encoding import check_template_arguments, encode_prompt
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +96,17 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class EncodedPrompts:
-    """Prompts and their token ids, in the same order."""
+    """Prompts and their token ids, in the same order.
+
+    Attributes:
+        prompt_set: the prompts.
+        tokens: of each prompt.
+        template_args: what the chat template was given besides the messages.
+    """
 
     prompt_set: PromptSet
     tokens: tuple[tuple[int, ...], ...]
+    template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +205,9 @@ def encode_prompts(
     context: int | None,
     max_new_tokens: int = 0,
     overlong: Literal["error", "drop"] = "error",
+    template_args: Mapping[str, Any] | None = None,
 ) -> EncodedPrompts:
-    """Tokenizes every prompt and sees to it that prompt and completion fit the context.
-
-    Text goes through `tokenizer(text)`, messages through its chat template with the generation prompt added. Where
-    the tokenizer has no chat template, a single user message counts as text.
+    """Tokenizes every prompt, as `encoding.encode_prompt` says, and checks that prompt and completion fit the context.
 
     Args:
         prompt_set: the prompts.
@@ -210,6 +216,7 @@ def encode_prompts(
         max_new_tokens: most tokens of a completion; 0: the prompts alone must fit.
         overlong: what to do with a prompt of more than `context - max_new_tokens` tokens: raise, or leave it out and
             count it in `dropped["overlong"]`.
+        template_args: further arguments of the chat template, for example `{"enable_thinking": False}`.
 
     Raises:
         ValueError: a prompt without tokens, one that the tokenizer or its chat template cannot take, messages but no chat
@@ -217,8 +224,12 @@ def encode_prompts(
     """
     if overlong not in ("error", "drop"):
         raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
-    prompts = _readable_without_template(prompt_set, tokenizer)
-    tokens = [_tokens(key, prompt, tokenizer) for key, prompt in zip(prompt_set.keys, prompts, strict=True)]
+    template_args = template_args or {}
+    check_template_arguments(template_args)
+    tokens = [
+        encode_prompt(tokenizer, prompt, name=f"prompt {key!r}", arguments=template_args)
+        for key, prompt in zip(prompt_set.keys, prompt_set.prompts, strict=True)
+    ]
     room = math.inf if context is None else context - max_new_tokens
     if context is not None:
         refuse_longer(max_new_tokens, context)
@@ -236,7 +247,7 @@ def encode_prompts(
         if len(too_long) == len(tokens):
             raise ValueError(f"{problem}; none is left: {' or '.join([*smaller, 'a longer context'])} is needed")
         prompt_set = prompt_set.without(set(too_long), "overlong")
-    return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room))
+    return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room), template_args)
 
 
 def _parse(place: str, raw: Any) -> _Row:
@@ -291,11 +302,16 @@ def _parse_prompt(place: str, prompt: Any) -> Prompt:
         return _whole_text(place, "prompt", prompt)
     if not prompt:
         raise ValueError(f"{place}: prompt must hold at least one message, got an empty list; {_SCHEMA}")
-    for message in prompt:
-        for name in ("role", "content"):
-            content = _typed(place, "each message", message, dict).get(name)
-            _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", content, str))
-    return tuple(prompt)
+    return tuple(_parse_message(place, message) for message in prompt)
+
+
+def _parse_message(place: str, message: Any) -> Message:
+    if _typed(place, "each message", message, dict).get("tool_calls"):
+        message = {"content": "", **message}  # of a message that only calls tools the content may be missing or null
+    for name in ("role", "content"):
+        _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", message.get(name), str))
+    _whole_text(place, "each message", message)
+    return message
 
 
 def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
@@ -392,65 +408,3 @@ def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
 def _digest(value: Any) -> str:
     """64 bits of a hash of plain Python data, the same in every process, as hexadecimal digits."""
     return blake2b(json.dumps(value, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
-
-
-def _readable_without_template(prompt_set: PromptSet, tokenizer: Any) -> Sequence[Prompt]:
-    """The prompts, single user messages turned into text where the tokenizer has no chat template."""
-    if getattr(tokenizer, "chat_template", None) is not None:
-        return prompt_set.prompts
-    texts: list[Prompt] = []
-    for key, prompt in zip(prompt_set.keys, prompt_set.prompts, strict=True):
-        if isinstance(prompt, str):
-            texts.append(prompt)
-        elif [message["role"] for message in prompt] == ["user"]:
-            texts.append(prompt[0]["content"])
-        else:
-            roles = ", ".join(message["role"] for message in prompt)
-            raise ValueError(
-                f"prompt {key!r} has messages ({roles}) and the tokenizer has no chat template; without one a prompt "
-                "must be text or a single user message: set tokenizer.chat_template"
-            )
-    return texts
-
-
-def _tokens(key: str, prompt: Prompt, tokenizer: Any) -> tuple[int, ...]:
-    how: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-
-    def tokenize() -> Any:
-        return (
-            tokenizer(prompt)["input_ids"]
-            if isinstance(prompt, str)
-            else tokenizer.apply_chat_template(list(prompt), **how)
-        )
-
-    ids = known_tokens(f"prompt {key!r}", prompt, tokenize)
-    if not ids:
-        raise ValueError(f"prompt {key!r} has no tokens, its content is {short(prompt)}; take it out of the data")
-    return ids
-
-
-def known_tokens(what: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
-    """Token ids of a text of the data.
-
-    Args:
-        what: whose content it is, for errors, e.g. "prompt 'mine/7'".
-        content: the text, or the messages.
-        tokenize: gives its token ids.
-
-    Raises:
-        ValueError: it cannot be tokenized, or not all of it.
-    """
-    try:
-        ids = tokenize()
-    except Exception as error:  # of a template's or a tokenizer's own, which need be no ValueError
-        raise ValueError(
-            f"{what} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(content)}; take it "
-            "out of the data, or take a tokenizer that knows all of it"
-        ) from error
-    known = tuple(each for each in ids if each is not None)
-    if len(known) < len(ids):  # a tokenizer without an unknown token gives None for what it does not know
-        raise ValueError(
-            f"{what} has words that the tokenizer does not know, its content is {short(content)}; take it out of "
-            "the data, or give the tokenizer an unk_token"
-        )
-    return known

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollalloc.data.hub import why_unreachable
-from rollalloc.data.prompts import known_tokens
+from rollalloc.data.encoding import completion_text, known_tokens
 from rollalloc.models.adapter import Adapter, plain_weights
 from rollalloc.models.attention import attention_by_products
 from rollalloc.models.caching import why_not
@@ -79,8 +79,10 @@ class Policy:
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
             raise ValueError(f"{name} names no end-of-sequence token; set eos_token in its tokenizer")
-        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
+        pad_id = tokenizer.pad_token_id
+        if pad_id is None or pad_id >= embeddings.num_embeddings:  # added to the tokenizer, but not to the model
+            pad_id = eos_ids[0]
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
             raise ValueError(f"{name} does not say its context; set max_position_embeddings in its config.json")
@@ -111,8 +113,11 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """A completion as text, without special tokens."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        """A completion as the text that a reward function sees: without `eos_ids` and `pad_id`, else whole.
+
+        Other special tokens of the tokenizer, such as `<think>` or `<answer>`, stay in the text.
+        """
+        return completion_text(self.tokenizer, tokens, (*self.eos_ids, self.pad_id))
 
     def answer(self, text: str, *, to: str = "a prompt") -> tuple[int, ...]:
         """A right answer as the token ids of a completion, end of sequence included; `to` names the prompt in errors.
@@ -122,7 +127,26 @@ class Policy:
         """
         encoded = partial(self.tokenizer, text, add_special_tokens=False)
         ids = known_tokens(f"the answer to {to}", text, lambda: encoded()["input_ids"])
-        return (*ids, self.eos_ids[0])
+        completion = (*ids, self.eos_ids[0])
+        self.refuse_unknown(completion, f"the answer to {to}")
+        return completion
+
+    def refuse_unknown(self, tokens: Sequence[int], name: str) -> None:
+        """Refuse tokens that the tokenizer knows and the model does not.
+
+        Args:
+            tokens: token ids.
+            name: of what they encode, for the error message.
+
+        Raises:
+            ValueError: a token has no embedding.
+        """
+        if tokens and (highest := max(tokens)) >= self.vocabulary:
+            raise ValueError(
+                f"{name} has token {highest} ({self.tokenizer.convert_ids_to_tokens(highest)!r}), but the model has "
+                f"embeddings for {self.vocabulary} tokens only (0 to {self.vocabulary - 1}) and the tokenizer has "
+                f"{len(self.tokenizer)}; take the model's own tokenizer, or call model.resize_token_embeddings and save both"
+            )
 
 
 def load_tokenizer(name: str | Path) -> Any:

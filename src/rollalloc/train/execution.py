@@ -236,10 +236,8 @@ def encoded(source: Source, policy: Policy, sampling: Sampling, prompts: PromptS
         max_new_tokens=sampling.max_new_tokens,
         overlong="drop" if source.drop_overlong else "error",
     )
-    highest, known = max(map(max, made.tokens)), policy.vocabulary
-    if highest >= known:
-        what = f"the tokenizer gives token {highest}, but {source.model} has embeddings for {known} tokens only"
-        raise ValueError(f"{what}; take the tokenizer that belongs to the model")
+    for key, tokens in zip(made.prompt_set.keys, made.tokens, strict=True):
+        policy.refuse_unknown(tokens, f"prompt {key!r}")
     return made
 
 

@@ -1,0 +1,174 @@
+"""One prompt as token ids, and one completion as text: the same rules for every driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from reprlib import repr as short
+from typing import Any
+
+# Arguments of `apply_chat_template` that `encode_prompt` sets itself, or that change the form of its result.
+_RESERVED = frozenset(
+    "add_generation_prompt chat_template continue_final_message conversation max_length messages padding "
+    "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs "
+    "truncation".split()
+)
+
+
+def check_template_arguments(arguments: Any) -> None:
+    """Refuse arguments that a chat template cannot be given.
+
+    Raises:
+        ValueError: not a dictionary with names as keys, or a name that is reserved for `encode_prompt`.
+    """
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise ValueError(
+            f"chat_template_args must be a JSON object of names and values, got {short(arguments)}; for example "
+            '{"enable_thinking": false}'
+        )
+    if reserved := sorted(_RESERVED & set(arguments)):
+        raise ValueError(
+            f"chat_template_args must not set {', '.join(reserved)}, which rollalloc sets itself; remove it"
+            + (" and store the template in the tokenizer instead" if "chat_template" in reserved else "")
+        )
+
+
+def encode_prompt(
+    tokenizer: Any,
+    prompt: str | Sequence[Mapping[str, Any]],
+    *,
+    name: str = "the prompt",
+    chat_template: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """The token ids after which a model writes its completion.
+
+    - Messages go through the chat template, followed by the template's generation prompt. If the last message is the
+      assistant's, the model continues that message instead: it is neither closed nor followed by a new turn.
+    - Text gets the tokens that the tokenizer puts in front of a text (a BOS token, say) unless it begins with them, as a
+      text that was rendered before does. Tokens that the tokenizer puts after a text (EOS) are left out.
+    - If there is no chat template, a single user message counts as text.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        prompt: text, or messages with `role` and `content`.
+        name: of the prompt, for error messages.
+        chat_template: used instead of the tokenizer's own; None: the tokenizer's own.
+        arguments: further arguments of the chat template, for example `{"enable_thinking": False}`, or `tools`.
+
+    Raises:
+        ValueError: the prompt has no tokens, ends with a tool call, has messages although there is no chat template, or
+            cannot be tokenized or rendered.
+    """
+    if isinstance(prompt, str):
+        ids = known_tokens(name, prompt, lambda: _text_ids(tokenizer, prompt))
+    elif chat_template is None and getattr(tokenizer, "chat_template", None) is None:
+        text = _only_user_message(name, prompt)
+        ids = known_tokens(name, text, lambda: _text_ids(tokenizer, text))
+    else:
+        ids = _chat_ids(tokenizer, [dict(message) for message in prompt], name, chat_template, dict(arguments or {}))
+    if not ids:
+        raise ValueError(f"{name} has no tokens, its content is {short(prompt)}; remove it from the data")
+    return ids
+
+
+def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[int]) -> str:
+    """A completion as the text that a reward function sees.
+
+    Only the tokens in `ending` (end of sequence, end of turn, padding) are left out. Other special tokens, such as
+    `<think>` or `<answer>`, stay, because a reward function may look for them.
+    """
+    return tokenizer.decode([token for token in tokens if token not in ending], skip_special_tokens=False)
+
+
+def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
+    """Token ids of a text of the data.
+
+    Args:
+        name: of the text, for error messages, e.g. "prompt 'mine/7'".
+        content: the text or the messages, for error messages.
+        tokenize: returns the token ids.
+
+    Raises:
+        ValueError: the text cannot be tokenized, or not all of it.
+    """
+    try:
+        ids = tokenize()
+    except Exception as error:  # a template or a tokenizer may raise anything
+        raise ValueError(
+            f"{name} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(content)}; take it "
+            "out of the data, or take a tokenizer that knows all of it"
+        ) from error
+    known = tuple(token for token in ids if token is not None)
+    if len(known) < len(ids):  # a tokenizer without an unknown token returns None for what it does not know
+        raise ValueError(
+            f"{name} has words that the tokenizer does not know, its content is {short(content)}; take it out of "
+            "the data, or give the tokenizer an unk_token"
+        )
+    return known
+
+
+def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
+    """Token ids of a text, with the tokenizer's prefix exactly once and without its suffix."""
+    bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    whole = list(tokenizer(text)["input_ids"])
+    starts = range(len(whole) - len(bare) + 1)
+    start = next((start for start in starts if whole[start : start + len(bare)] == bare), None)
+    if start is None:  # the tokenizer splits the text differently when it adds special tokens
+        return whole
+    prefix = whole[:start]
+    return bare if bare[:start] == prefix else prefix + bare
+
+
+def _only_user_message(name: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    if [message["role"] for message in messages] == ["user"]:
+        return messages[0]["content"]
+    roles = ", ".join(message["role"] for message in messages)
+    raise ValueError(
+        f"{name} has messages ({roles}) and the tokenizer has no chat template; without one a prompt "
+        "must be text or a single user message: set tokenizer.chat_template"
+    )
+
+
+def _chat_ids(
+    tokenizer: Any, messages: list[dict[str, Any]], name: str, template: str | None, arguments: dict[str, Any]
+) -> tuple[int, ...]:
+    last = messages[-1]
+    continues = last["role"] == "assistant"
+    if continues and last.get("tool_calls"):
+        raise ValueError(
+            f"{name} ends with a tool call of the assistant, {short(last['tool_calls'])}; add the tool's answer as a "
+            "message of role 'tool', or remove the call"
+        )
+
+    def rendered(messages: list[dict[str, Any]]) -> Any:
+        return tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            tokenize=True,
+            return_dict=False,
+            **arguments,
+        )
+
+    try:
+        return known_tokens(name, messages, lambda: rendered(messages))
+    except ValueError as error:
+        if _refuses_system_messages(rendered, messages):
+            raise ValueError(
+                f"{name} begins with a system message, {short(messages[0]['content'])}, which the model's chat template "
+                f"refuses ({error.__cause__}); write the data without system messages (`rollalloc data prepare "
+                "--no-system`), or take a chat template that accepts them"
+            ) from error
+        raise
+
+
+def _refuses_system_messages(rendered: Callable[[list[dict[str, Any]]], Any], messages: list[dict[str, Any]]) -> bool:
+    """Whether messages that cannot be rendered can be rendered without their system message."""
+    if messages[0]["role"] != "system" or len(messages) == 1:
+        return False
+    try:
+        rendered(messages[1:])
+    except Exception:  # a template may raise anything
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""One prompt as token ids, and one completion as text."""
+
+import pytest
+
+from rollalloc.data.encoding import check_template_arguments, completion_text, encode_prompt
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+# Refuses system messages, as Gemma's template does.
+NO_SYSTEM = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"
+)
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<answer>", "</answer>"]
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of():
+    """(chat template, bos, eos) → a tokenizer with one token a character; it adds BOS in front and EOS behind if told."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+
+    def made(chat_template=None, *, bos=False, eos=False):
+        vocabulary = {text: number for number, text in enumerate([*SPECIAL, *map(chr, range(128))])}
+        characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+        characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        characters.decoder = tokenizers.decoders.Fuse()
+        characters.add_special_tokens(SPECIAL)
+        characters.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{'<s> ' if bos else ''}$A{' </s>' if eos else ''}", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=characters, bos_token="<s>", eos_token="</s>", extra_special_tokens=SPECIAL[2:]
+        )
+        tokenizer.chat_template = chat_template
+        return tokenizer
+
+    return made
+
+
+def written(tokenizer, prompt, **options):
+    """What the model reads, as text."""
+    return tokenizer.decode(encode_prompt(tokenizer, prompt, **options), skip_special_tokens=False)
+
+
+def test_text_begins_with_one_bos_and_does_not_end_with_eos(tokenizer_of):
+    tokenizer = tokenizer_of(bos=True, eos=True)
+    assert written(tokenizer, "hi") == "<s>hi"
+    assert written(tokenizer, "<s><|im_start|>user\nhi<|im_end|>\n") == "<s><|im_start|>user\nhi<|im_end|>\n"
+    assert written(tokenizer, "<s>") == "<s>"
+    assert written(tokenizer, "hi</s>") == "<s>hi</s>"  # the user wrote this one
+    assert written(tokenizer_of(), "hi") == "hi"
+
+
+def test_a_single_user_message_without_a_template_is_such_a_text(tokenizer_of):
+    assert written(tokenizer_of(bos=True, eos=True), [USER]) == "<s>hi"
+
+
+def test_messages_are_rendered_with_the_generation_prompt(tokenizer_of):
+    tokenizer = tokenizer_of(CHATML, bos=True, eos=True)
+    assert written(tokenizer, [USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("begun", ["Let me think.\n<think>", "<think>\n", ""])
+def test_an_assistants_last_message_is_continued(tokenizer_of, begun):
+    messages = [USER, {"role": "assistant", "content": begun}]
+    expected = f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{begun}"
+    assert written(tokenizer_of(CHATML), messages) == expected
+    assert messages[-1]["content"] == begun
+
+
+def test_the_template_gets_its_arguments(tokenizer_of):
+    tokenizer = tokenizer_of(CHATML)
+    assert written(tokenizer, [USER], arguments={"enable_thinking": False}).endswith("assistant\n<think></think>")
+    assert written(tokenizer, [USER], arguments={"enable_thinking": True}).endswith("assistant\n")
+
+
+def test_another_template_may_be_given(tokenizer_of):
+    assert written(tokenizer_of(CHATML), [USER], chat_template="{{ messages[0].content }}!") == "hi!"
+    assert written(tokenizer_of(), [USER], chat_template="{{ messages[0].content }}!") == "hi!"
+
+
+def test_tools_reach_the_template(tokenizer_of):
+    template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{{ messages[-1].content }}"
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    chat = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "2"},
+    ]
+    assert written(tokenizer_of(template), chat, arguments={"tools": [tool]}) == "[add]2"
+    with pytest.raises(ValueError, match="p ends with a tool call of the assistant.*add the tool's answer"):
+        encode_prompt(tokenizer_of(template), chat[:2], name="p")
+
+
+def test_a_template_that_refuses_system_messages_is_said_with_the_remedy(tokenizer_of):
+    chat = [{"role": "system", "content": ""}, USER]
+    with pytest.raises(ValueError, match=r"p begins with a system message, ''.*not supported.*--no-system"):
+        encode_prompt(tokenizer_of(NO_SYSTEM), chat, name="p")
+    assert written(tokenizer_of(NO_SYSTEM), [USER]) == "<s><user>hi"
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for %}", "{{ messages[9].content.strip() }}"])
+def test_a_template_that_fails_otherwise_names_the_prompt(tokenizer_of, template):
+    with pytest.raises(ValueError, match="prompt 'a/1' cannot be tokenized"):
+        encode_prompt(tokenizer_of(template), [{"role": "system", "content": "s"}, USER], name="prompt 'a/1'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([1], "must be a JSON object"),
+        ({1: 2}, "must be a JSON object"),
+        ({"tokenize": False}, "must not set tokenize"),
+        ({"chat_template": "x"}, "store the template in the tokenizer"),
+    ],
+)
+def test_arguments_that_a_template_cannot_be_given_are_refused(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        check_template_arguments(arguments)
+
+
+def test_a_completion_keeps_special_tokens_but_those_that_end_it(tokenizer_of):
+    tokenizer = tokenizer_of()
+    ids = tokenizer("<think>1</think><answer>2</answer><|im_end|></s>", add_special_tokens=False)["input_ids"]
+    ending = tokenizer.convert_tokens_to_ids(["<|im_end|>", "</s>"])
+    assert completion_text(tokenizer, ids, ending) == "<think>1</think><answer>2</answer>"
+    assert completion_text(tokenizer, [], ending) == ""
