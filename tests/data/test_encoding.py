@@ -93,7 +93,7 @@ def test_tools_reach_the_template(tokenizer_of):
         {"role": "tool", "content": "2"},
     ]
     assert written(tokenizer_of(template), chat, arguments={"tools": [tool]}) == "[add]2"
-    with pytest.raises(ValueError, match="p ends with a tool call of the assistant.*add the tool's answer"):
+    with pytest.raises(ValueError, match=r"p ends with a tool call of the assistant.*add the tool's answer"):
         encode_prompt(tokenizer_of(template), chat[:2], name="p")
 
 

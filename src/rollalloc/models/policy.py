@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from rollalloc.data.hub import why_unreachable
 from rollalloc.data.encoding import completion_text, known_tokens
+from rollalloc.data.hub import why_unreachable
 from rollalloc.models.adapter import Adapter, plain_weights
 from rollalloc.models.attention import attention_by_products
 from rollalloc.models.caching import why_not
