@@ -8,7 +8,22 @@ from typing import Any
 
 # Arguments of `apply_chat_template` that `encode_prompt` sets itself, or that change the form of its result.
 _RESERVED = frozenset(
-    ["add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation"]
+    [
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    ]
 )
 
 
