@@ -69,12 +69,11 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     measured = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none", latency="measured")
     pilots = recipes.pilot_commit(GROUPS, 4, 4, 2 * GROUPS)
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
-    late = {"engine": "async", "streaming": Streaming(early=False)}
     single = {"raft": recipes.raft(GROUPS * ROWS), "foresight": recipes.foresight(64, replay=64)}
     within = {
         f"{name}{part}": Line(recipe, 0, how)
         for name, recipe in {"grpo": grpo, **single}.items()
-        for part, how in {"": {}, ": a process": late, ": + early rows": beside}.items()
+        for part, how in {"": {}, ": a process": beside}.items()
     }
     further = {
         f"{name}: {ahead} ahead": Line(made, made.max_staleness, beside)

@@ -212,10 +212,6 @@ class Given(Sampled):
     overlap: Annotated[
         bool, titled("async: generate in a separate process; without it, runs are repeatable.", _STREAM)
     ] = True
-    early: Annotated[
-        bool,
-        titled("async: without staleness, train on groups that are complete while the batch's others run.", _STREAM),
-    ] = True
     generator_limit: Annotated[
         float,
         titled(

@@ -41,12 +41,7 @@ _OF_OWN_RUNS = (
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
     *("lora", "lora_alpha", "lora_target"),
 )
-_OF_STREAMING = (
-    "ahead",
-    "overlap",
-    "early",
-    "generator_limit",
-)  # of the asynchronous engine
+_OF_STREAMING = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
 
 
@@ -204,7 +199,7 @@ def _update(given: Given) -> dict[str, Any]:
         "sampling_dtype": given.sampling_dtype,
         "gradient_checkpointing": given.gradient_checkpointing,
         "engine": given.engine,
-        "streaming": Streaming(overlap=given.overlap, early=given.early),
+        "streaming": Streaming(overlap=given.overlap),
         "generator_limit_s": given.generator_limit,
     }
 

@@ -7,7 +7,7 @@ proportion to the groups it touches, never to the number of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -26,7 +26,6 @@ from rollalloc.core.events import (
     Offered,
     Order,
     Progress,
-    Row,
     Updated,
 )
 from rollalloc.core.group import GroupView
@@ -161,18 +160,6 @@ class Allocator:
         lifecycle.forget(run, list(run.kept.values()))
         run.finished = halt.why
         return None
-
-    def preview(self, known: Container[int] = ()) -> tuple[Row, ...]:
-        """Rows that the next batch will have, while its other rollouts still run: for work that need not wait for them.
-
-        Asking changes nothing. A rule may yet decide otherwise, so that what was done for a row counts where the batch has
-        that very row, and nowhere else. Empty under a recipe with staleness, and of groups wherever more are in flight than
-        a batch takes or the whole batch says what a row is credited with.
-
-        Args:
-            known: ids of groups whose rows are left out.
-        """
-        return batches.preview(self._run, known)
 
     def outstanding(self) -> Actions:
         """After a load: orders in flight, cancellations without a terminal event, the batch not yet trained."""

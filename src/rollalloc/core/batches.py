@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from itertools import repeat
 from math import isfinite
 from operator import attrgetter
@@ -34,24 +33,6 @@ def full_batch(run: Run) -> Batch | None:
     if run.need() > 0 or (run.recipe.max_staleness == 0 and any(run.flight.running_S)):
         return None
     return make_batch(run, None)
-
-
-def preview(run: Run, known: Container[int]) -> tuple[Row, ...]:
-    """Rows that the next batch will have, unless a rule decides otherwise by then; asking changes nothing.
-
-    Those that are replayed are drawn by the version alone. A group that is ready is in the batch where no more are in flight
-    than it takes, and its advantages are its own unless the whole batch has a say in them. With staleness a batch is made as
-    soon as there are groups enough, so that there is nothing to be seen ahead.
-    """
-    recipe, flight = run.recipe, run.flight
-    if run.batch is not None or run.finished is not None or recipe.max_staleness > 0:
-        return ()
-    rows = [row for row in _replays(run) if row.group not in known]
-    if recipe.over_batch is None and len(flight.groups) <= recipe.groups:
-        for group in sorted(flight.ready.values(), key=_id):
-            if group.id not in known:
-                rows += _rows(group, _choose_rows(run, group))
-    return tuple(rows)
 
 
 def make_batch(run: Run, short_because: str | None) -> Batch | None:

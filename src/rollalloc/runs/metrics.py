@@ -135,8 +135,6 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     "Rollouts that go on over an update (asynchronous)": (
         Metric("streaming/in_flight", "rollouts", "running now", ("batch", "verl")),
         Metric("streaming/straddled", "rollouts", "that went on over an update, since the last batch", _BATCH),
-        Metric("early_rows", "rows", "passed before their batch was whole", _BATCH),
-        Metric("early_discarded", "rows", "passed so in vain", _BATCH),
         Metric("streaming/rows_mean", "rows", "of a decoding step", _BATCH),
         Metric("streaming/step_seconds", "s", "of a decoding step", _BATCH),
         Metric("streaming/restarts", "restarts", "of the generator so far", _BATCH),

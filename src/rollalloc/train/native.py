@@ -90,8 +90,6 @@ class Trainer(Loop):
             listener=listener,
         )
         updater.between = self._between
-        if isinstance(roller, Streamer) and settings.works_early:
-            roller.meanwhile = self._work_early
 
     roller: Rollouts
     updater: Updater
@@ -104,11 +102,6 @@ class Trainer(Loop):
         how = (settings.sampling, settings.streaming)
         made = begin(self.behaviour, self.train.tokens, *how, seed=settings.seed, limit_s=settings.generator_limit_s)
         return Streamer(*shared, begin=made, streaming=settings.streaming)
-
-    def _work_early(self) -> bool:
-        """A pass for the batch in the making, if there is one to do before it comes."""
-        rows = self.allocator.preview(self.updater.begun())
-        return self.updater.ahead(rows, self.allocator.version, self.roller.generations)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None

@@ -137,16 +137,10 @@ class Settings:
         if self.engine == "async" and self.sampling_dtype != "float32":
             raise ValueError(f"the asynchronous engine samples in float32, got sampling_dtype {self.sampling_dtype!r}")
 
-    @property
-    def works_early(self) -> bool:
-        """Whether rows are trained on while others of their batch are generated."""
-        return self.engine == "async" and self.streaming.overlap and self.streaming.early
-
     def identity(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the one that was interrupted, as plain data."""
         may_differ = {*SAVING, *WAITING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ())}
         if self.schedule.over_budget:
             may_differ.remove("max_batches")  # then it is part of what the rate falls over
         said = {name: value for name, value in describe(self).items() if name not in may_differ}
-        said.get("streaming", {}).pop("early", None)  # is rounded otherwise, no more
         return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

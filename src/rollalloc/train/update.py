@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -46,7 +46,6 @@ class Example:
         proximal_T: those under the weights before the batch's first step; None until a forward pass gave them.
         reference_T: those under the initial policy; None without a KL term.
         share: of the row's summed losses in its mini-batch's loss.
-        early: whether its gradient was added up before the batch came.
     """
 
     row: Row
@@ -56,25 +55,6 @@ class Example:
     proximal_T: Tensor | None
     reference_T: Tensor | None = None
     share: float = 0.0
-    early: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Early:
-    """What was done for a batch before it came, under the weights that it is trained with.
-
-    Attributes:
-        version: of these weights.
-        examples: rows that it was expected to have, by rollout.
-        sums: of the passes whose gradients are added up, as `Updater._add_up` gives them, but with `own_shares` only; None:
-            there was none.
-        discarded: rows of such passes that the batch did not have.
-    """
-
-    version: int = -1
-    examples: dict[int, Example] = field(default_factory=dict[int, Example])
-    sums: Tensor | None = None
-    discarded: int = 0
 
 
 class Updater:
@@ -108,7 +88,6 @@ class Updater:
         self.steps = 0
         self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
         self.between: Callable[[], None] = _nothing
-        self._early = Early()
         self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
             pass
@@ -131,90 +110,23 @@ class Updater:
 
         Returns:
             Means over the steps, their number, and the last one's learning rate; with `measure_kl` also "approx_kl", in nats
-            a token. Where rows are passed early (`ahead`), "early_rows" that were, and "early_discarded" in vain.
+            a token.
 
         Raises:
             FloatingPointError: a gradient is not finite.
         """
         examples = self._examples(batch, generations, measure_kl=measure_kl)
-        early = {"early_rows": sum(each.early for each in examples), "early_discarded": self._early.discarded}
         before = self._before(examples) if measure_kl and self.averages else {}
         first, *later = self._parts(examples, batch.version)
         self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
         figures = [self._step(part, spent) for part in (first, *later)]
-        self._early = Early()
         moved = {"approx_kl": self._moved(examples, before)} if measure_kl else {}
         return {
             **{name: float(np.mean([step[name] for step in figures])) for name in figures[0]},
             **moved,
-            **(early if self.settings.works_early else {}),
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
-
-    def begun(self) -> set[int]:
-        """Groups of the rows that were given to `ahead` since the last update."""
-        return {each.row.group for each in self._early.examples.values()}
-
-    def ahead(self, rows: Sequence[Row], version: int, generations: Mapping[int, Generation]) -> bool:
-        """Do one pass of what the next update would have to do, for rows that its batch is expected to have.
-
-        Where a batch is one optimizer step, the rows' gradients are added up, each by its own share; `update` divides them
-        by what only the whole batch says. If that has not all of these rows just as they are here, all that was added is
-        discarded. Where a batch is split into several steps, log-probabilities are computed that no sampler gave.
-
-        Args:
-            rows: as `Allocator.preview` gives them; those given before since the last update need not be among them.
-            version: of the weights; what was done under others is forgotten.
-            generations: by rollout, at least those of the rows.
-
-        Returns:
-            Whether there was a pass to do.
-        """
-        if self._early.version != version:
-            self._early = Early(version)
-        self._take(rows, generations)
-        waiting = [each for each in self._early.examples.values() if self._waits(each)]
-        if not waiting:
-            return False
-        part = next(passes(waiting, self.settings.tokens_per_forward))
-        if self.reference is not None:
-            for example, logprobs_T in self._passed(self.reference, part):
-                example.reference_T = logprobs_T
-        if self.settings.optimizer_steps_per_batch == 1:
-            self._add_early(part)
-        elif part := [each for each in part if each.proximal_T is None]:
-            for example, logprobs_T in self._passed(self.model, part):
-                example.proximal_T = logprobs_T
-        return True
-
-    def _waits(self, example: Example) -> bool:
-        """Whether there is a pass to do for a row before its batch is there."""
-        if self.settings.optimizer_steps_per_batch == 1:
-            return not example.early and self._has_gradient(example)
-        return example.proximal_T is None or (self.reference is not None and example.reference_T is None)
-
-    def _add_early(self, part: Sequence[Example]) -> None:
-        """Add up the gradient of some rows, each by its own share."""
-        early = self._early
-        if early.sums is None:
-            self.optimizer.zero_grad(set_to_none=False)
-        self._weigh(part, 1)
-        sums = self._add_up(part)
-        early.sums = sums if early.sums is None else early.sums + sums
-        for each in part:
-            each.early = True
-
-    def _settle(self, batch: Batch) -> None:
-        """Keep what was done for this batch before it came; gradients only where it has all of these rows as they were."""
-        early, rows = self._early, {row.rollout: row for row in batch.rows}
-        added = [each.row for each in early.examples.values() if each.early]
-        if early.version != batch.version or any(rows.get(row.rollout) != row for row in added):
-            self._early = Early(batch.version, discarded=len(added))
-            return
-        for row in [each.row for each in early.examples.values()]:
-            if rows.get(row.rollout) != row:
-                del early.examples[row.rollout]
 
     def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
         """Log-probabilities of a few rows under averaged weights, before the batch's steps, by rollout."""
@@ -242,39 +154,29 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
-        """The batch's rows, with their log-probabilities under the reference, where there is one."""
-        self._settle(batch)
-        self._take(batch.rows, generations)
-        examples = [self._early.examples[row.rollout] for row in batch.rows]
-        if self._rounds and measure_kl and not self.averages:  # or the rounding would be measured as a movement
-            for each in _measured(examples):
-                if not (each.early and each.row.advantage):
-                    each.proximal_T = None
-        if self.reference is not None:
-            unknown = [each for each in examples if each.reference_T is None]
-            for example, logprobs_T in self._judged(self.reference, unknown):
-                example.reference_T = logprobs_T
-        return examples
+        """The batch's rows with their log-probabilities, under the reference too where there is one.
 
-    def _take(self, rows: Sequence[Row], generations: Mapping[int, Generation]) -> None:
-        """Make examples of those rows that there are none of.
-
-        A fresh row's proximal log-probabilities are its sampler's: where weights are averaged the mean's, so that the clip
-        bounds how far from it what is trained may go. Without a mean, and where the sampler or the update computes in half
-        precision, these are not what a forward pass gives, so that every row is treated as stale: the importance weight,
-        truncated, then corrects for the difference. A stale row's are still to be found, see `_judge`.
+        The proximal log-probabilities of a fresh row are its sampler's. Where weights are averaged, the mean sampled, so
+        that the clip bounds how far the trained weights may go from the mean. Without a mean, a sampler or an update in
+        half precision gives other values than a forward pass would, so that every row is treated as stale: the truncated
+        importance weight then corrects the difference. `_judge` computes those of stale rows.
         """
-        early = self._early
-        new = [row for row in rows if row.rollout not in early.examples]
-        if not new:
-            return
-        of_rows = [generations[row.rollout] for row in new]
+        of_rows = [generations[row.rollout] for row in batch.rows]
         sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
         parts = sampled.split([len(made.tokens) for made in of_rows])
-        for row, made, sampled_T in zip(new, of_rows, parts, strict=True):
-            stale = row.advantage and (row.version < early.version or (self._rounds and not self.averages))
+        rounded = self._rounds and not self.averages
+        examples: list[Example] = []
+        for row, made, sampled_T in zip(batch.rows, of_rows, parts, strict=True):
+            stale = row.advantage and (row.version < batch.version or rounded)
             proximal_T = None if stale else sampled_T
-            early.examples[row.rollout] = Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T)
+            examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T))
+        if rounded and measure_kl:  # or the rounding would be measured as a change of the policy
+            for example in _measured(examples):
+                example.proximal_T = None
+        if self.reference is not None:
+            for example, logprobs_T in self._judged(self.reference, examples):
+                example.reference_T = logprobs_T
+        return examples
 
     @property
     def averages(self) -> bool:
@@ -328,25 +230,14 @@ class Updater:
         names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
         tokens = [int(lengths_B.sum())] * (len(names) - 1)
         counts = sent(np.array([1, *tokens], np.float64), self.policy.model.device)
-        figures = self._begin_gradient(whole, counts)
+        self.optimizer.zero_grad(set_to_none=False)
+        figures = torch.zeros_like(counts)
         self._weigh(examples, whole)
-        needed = [each for each in examples if self._has_gradient(each) and not each.early]
+        needed = [each for each in examples if self._has_gradient(each)]
         for part in passes(needed, self.settings.tokens_per_forward):
             figures += self._add_up(part) / counts
             self.between()
         return names, figures
-
-    def _begin_gradient(self, whole: int, counts: Tensor) -> Tensor:
-        """The gradient and the figures of what was added up early, now divided by what the mini-batch says; else zeros."""
-        sums, self._early.sums = self._early.sums, None
-        if sums is None:
-            self.optimizer.zero_grad(set_to_none=False)
-            return torch.zeros_like(counts)
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad /= whole
-        sums[0] /= whole
-        return sums / counts
 
     def _weigh(self, examples: Sequence[Example], whole: int) -> None:
         """Say each row's share of a loss whose mini-batch has that denominator."""
@@ -391,15 +282,11 @@ class Updater:
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
         """Log-probabilities of each row under a model, without gradient; kept where the model is."""
         for part in passes(examples, self.settings.tokens_per_forward):
-            found = self._passed(model, part)
+            with torch.no_grad():
+                logprobs_BT, _ = self._logprobs(model, part)
             self.between()
-            yield from found
-
-    def _passed(self, model: PreTrainedModel, part: Sequence[Example]) -> list[tuple[Example, Tensor]]:
-        """As `_judged`, of rows that share a pass."""
-        with torch.no_grad():
-            logprobs_BT, _ = self._logprobs(model, part)
-        return [(each, l_T[: len(each.tokens)]) for each, l_T in zip(part, logprobs_BT, strict=True)]
+            for example, logprobs_T in zip(part, logprobs_BT, strict=True):
+                yield example, logprobs_T[: len(example.tokens)]
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         with computing(model, self.settings.precision, again=self.settings.gradient_checkpointing):

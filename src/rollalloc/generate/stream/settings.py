@@ -13,9 +13,6 @@ class Streaming:
         overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
             is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
             depends on no clock.
-        early: where nothing may be stale, rows that the batch in the making will surely have are passed forward and backward
-            while its others are generated. Only with overlap; changes the gradient by its rounding alone.
     """
 
     overlap: bool = True
-    early: bool = True

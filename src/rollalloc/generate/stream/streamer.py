@@ -36,8 +36,6 @@ class Streamer(Rollouts):
         streaming: what overlaps.
 
     Attributes:
-        meanwhile: called where generation is waited for and no rollout waits for a slot; does a piece of other work and says
-            whether there was any.
         steps: (rows, seconds) of the newest decoding steps.
     """
 
@@ -50,7 +48,6 @@ class Streamer(Rollouts):
         self._running: set[int] = set()  # of these, with the back-end
         self._scoring: list[Scoring] = []
         self._straddled = 0  # rollouts that went on over an update
-        self.meanwhile: Callable[[], bool] = _nothing
         self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
@@ -79,8 +76,7 @@ class Streamer(Rollouts):
         if room and idle:
             what = f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts"
             raise RuntimeError(f"{what}; an error of rollalloc's, accounts: {allocator.accounts()}")
-        worked = not actions.generate and room > 0 and self.meanwhile()
-        self._take_in(allocator, backend, wait=not (actions.generate or worked))
+        self._take_in(allocator, backend, wait=not actions.generate)
         return actions
 
     def go_on(self, allocator: Allocator) -> None:
@@ -217,7 +213,3 @@ class Streamer(Rollouts):
         self.tell(ended, outcomes, self._order_of, allocator)
         for made in ended:
             self._order_of.pop(made.rollout, None)
-
-
-def _nothing() -> bool:
-    return False
