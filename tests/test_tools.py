@@ -165,6 +165,8 @@ def test_a_constraints_file_pins_a_version_in_each_line(installs, tmp_path):
         "# Ran on Python 3.11.\n\ntorch==2.11.0  # CUDA\nray[default]==2.60.0; python_version > '3'\n"
     )
     assert installs.parse(["-c", "good.txt", "torch"]) == installs.Install(("torch",), ("good.txt",), ("3.11",))
+    from_git = installs.parse(["rollalloc[native] @ git+https://example.org/rollalloc"])
+    assert from_git.requirements == (".[native]",)
     for line, says in {
         "cupy-cu130), and of the rest what was run": "no requirement",
         "torch>=2": "pins no version",
@@ -181,6 +183,8 @@ def test_a_constraints_file_pins_a_version_in_each_line(installs, tmp_path):
         ("", "nothing to install"),
         ("'.[nativ]'", "no extra nativ"),
         ("'rollalloc[native]'", "on no package index"),
+        ("'rollalloc[nativ] @ git+https://example.org/x'", "no extra nativ"),
+        ("'rollalloc[native] @ https://example.org/x.zip'", "on no package index"),
         ("torch==", "no requirement"),
         ("--constrain x.txt torch", "unrecognized arguments: --constrain"),
         ("-c none.txt torch", "no constraints file none.txt"),

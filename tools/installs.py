@@ -73,32 +73,38 @@ def parse(words: Sequence[str], python: str = "") -> Install:
     parser.add_argument("requirements", nargs="*")
     parser.add_argument("--editable", "-e", action="append", default=[])
     parser.add_argument("--constraint", "-c", action="append", default=[])
-    parser.add_argument("--target")
+    for option in ("--target", "--torch-backend"):
+        parser.add_argument(option)
     for flag in ("--quiet", "--disable-pip-version-check", "--no-deps"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_intermixed_args(list(words))
-    requirements = (*options.requirements, *options.editable)
+    requirements = tuple(_requirement(text) for text in (*options.requirements, *options.editable))
     if not requirements:
         raise ValueError("pip install: nothing to install is named")
-    for requirement in requirements:
-        _check_requirement(requirement)
     ran_with = {version for file in options.constraint for version in _constraints(file)}
     pythons = (python,) if python else tuple(version for version in PYTHONS if not ran_with or version in ran_with)
     return Install(requirements, tuple(options.constraint), pythons)
 
 
-def _check_requirement(text: str) -> None:
-    if local := LOCAL.fullmatch(text):
-        unknown = set((local[1] or "").split(",")) - {"", *PROJECT["optional-dependencies"]}
-        if unknown:
-            raise ValueError(f"{text}: pyproject.toml has no extra {', '.join(sorted(unknown))}")
-        return
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(f"{text!r} is no requirement: {error}") from None
-    if requirement.name == PROJECT["name"]:
-        raise ValueError(f"{text}: {requirement.name} is on no package index; write '.[extra]', from a clone")
+def _requirement(text: str) -> str:
+    """A requirement that pip takes; this project "from git" is the project here.
+
+    Raises:
+        ValueError: it is none, or this project with an extra that does not exist, or by name alone.
+    """
+    if (local := LOCAL.fullmatch(text)) is None:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise ValueError(f"{text!r} is no requirement: {error}") from None
+        if requirement.name != PROJECT["name"]:
+            return text
+        if not (requirement.url or "").startswith("git+"):
+            raise ValueError(f"{text}: {requirement.name} is on no package index; write '.[extra]', from a clone")
+        return _requirement(f".[{','.join(sorted(requirement.extras))}]" if requirement.extras else ".")
+    if unknown := set((local[1] or "").split(",")) - {"", *PROJECT["optional-dependencies"]}:
+        raise ValueError(f"{text}: pyproject.toml has no extra {', '.join(sorted(unknown))}")
+    return text
 
 
 def _constraints(file: str) -> list[str]:

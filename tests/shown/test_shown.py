@@ -267,7 +267,21 @@ def check_verl(words: list[str]) -> None:
                 assert (folder / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
 
 
+def check_git(words: list[str]) -> None:
+    assert words[:2] == ["clone", "REPOSITORY"], f"git {words}"
+
+
+def check_source(words: list[str]) -> None:
+    assert words == [".venv/bin/activate"]
+
+
+def check_cd(words: list[str]) -> None:
+    assert words == ["rollalloc"], "no folder but the clone's is known"
+
+
 def check_python(words: list[str]) -> None:
+    if words[:2] == ["-m", "venv"]:
+        return
     if words[:1] == ["-m"] and words[1] in ("verl.trainer.main_ppo", "rollalloc.drivers.verl.check"):
         check_verl(words[2:])
     else:
@@ -276,7 +290,8 @@ def check_python(words: list[str]) -> None:
 
 def check_shell(block: Block) -> None:
     """Each line of a block, by what it calls."""
-    checks = {"make": check_make, "pip": check_pip, "python": check_python}
+    checks = {"make": check_make, "pip": check_pip, "python": check_python, "python3": check_python}
+    checks |= {"git": check_git, "cd": check_cd, "source": check_source}
     for words in lines_of(block):
         if words[0] == "rollalloc":
             check_rollalloc(words[1:])
