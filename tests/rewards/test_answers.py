@@ -35,6 +35,8 @@ def ask(function, completion, ground_truth):
         (r"\boxed{}", ""),
         (r"\boxed{1", None),
         (r"\boxed{1} \boxed{2", None),
+        (r"\boxed {42}", "42"),
+        (r"\boxed{\boxed{4}}", "4"),
         ("42", None),
     ],
 )
@@ -85,9 +87,13 @@ def test_exact_match(completion, ground_truth, outcome):
 
 
 def test_a_choice_of_one_s_own():
-    choice = ExactMatch(Pattern(r"(?i)answer is \(?([A-D])"))
+    """The pattern of the guide."""
+    choice = ExactMatch(Pattern(r"(?i:answer)(?:\W|is\b|\\boxed|\\text)*([A-D])\b"))
     assert ask(choice, "The answer is (A) ... no, the answer is B", "B") == RIGHT
+    for text in ("**C**", "is: C", "is **C**.", ": (C)", r"is $\boxed{C}$", r"is $\boxed{\text{C}}$"):
+        assert ask(choice, f"The answer {text}", "C") == RIGHT
     assert ask(choice, "B", "B") == WRONG
+    assert ask(choice, "The answer is Definitely B", "B") == WRONG
 
 
 @pytest.mark.parametrize(
@@ -112,10 +118,64 @@ def test_a_choice_of_one_s_own():
         ("1e999999999", "1", WRONG),
         ("1/0", "1", WRONG),
         ("9" * 100_000, "9", WRONG),
+        ("٤٢", "42", WRONG),  # digits of other scripts
     ],
 )
 def test_numbers(completion, ground_truth, outcome):
     assert ask(numeric, completion, ground_truth) == outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "ground_truth", "outcome"),
+    [
+        *[(rf"9{separator}500", "9500", RIGHT) for separator in (",", "{,}", r"\,", r"\!", r",\!", r"\ ", "\u202f")],
+        ("9{,}500", "500", WRONG),
+        ("10000", r"10,\!000", RIGHT),
+        (r"11,\! 111,\! 100", "11111100", RIGHT),
+        (r"90^\circ", "90", RIGHT),
+        (r"90^{\circ}", "90", RIGHT),
+        ("90°", r"90^\circ", RIGHT),
+        (r"3\frac{1}{2}", "3.5", RIGHT),
+        (r"-3\frac{1}{2}", "-3.5", RIGHT),
+        (r"3\frac{1}{2}", "2", WRONG),
+        ("3 1/2", "3.5", RIGHT),
+        ("3 1/2", "0.5", WRONG),
+        ("3 4/2", "2", RIGHT),  # no mixed number
+        (r"\frac12", "0.5", RIGHT),
+        (r"\tfrac{270}7", "270/7", RIGHT),
+        ("- 5", "-5", RIGHT),
+        (r"x = - \frac12", "-0.5", RIGHT),
+        ("5 - 3", "3", RIGHT),  # a difference
+        (r"-\$5", "-5", RIGHT),
+        (r"\$-5", "-5", RIGHT),
+        ("4.5e33", r"4.5 \times 10^{33}", RIGHT),
+        ("2 × 10³", "2000", RIGHT),
+        ("10^{-7}", "1e-7", RIGHT),
+        ("x^{-3}", "3", WRONG),
+    ],
+)
+def test_a_number_in_every_spelling(answer, ground_truth, outcome):
+    assert ask(numeric, f"so \\boxed{{{answer}}}", ground_truth) == outcome
+
+
+@pytest.mark.parametrize(
+    ("completion", "ground_truth"),
+    [
+        ("#### 42. We checked it 3 times.", "42"),
+        ("#### 5 apples. They cost 3.", "5"),
+        ("#### 1.5", "1.5"),
+        ("#### 42.", "42"),
+    ],
+)
+def test_after_the_hashes_the_first_sentence_is_the_answer(completion, ground_truth):
+    assert ask(numeric, completion, ground_truth) == RIGHT
+    assert ask(exact, "#### St. Petersburg", "St. Petersburg") == RIGHT
+
+
+@pytest.mark.parametrize("truncated", [r"\boxed{42", r"\boxed{41} or rather \boxed{42", "#### 42 \\boxed{4"])
+def test_a_box_that_is_not_closed_is_no_answer(truncated):
+    assert ask(numeric, truncated, "42") == ask(exact, truncated, "42") == WRONG
+    assert ask(numeric, truncated, "41") == WRONG
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))

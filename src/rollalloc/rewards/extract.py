@@ -1,4 +1,4 @@
-"""Finding the answer in a completion. Each extractor takes text and returns the answer, None where there is none."""
+"""Finding the answer in a completion. Each extractor takes text and returns the answer, or None if there is none."""
 
 from __future__ import annotations
 
@@ -8,31 +8,46 @@ from dataclasses import dataclass
 
 Extractor = Callable[[str], str | None]
 
-_BOX = "\\boxed{"
-_BRACE = re.compile(r"\\[\\{}]|[{}]")  # a backslash takes its brace out of the count
+_BOX = re.compile(r"\\boxed\s{0,9}\{")
+_BRACE = re.compile(r"\\[\\{}]|[{}]")  # the brace after a backslash is not counted
+_NEXT_SENTENCE = re.compile(r"(?<=[\w)}%$])[.!?]\s+(?=[A-Z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; None where it is not closed, as in a truncated completion."""
-    start = text.rfind(_BOX)
-    if start < 0:
+    r"""What the last `\boxed{...}` holds; None if it is not closed, as in a truncated completion."""
+    start = _end_of_last_box_command(text)
+    if start is None:
         return None
     depth = 1
-    for brace in _BRACE.finditer(text, start + len(_BOX)):
+    for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[start + len(_BOX) : brace.start()]
+            return text[start : brace.start()]
     return None
 
 
+def is_cut_off(text: str) -> bool:
+    r"""Whether the last `\boxed{` is never closed: the completion ended within its answer."""
+    return _end_of_last_box_command(text) is not None and boxed(text) is None
+
+
 def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last `####`, as GSM8K's solutions end."""
+    """What follows the last `####`, as in GSM8K's solutions: the first sentence of that line."""
     _, hashes, rest = text.rpartition("####")
-    return rest.strip().partition("\n")[0].rstrip() if hashes else None
+    if not hashes:
+        return None
+    line = rest.strip().partition("\n")[0].rstrip()
+    sentence = _NEXT_SENTENCE.split(line, maxsplit=1)[0]
+    return sentence if re.search(r"\d", sentence) else line  # "St. Petersburg" is one answer
 
 
 def final(text: str) -> str | None:
-    r"""The last `\boxed{...}`; without one, what follows the last `####`; without that, the whole text."""
+    r"""The last `\boxed{...}`; without a box, what follows the last `####`; without either, the whole text.
+
+    None if the last box is not closed: the completion was cut off, and what stands before is not its answer.
+    """
+    if is_cut_off(text):
+        return None
     for extractor in (boxed, after_hashes):
         answer = extractor(text)
         if answer is not None:
@@ -40,9 +55,16 @@ def final(text: str) -> str | None:
     return text
 
 
+def _end_of_last_box_command(text: str) -> int | None:
+    end = None
+    for command in _BOX.finditer(text):
+        end = command.end()
+    return end
+
+
 @dataclass(frozen=True)
 class Pattern:
-    """The last match of a regular expression: its first group, or all of it where it has none.
+    """The last match of a regular expression: its first group, or the whole match if it has no group.
 
     A pattern that backtracks without end on some text is ended by the worker's limit on time.
 

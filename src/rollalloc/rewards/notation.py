@@ -1,0 +1,134 @@
+r"""How public sets and models write answers: one LaTeX spelling for numbers, and the numbers that a text holds.
+
+`in_latex` spells numbers in one way, so that what follows needs to know one way only: no separators of thousands, which
+are written `,` `{,}` `\,` `\!` or `\ `; `\frac{1}{2}` for `\frac12`; `3\frac{1}{2}` for `3 1/2`; `1.5 \times 10^{3}` for
+1.5e3; no signs of currency or degrees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+from typing import NamedTuple
+
+PRECISION = 60  # significant digits carried in a comparison
+_LONGEST = 1000  # characters of a number; a longer one is not read
+_LONGEST_EXPONENT = 5  # characters of an exponent; likewise
+
+_SEPARATOR = r"(?:\{\s?,\s?\}|,?\\[,!:; ]\s?|[,\u00a0\u2009\u202f])"
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_DIGITS = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
+
+
+class Number(NamedTuple):
+    """A number as it was written.
+
+    Attributes:
+        value: the number; of a percentage what stands before the sign.
+        percent: whether a percent sign follows.
+        rounded: whether it has a decimal point, so that it may stand for a number with more digits.
+    """
+
+    value: Decimal
+    percent: bool
+    rounded: bool
+
+    @property
+    def fraction(self) -> Decimal:
+        """The value; of a percentage a hundredth of it."""
+        return self.value / 100 if self.percent else self.value
+
+
+def _without_separators(match: re.Match[str]) -> str:
+    return re.sub(_SEPARATOR, "", match[0])
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    return f"10^{{{match[1].translate(_SUPERSCRIPTS)}}}"
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """3 1/2 as a mixed number; 3 4/2 stays as it is, since it is none."""
+    whole, top, bottom = match.groups()
+    is_proper = len(top) < len(bottom) or (len(top) == len(bottom) and top < bottom)
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if is_proper else match[0]
+
+
+_SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern, re.ASCII), spelling)
+    for pattern, spelling in (
+        (rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])", _without_separators),
+        (r"[−–]", "-"),
+        (r"(?:\\?\$|[€£¥])\s?(?=-?[0-9.\\])", ""),
+        (r"\s?(?:\^\s?\{?\s?\\circ\s?\}?|\^\\degree|\\degree(?![a-zA-Z])|°)", ""),
+        (r"(^|[=(\[{,:;$])(\s?)-\s(?=[0-9.\\])", r"\1\2-"),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\frac\s?([0-9])(?=\s?[0-9{])", r"\\frac{\1}"),
+        (r"\\frac\s?(\{[^{}]{1,99}\})\s?([0-9])", r"\\frac\1{\2}"),
+        (r"(?<![\w.^/])([0-9]+)(?:\s|\\[,!:; ]|~)\s?([0-9]+)/([0-9]+)(?![0-9/])", _mixed),
+        (r"([0-9])(?:\\[,!:; ]|\s|~)\s?\\frac(?=\{[0-9]+\}\{[0-9]+\})", r"\1\\frac"),
+        (r"(?<![a-zA-Z0-9.\\])([0-9]+\.?|[0-9]*\.[0-9]+)[eE]([-+]?[0-9]+)(?!\w)", r"\1 \\times 10^{\2}"),
+        (r"(?<![0-9])10\s?(?:\^|\*\*)\s?\(?([-+]?[0-9]+)\)?", r"10^{\1}"),
+        (r"(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)", _power_of_ten),
+        (r"([0-9])\s?(?:\\cdot|[×·*xX])\s?10\^\{", r"\1 \\times 10^{"),
+    )
+)
+
+_NUMBER = re.compile(
+    rf"""(?<![\w^])(?<!\^\{{)(?<!\^-)(?<!\^\{{-)         # not an index, an exponent or the end of a word
+    (?P<sign>[-+])?
+    (?: (?P<whole>[0-9]+)?\\frac\s?\{{\s?(?P<top>-?\s?{_DIGITS})\s?\}}\s?\{{\s?(?P<bottom>{_DIGITS})\s?\}}
+      | 10\^\{{\s?(?P<power_of_ten>[-+]?[0-9]+)\s?\}}
+      | (?P<digits>{_DIGITS})
+        (?: \s?\\times\s?10\^\{{\s?(?P<exponent>[-+]?[0-9]+)\s?\}}
+          | \s?/\s?(?P<divisor>{_DIGITS})
+        )?
+    )
+    (?!\s?\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])                              # not the base of a power either
+    (?P<percent>\s?(?:\\?%|percent\b))?
+    """,
+    re.VERBOSE | re.ASCII,
+)
+
+
+def in_latex(text: str) -> str:
+    """The text with its numbers in one spelling; see the module."""
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    return text
+
+
+def as_number(text: str) -> Number | None:
+    """The number that is all of a text; None if there is more, or none."""
+    match = _NUMBER.fullmatch(in_latex(text.strip()).strip("$ ").removesuffix("."))
+    return match and _read(match)
+
+
+def last_number(text: str) -> Number | None:
+    """The last number in a text; None if there is none, or if it is too long to be one."""
+    last = None
+    for match in _NUMBER.finditer(in_latex(text)):
+        last = match
+    return last and _read(last)
+
+
+def same_number(answer: Number, truth: Number, close: Callable[[Decimal, Decimal], bool]) -> bool:
+    """Whether two numbers are close; if only one has a percent sign, 50% may be 50 or 0.5."""
+    with localcontext(prec=PRECISION):
+        if answer.percent == truth.percent:
+            return close(answer.value, truth.value)
+        return close(answer.value, truth.value) or close(answer.fraction, truth.fraction)
+
+
+def _read(match: re.Match[str]) -> Number | None:
+    exponent = match["exponent"] or match["power_of_ten"] or "0"
+    if len(match[0]) > _LONGEST or len(exponent) > _LONGEST_EXPONENT:
+        return None
+    divisor = Decimal(match["bottom"] or match["divisor"] or "1")
+    if divisor == 0:
+        return None
+    with localcontext(prec=PRECISION):
+        top = Decimal((match["top"] or match["digits"] or "1").replace(" ", ""))
+        value = Decimal(match["whole"] or "0") + top.scaleb(int(exponent)) / divisor
+        return Number(-value if match["sign"] == "-" else value, match["percent"] is not None, "." in match[0])
