@@ -217,6 +217,139 @@ def test_mathematics(math, completion, ground_truth, outcome):
     assert ask(math.compute_score, completion, ground_truth) == outcome
 
 
+GROUND_TRUTHS = {  # forms in which public sets write them, each in another spelling and with a wrong answer
+    "exponent": ("4.5e33", r"4.5 \times 10^{33}", r"4.5 \times 10^{32}"),
+    "small": ("1.6e-19", r"1.6 \cdot 10^{-19}", r"9.1 \times 10^{-31}"),
+    "currency": (r"\$18.90", "18.9", r"\$18.80"),
+    "thousands": (r"\$32,\!348", "32{,}348", r"32,\!384"),
+    "groups": (r"11,\! 111,\! 100", "11111100", r"111,\! 111,\! 100"),
+    "unit": (r"864 \mbox{ inches}^2", "864", r"846 \mbox{ inches}^2"),
+    "degrees": (r"90^\circ", "90", r"80^\circ"),
+    "degrees in words": (r"\frac{270}7\text{ degrees}", r"\dfrac{270}{7}", r"\frac{27}7"),
+    "percent": (r"62.5\%", "0.625", r"6.25\%"),
+    "mixed": ("11 5/6", r"\frac{71}{6}", r"1 \frac{5}{6}"),
+    "improper": ("5/4", "1 1/4", "1 3/4"),
+    "time": ("6:00 PM", r"6:00 \text{ p.m.}", "6:00 AM"),
+    "ratio": ("3:1", "3 : 1", "1:3"),
+    "ratio of three": ("1:2:3", "1 : 2 : 3", "3:2:1"),
+    "base": ("1010_2", "1010_{2}", "1010_3"),
+    "word": (r"\text{east}", "East", "west"),
+    "anagram": ("listen", r"\text{Listen}", "silent"),
+    "labels": ("DABC", r"\text{DABC}", "ABCD"),
+    "ranking": (r"\text{C, A, B}", "C, A, B", "A, B, C"),
+    "sentence": (r"\text{no solution}", "No solution", "one solution"),
+    "choice": (r"\text{(C)}", r"\textbf{(C)} 12", r"\textbf{(D)} 12"),
+    "point": (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", r"(\frac{\pi}{2}, 3)"),
+    "hundreds": ("(100,200,300)", "(100, 200, 300)", "(100, 300, 200)"),
+    "set": (r"\{1,2\}", r"\{2, 1\}", "(1,2)"),
+    "interval": (r"(-\infty, 3)", "x<3", r"(-\infty, 3]"),
+    "union": (r"(1,2) \cup (3,4)", r"(3,4)\cup(1,2)", r"(1,2) \cup (3,5)"),
+    "matrix": (
+        r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}",
+        r"\begin{pmatrix}-\frac13\\ \frac23\end{pmatrix}",
+        "(-1/3)",
+    ),
+    "tiny": (r"\frac{1}{2^{99}}", "2^{-99}", r"\frac{1}{2^{98}}"),
+    "tinier": (r"\frac{1}{2004!}", r"\frac{1}{2005!/2005}", r"\frac{1}{2006!}"),
+    "tiny decimal": ("0.00000016", r"1.6 \times 10^{-7}", "0.00000032"),
+    "tiny pair": ("(1e-9, 2)", r"(10^{-9}, 2)", "(2e-9, 2)"),
+    "rounded": (r"\frac{1}{6}", "0.166667", "0.16667"),
+    "integer": ("5", "5.0", "5.0000001"),
+    "zero": ("0", "0.0", "10^{-40}"),
+    "equation": ("y=2x+1", "2x+1", "y=x+2"),
+    "dollars": ("$\\frac{1}{2 n+2}$", r"\frac{1}{2(n+1)}", r"\frac{1}{2n+1}"),
+    "dollars within": ("20 $cm^{2}$", "20 cm^2", "21 $cm^{2}$"),
+    "no LaTeX": (r"x_{0} \cos (t)+$ $\dot{x}_{0} / \omega", r"x_0\cos(t)+\dot{x}_0/\omega", "x_0"),
+}
+
+
+@pytest.mark.parametrize("form", GROUND_TRUTHS)
+def test_a_ground_truth_is_right_against_itself_and_wrong_against_another(math, form):
+    truth, respelled, wrong = GROUND_TRUTHS[form]
+    for answer in (truth, respelled):
+        assert ask(math.required, f"so \\boxed {{{answer}}}", truth) == RIGHT, answer
+    assert ask(math.compute_score, f"We count. The answer is {truth}. That is all.", truth) == RIGHT
+    assert ask(math.required, f"so \\boxed{{{wrong}}}", truth) == WRONG
+    assert ask(math.compute_score, f"We count. The answer is {wrong}. That is all.", truth) == WRONG
+
+
+BOXES = {  # a right answer, by what is asked for
+    r"\boxed{4}": {"required", "preferred", "any"},
+    "The answer is 4.": {"preferred", "any"},
+    "so $4$": {"preferred", "any"},
+    r"The answer is 4. No, \boxed{3}": {"any"},
+    r"\boxed{4": set(),
+    r"The answer is 4: \boxed{4": set(),
+    r"\boxed{4}, or rather \boxed{3": set(),
+    r"\boxed{}": set(),
+}
+
+
+@pytest.mark.parametrize("completion", BOXES)
+@pytest.mark.parametrize("boxed_is", ["required", "preferred", "any"])
+def test_where_an_answer_is_looked_for(math, completion, boxed_is):
+    expected = RIGHT if boxed_is in BOXES[completion] else WRONG
+    assert ask(math.MathVerify(boxed=boxed_is), completion, "4") == expected
+
+
+def test_another_place_is_refused(math):
+    with pytest.raises(ValueError, match="boxed must be one of required, preferred, any, got 'always'"):
+        math.MathVerify(boxed="always")
+
+
+def test_out_of_memory_is_not_wrong(math, monkeypatch):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(math, "verify", no_memory)
+    assert ask(math.compute_score, r"\boxed{x+2}", "x+1") == Unscored("MemoryError: ")
+
+
+HOSTILE_ANSWERS = [
+    "",
+    "{",
+    "}",
+    "\\",
+    r"\frac",
+    r"\frac{1}{0}",
+    r"\frac{}{}",
+    r"\sqrt{",
+    r"\boxed{\boxed{}}",
+    r"\left(",
+    "1e99999999",
+    "1/0",
+    "0/0",
+    r"\infty - \infty",
+    "nan",
+    "10^{-99999}",
+    "٤",
+    "４",
+    "4" * 1000,
+    "{" * 20 + "5" + "}" * 20,
+    r"\text{" * 50 + "5" + "}" * 50,
+    "4 4",
+    "$" * 1000,
+    "4,,,,",
+    "\0",
+    "\ud800",
+    "4\u0307",
+    "__import__('os')",
+    "x" * 3000,
+    ",".join("123456789"),
+    r"\sum_{i=1}^{3} i",
+    "(" * 50,
+    "4%%%",
+    "--4",
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE_ANSWERS)
+def test_a_hostile_answer_is_not_right(math, answer):
+    for text in (f"\\boxed{{{answer}}}", f"The answer is {answer}"):
+        assert ask(math.MathVerify(timeout_s=2), text, "4/7") != RIGHT
+        assert ask(numeric, text, "4/7") != RIGHT
+
+
 def test_a_comparison_that_takes_too_long_is_unscored_not_wrong(math):
     assert ask(math.MathVerify(timeout_s=1), r"\boxed{9^{9^{9^{9}}}}", "4") == Unscored(
         "TimeoutError: math-verify took more than 1 s"
@@ -225,7 +358,7 @@ def test_a_comparison_that_takes_too_long_is_unscored_not_wrong(math):
 
 def test_a_ground_truth_that_is_no_mathematics_is_unscored(math):
     outcome = ask(math.compute_score, r"\boxed{4}", "")
-    assert outcome == Unscored("ValueError: ground truth '' is nothing that math-verify can parse")
+    assert outcome == Unscored("ValueError: ground truth '' is empty; mathematical rewards need one")
 
 
 def test_outside_the_main_thread_mathematics_is_refused(math):

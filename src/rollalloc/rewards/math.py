@@ -1,61 +1,108 @@
-"""Mathematical answers, compared by math-verify."""
+r"""Mathematical answers, compared by math-verify, with what it cannot tell decided before it is asked.
+
+An answer is compared with the ground truth in four steps, of which the first that decides counts:
+
+1. the same text, in one spelling (`_plain`): right;
+2. two numbers: by their values, exactly, or to six decimals and six digits if one is rounded;
+3. words, times of day, numbers in a base, and a set against a tuple: right only by step 1, or as `_refused` says;
+4. math-verify, unless both are constants of different values, which it rounds to a fixed number of decimals.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from decimal import Decimal
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from reprlib import repr as short
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, Literal, get_args
 
-from rollalloc.rewards.extract import boxed
+from rollalloc.rewards.extract import boxed, is_cut_off
+from rollalloc.rewards.notation import Number, as_number, in_latex, same_number
 
 try:
+    import sympy
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
+    from math_verify.utils import timeout
 except ImportError as error:
     raise ImportError("mathematical rewards need math-verify; pip install 'rollalloc[rewards]'") from error
 
+Boxed = Literal["required", "preferred", "any"]
+
 _GOLDS = 1024  # ground truths whose parsing is kept
+_DIGITS = 50  # to which math-verify compares constants; by default 15, and what is smaller is 0 to it
+_DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # distance of a rounded number, and relative to the truth
 
 
 @dataclass(frozen=True)
 class MathVerify:
-    r"""1 where math-verify finds the answer equal to the ground truth, 0 where not or where there is no answer.
+    r"""1 if the answer equals the ground truth, 0 if not or if there is no answer.
 
-    The answer is the last `\boxed{...}`; without one, what math-verify finds in the text. A comparison that takes too
-    long raises, and leaves the sample unscored: math-verify itself would call it wrong. Its alarm does not reach into
-    a long computation of integers, which only the limit of a `WorkerScorer` ends.
+    A completion that ends within a `\boxed{` was cut off and has no answer. A comparison that takes too long raises, and
+    leaves the sample unscored: math-verify itself would call it wrong. Its alarm does not reach into a long computation
+    of integers, which only the limit of a `WorkerScorer` ends.
 
     Args:
         timeout_s: whole seconds for parsing, and for each comparison, at least 1.
+        boxed: where the answer is looked for. "required": in the last `\boxed{...}` alone. "preferred": without a box,
+            what follows the last "answer is" or "answer:", or what math-verify finds in the text. "any": the latter two
+            even if there is a box, which counts as well.
 
     Raises:
+        ValueError: at creation, `boxed` is none of these; at a call, the ground truth is empty or cannot be parsed.
         TimeoutError: no answer within the time.
-        ValueError: the ground truth cannot be parsed.
         RuntimeError: not called in the main thread, where alone the alarm works.
     """
 
     timeout_s: int = 5
+    boxed: Boxed = "preferred"
+
+    def __post_init__(self) -> None:
+        if self.boxed not in get_args(Boxed):
+            raise ValueError(f"boxed must be one of {', '.join(get_args(Boxed))}, got {self.boxed!r}")
 
     def __call__(self, *, data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]) -> float:
         if current_thread() is not main_thread():
             raise RuntimeError("math-verify's time-out works in the main thread only; score with WorkerScorer")
-        golds = _parse_gold(str(ground_truth), self.timeout_s)
-        if not golds:
-            raise ValueError(f"ground truth {short(ground_truth)} is nothing that math-verify can parse")
+        gold = _gold(str(ground_truth), self.timeout_s)
+        if is_cut_off(solution_str):
+            return 0.0
         box = boxed(solution_str)
-        answers = _parse(solution_str if box is None else _boxed(box), self.timeout_s)
-        return float(self._any_equal(golds, answers))
+        if box is not None and self._is_right(gold, box):
+            return 1.0
+        if self.boxed == "required" or (box is not None and self.boxed == "preferred"):
+            return 0.0
+        return float(self._is_right_in_text(gold, solution_str))
+
+    def _is_right(self, gold: _Gold, answer: str) -> bool:
+        """Whether an answer that stands alone is right."""
+        if not (plain := _plain(answer)):
+            return False
+        if plain == gold.plain or (gold.is_choice and _choice(plain) == _choice(gold.plain)):
+            return True
+        number = as_number(answer)
+        if gold.number is not None and number is not None:
+            return same_number(number, gold.number, _rounded if _may_be_rounded(number, gold.number) else _exactly)
+        if _refused(gold.plain, plain):
+            return False
+        return self._any_equal(gold.parsed, _parse(_in_box(in_latex(answer)), self.timeout_s))
+
+    def _is_right_in_text(self, gold: _Gold, text: str) -> bool:
+        """Whether the answer that a text gives without a box is right."""
+        if any(self._is_right(gold, answer) for answer in _stated(text)):
+            return True
+        return not gold.is_text and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
-        """Whether any pair is equal; raises where none is but one took too long."""
+        """Whether any pair is equal; raises if none is, but one took too long."""
         late: TimeoutError | None = None
         for gold, answer in product(golds, answers):
             try:
-                if _within(self.timeout_s, partial(verify, gold, answer, timeout_seconds=self.timeout_s)):
+                if self._equal(gold, answer):
                     return True
             except TimeoutError as error:
                 late = error
@@ -63,20 +110,181 @@ class MathVerify:
             raise late
         return False
 
+    def _equal(self, gold: Any, answer: Any) -> bool:
+        if _within(self.timeout_s, partial(timeout(self.timeout_s)(_differ), gold, answer)):
+            return False
+        compare = partial(
+            verify,
+            gold,
+            answer,
+            numeric_precision=_DIGITS,
+            allow_set_relation_comp=True,
+            timeout_seconds=self.timeout_s,
+            raise_on_error=True,
+        )
+        return bool(_within(self.timeout_s, compare))
 
-@lru_cache(_GOLDS)
-def _parse_gold(text: str, timeout_s: int) -> list[Any]:
-    return _parse(text if "\\boxed" in text or "$" in text else _boxed(text), timeout_s)
+
+class _Gold:
+    """A ground truth: in one spelling, as a number if it is one, and as math-verify parses it."""
+
+    def __init__(self, text: str, timeout_s: int) -> None:
+        box = boxed(text)
+        self._text = (text if box is None else box).replace(r"\$", "").replace("$", "")
+        self._timeout_s = timeout_s
+        self.plain = _plain(self._text)
+        if not self.plain:
+            raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
+        self.number = as_number(self._text)
+        self.is_choice = _LETTER.fullmatch(self.plain) is not None
+        self.is_text = _is_text(self.plain) or _IN_BASE.fullmatch(self.plain) is not None
+
+    @cached_property
+    def parsed(self) -> list[Any]:
+        """Raises ValueError if math-verify parses nothing."""
+        parsed = _parse(_in_box(in_latex(self._text)), self._timeout_s)
+        if not parsed:
+            raise ValueError(f"ground truth {short(self._text)} is nothing that math-verify can parse")
+        return parsed
+
+
+_gold = lru_cache(_GOLDS)(_Gold)
+
+# ------------------------------------------------------------------------------------------------ one spelling of a text
+
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it)|operatorname|rm|bf)\s?\{([^{}]*)\}")
+_SPELLINGS = tuple(
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|quad|qquad)(?![a-zA-Z])|\\[,!:; ()\[\]]|~|\$", " "),
+        (r"\\(leq?|geq?)(?:slant)?(?![a-zA-Z])", lambda match: "\\" + match[1][:2]),
+        (r"([_^])\s?\{\s?(\w+)\s?\}", r"\1\2"),
+        (r"\s+(?![0-9])|(?<![0-9])\s+", ""),
+        (r"\\%", "%"),
+        (r"\.+$", ""),
+    )
+)
+
+
+def _plain(answer: str) -> str:
+    """An answer without the differences that mean nothing: two answers that agree here are the same."""
+    plain = _TEXT.sub(r" \1 ", in_latex(answer.strip()))
+    for pattern, spelling in _SPELLINGS:
+        plain = pattern.sub(spelling, plain)
+    if _CLOCK.fullmatch(plain):
+        return plain.replace(".", "").lower()
+    return plain.lower() if _WORDS.fullmatch(plain) else plain
+
+
+# ------------------------------------------------------------------------------------ what math-verify is not asked about
+
+_LETTER = re.compile(r"\(?([A-Z])\)?")
+_CHOICE = re.compile(r"\(([A-Z])\)|([A-Z])[).:]")  # "(C) 12" or "C: 12"
+_WORDS = re.compile(r"(?=.*[a-zA-Z]{4}|.*[A-Z]{3}|[A-Z](?:,[A-Z])+$)[a-zA-Z,;.'’()-]+")
+_CLOCK = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?:[ap]\.?m\.?)?", re.IGNORECASE)
+_IN_BASE = re.compile(r"\(?[0-9A-Fa-f]+\)?_\(?(\w+)\)?")
+
+
+def _choice(plain: str) -> str:
+    """The letter of a multiple choice, with or without brackets and the text that it stands for."""
+    match = _LETTER.fullmatch(plain) or _CHOICE.match(plain)
+    return next(filter(None, match.groups()), "") if match else plain
+
+
+def _is_text(plain: str) -> bool:
+    """Whether it is no formula: words, a time of day, or a ratio of three."""
+    return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain)) or plain.count(":") > 1
+
+
+def _refused(gold: str, answer: str) -> bool:
+    """Whether an answer cannot be right that is not the same text as the ground truth, both in one spelling.
+
+    math-verify takes a word for the product of its letters, a time of day for a quotient, and ignores bases.
+    """
+    if _is_text(gold) or _is_text(answer):
+        return True
+    bases = [match and match[1] for match in (_IN_BASE.fullmatch(gold), _IN_BASE.fullmatch(answer))]
+    if all(bases) and bases[0] != bases[1]:
+        return True
+    return any(
+        one.startswith(r"\{") and other.startswith(("(", "[")) for one, other in ((gold, answer), (answer, gold))
+    )
+
+
+def _differ(gold: Any, answer: Any) -> bool:
+    """Whether both are constants of different values, or tuples, sets or matrices that hold such."""
+    if isinstance(gold, _CONTAINERS) and isinstance(answer, _CONTAINERS):
+        golds, answers = _members(gold), _members(answer)
+        return len(golds) == len(answers) and any(map(_differ, golds, answers))
+    if not (_is_constant(gold) and _is_constant(answer)):
+        return False
+    first, second = sympy.N(gold, 30), sympy.N(answer, 30)
+    if not (first.is_finite and second.is_finite):
+        return False
+    distance = float(_SIGNIFICANT) if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-20
+    return bool(abs(first - second) > distance * abs(first))
+
+
+_CONTAINERS = (sympy.Tuple, sympy.FiniteSet, sympy.MatrixBase)
+
+
+def _members(container: Any) -> list[Any]:
+    if isinstance(container, sympy.FiniteSet):
+        return sorted(container.args, key=lambda member: sympy.default_sort_key(sympy.N(member, 30)))
+    return list(container)
+
+
+def _is_constant(expression: Any) -> bool:
+    """Whether it is a number that is evaluated fast, and no percentage, which may stand for itself or its hundredth."""
+    return (
+        isinstance(expression, sympy.Expr)
+        and expression.is_number is True
+        and not expression.has(sympy.UnevaluatedExpr, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit)
+    )
+
+
+def _may_be_rounded(first: Number, second: Number) -> bool:
+    """Whether one has a decimal point, and the other too or is no integer: 0.333333 is 1/3, but 4.9999999 is not 5."""
+    return (first.rounded and second.rounded) or any(
+        one.rounded and other.value != other.value.to_integral_value()
+        for one, other in ((first, second), (second, first))
+    )
+
+
+def _exactly(answer: Decimal, truth: Decimal) -> bool:
+    return answer == truth
+
+
+def _rounded(answer: Decimal, truth: Decimal) -> bool:
+    """To six decimals and to six digits, as 0.333333 is 1/3."""
+    return abs(answer - truth) <= min(_DECIMALS, _SIGNIFICANT * abs(truth))
+
+
+# -------------------------------------------------------------------------------------------------------- math-verify
+
+_STATED = re.compile(r"(?i)\banswer\b[^.\n]{0,50}?(?:\bis\b|:)[\s:*]*")
+_NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z])|\n")
+_INLINE = re.compile(r"\$([^$\n]+)\$|\\\(([^\n]+?)\\\)")
+
+
+def _stated(text: str) -> list[str]:
+    """What a text without a box gives as its answer: what follows the last "answer is", and the last formula."""
+    stated: list[str] = []
+    for match in _STATED.finditer(text):
+        stated = [_NEXT_SENTENCE.split(text[match.end() :], maxsplit=1)[0].rstrip(" .*")]
+    for match in _INLINE.finditer(text):
+        stated[1:] = [match[1] or match[2]]
+    return stated
 
 
 def _parse(text: str, timeout_s: int) -> list[Any]:
-    return _within(timeout_s, partial(parse, text, parsing_timeout=timeout_s)) or []
+    return _within(timeout_s, partial(parse, text, parsing_timeout=timeout_s, raise_on_error=True)) or []
 
 
-def _within(timeout_s: int, call: Callable[..., Any]) -> Any:
-    """math-verify's result; None where it failed, TimeoutError where it took too long, which it does not tell apart."""
+def _within(timeout_s: int, call: Callable[[], Any]) -> Any:
+    """What a call of math-verify's returns; None if it failed, TimeoutError if it took too long."""
     try:
-        return call(raise_on_error=True)
+        return call()
     except TimeoutException:
         raise TimeoutError(f"math-verify took more than {timeout_s} s") from None
     except MemoryError:
@@ -85,8 +293,9 @@ def _within(timeout_s: int, call: Callable[..., Any]) -> Any:
         return None
 
 
-def _boxed(text: str) -> str:
+def _in_box(text: str) -> str:
     return f"\\boxed{{{text}}}"
 
 
 compute_score = MathVerify()
+required = MathVerify(boxed="required")

@@ -1,7 +1,7 @@
 r"""How public sets and models write answers: one LaTeX spelling for numbers, and the numbers that a text holds.
 
-`in_latex` spells numbers in one way, so that what follows needs to know one way only: no separators of thousands, which
-are written `,` `{,}` `\,` `\!` or `\ `; `\frac{1}{2}` for `\frac12`; `3\frac{1}{2}` for `3 1/2`; `1.5 \times 10^{3}` for
+`in_latex` spells numbers in one way, so that what follows needs to know one way only: no separators of thousands
+written `{,}` `\,` `\!` or `\ `; `\frac{1}{2}` for `\frac12`; `3\frac{1}{2}` for `3 1/2`; `1.5 \times 10^{3}` for
 1.5e3; no signs of currency or degrees.
 """
 
@@ -16,9 +16,9 @@ PRECISION = 60  # significant digits carried in a comparison
 _LONGEST = 1000  # characters of a number; a longer one is not read
 _LONGEST_EXPONENT = 5  # characters of an exponent; likewise
 
-_SEPARATOR = r"(?:\{\s?,\s?\}|,?\\[,!:; ]\s?|[,\u00a0\u2009\u202f])"
+_SEPARATOR = r"\{\s?,\s?\}|,?\\[,!:; ]|[\u00a0\u2009\u202f]"  # of thousands; the comma alone is read by `_DIGITS`
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_DIGITS = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
 
 
 class Number(NamedTuple):
@@ -41,7 +41,7 @@ class Number(NamedTuple):
 
 
 def _without_separators(match: re.Match[str]) -> str:
-    return re.sub(_SEPARATOR, "", match[0])
+    return re.sub("[^0-9]", "", match[0])
 
 
 def _power_of_ten(match: re.Match[str]) -> str:
@@ -58,9 +58,9 @@ def _mixed(match: re.Match[str]) -> str:
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern, re.ASCII), spelling)
     for pattern, spelling in (
-        (rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])", _without_separators),
+        (rf"(?<![0-9.])[0-9]{{1,3}}({_SEPARATOR})\s?[0-9]{{3}}(?:\1\s?[0-9]{{3}})*(?![0-9])", _without_separators),
         (r"[−–]", "-"),
-        (r"(?:\\?\$|[€£¥])\s?(?=-?[0-9.\\])", ""),
+        (r"(?:\\\$|[€£¥]|(?<=[-−])\$)\s?(?=-?[0-9.\\])", ""),
         (r"\s?(?:\^\s?\{?\s?\\circ\s?\}?|\^\\degree|\\degree(?![a-zA-Z])|°)", ""),
         (r"(^|[=(\[{,:;$])(\s?)-\s(?=[0-9.\\])", r"\1\2-"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -125,10 +125,14 @@ def _read(match: re.Match[str]) -> Number | None:
     exponent = match["exponent"] or match["power_of_ten"] or "0"
     if len(match[0]) > _LONGEST or len(exponent) > _LONGEST_EXPONENT:
         return None
-    divisor = Decimal(match["bottom"] or match["divisor"] or "1")
+    divisor = _decimal(match["bottom"] or match["divisor"] or "1")
     if divisor == 0:
         return None
     with localcontext(prec=PRECISION):
-        top = Decimal((match["top"] or match["digits"] or "1").replace(" ", ""))
+        top = _decimal(match["top"] or match["digits"] or "1")
         value = Decimal(match["whole"] or "0") + top.scaleb(int(exponent)) / divisor
         return Number(-value if match["sign"] == "-" else value, match["percent"] is not None, "." in match[0])
+
+
+def _decimal(digits: str) -> Decimal:
+    return Decimal(digits.replace(",", "").replace(" ", ""))
