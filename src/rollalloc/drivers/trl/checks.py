@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
-from rollalloc.drivers.trl.rewards import RewardFunctions, how_to_name_a_metric
+from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
@@ -192,6 +192,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
     if not len(dataset):
         raise ValueError("the training data set is empty; give one with a prompt per row")
     first = dataset[0]
+    check_columns(first, "the training data set")
     if "image" in first or "images" in first:
         raise ValueError("prompts with images are not supported under a recipe; use TRL's GRPOTrainer for them")
     if "prompt" not in first:
@@ -208,6 +209,16 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "
             "the prompts as text"
         )
+
+
+def check_evaluated(dataset: Any) -> None:
+    """Refuse held-out data whose columns reward functions could not see.
+
+    Args:
+        dataset: TRL's `eval_dataset`: one data set, several by name, or None.
+    """
+    for name, each in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
+        check_columns(getattr(each, "column_names", None) or (), f"eval_dataset{name and f'[{name!r}]'}")
 
 
 def check_turns(trainer: Any) -> None:

@@ -7,21 +7,37 @@ import inspect
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite, isnan
+from itertools import islice
+from math import isnan
 from reprlib import repr as short
 from typing import Any
 
 import torch
 
+from rollalloc.core.events import LARGEST
 from rollalloc.models.likelihood import evaluating
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 log = logging.getLogger(__name__)
 
 Score = float | None  # None: this function has no score for it
+
+# Arguments that TRL gives every reward function; a column of such a name could not reach the function.
+RESERVED = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL does not hand these to reward functions either
+_TABLE = ("step", "prompt", "completion", "advantage")  # columns of TRL's table of completions
+_METRICS = ("reward", "reward_std", "frac_reward_zero_std", "num_tokens")  # that the trainer logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,7 @@ class RewardFunctions:
         weights: of the functions in the reward.
         tokenizers: of the models; None for the others.
         metric: name of the function that selection looks at; None: the reward.
+        template_kwargs: arguments of the chat template, by which models get conversations.
 
     Raises:
         ValueError: a metric that is not among the names.
@@ -60,6 +77,7 @@ class RewardFunctions:
     weights: Sequence[float]
     tokenizers: Sequence[Any]
     metric: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         if self.metric is not None and self.metric not in self.names:
@@ -86,18 +104,33 @@ class RewardFunctions:
             environments: what each was played in; None without.
 
         Raises:
-            ValueError: a function returned another number of scores than there are completions, or one that is infinite.
+            ValueError: a column has the name of an argument that TRL gives the functions; a function did not return one
+                finite number or None for each completion; or it logged other than one value for each completion.
         """
+        check_columns(examples[0], "the data set")
         columns: dict[str, list[Any]] = {}
         figures: dict[str, list[float]] = defaultdict(list)
+
+        def log_extra(column: str, values: Iterable[Any]) -> None:
+            if column in columns:
+                raise ValueError(f"log_extra({column!r}, ...) was called twice in one batch; log it under another name")
+            columns[column] = self._logged(column, list(values), len(examples))
+
+        def log_metric(name: str, value: float) -> None:
+            if name in _METRICS or name.startswith(("rewards/", "rollalloc/")):
+                raise ValueError(
+                    f"log_metric({name!r}, ...): the trainer logs {name} itself; log it under another name"
+                )
+            figures[name].append(float(value))
+
         given = {
+            **{key: [example[key] for example in examples] for key in examples[0] if key not in _NOT_COLUMNS},
             "prompts": [example["prompt"] for example in examples],
             "completions": list(completions),
             "completion_ids": completion_ids,
-            **{key: [example[key] for example in examples] for key in examples[0] if key not in _NOT_COLUMNS},
             "trainer_state": state,
-            "log_extra": lambda column, values: columns.setdefault(column, []).extend(values),
-            "log_metric": lambda name, value: figures[name].append(float(value)),
+            "log_extra": log_extra,
+            "log_metric": log_metric,
             **({} if environments is None else {"environments": list(environments)}),
         }
         scores_FB: list[Any] = [
@@ -139,13 +172,26 @@ class RewardFunctions:
         """What selection looks at: the score of the function that `metric` names, or the reward."""
         return self.reward(scores_F) if self.metric is None else scores_F[self.names.index(self.metric)]
 
+    def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:
+        """What a function logged as a column of the completions table, checked."""
+        if column in (*_TABLE, *self.names):
+            raise ValueError(
+                f"log_extra({column!r}, ...): the table of completions has a column of that name already "
+                f"({', '.join((*_TABLE, *self.names))}); log it under another name"
+            )
+        if len(values) != expected:
+            raise ValueError(
+                f"log_extra({column!r}, ...) must get one value for each completion, {expected}, got {len(values)}"
+            )
+        return values
+
     def _judge(self, function: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
         if not isinstance(function, torch.nn.Module):
             return function(**given)
         texts = [
             prompt + completion
             if isinstance(completion, str)
-            else tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+            else tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **self.template_kwargs)
             for prompt, completion in zip(given["prompts"], given["completions"], strict=True)
         ]
         encoded = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
@@ -192,20 +238,67 @@ def _say_where_none_is(
             return
 
 
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+def check_columns(columns: Iterable[str], where: str) -> None:
+    """Refuse columns that have the name of an argument which TRL gives every reward function.
+
+    Args:
+        columns: of a data set.
+        where: names the data set in the error.
+
+    Raises:
+        ValueError: names the columns and what to do.
+    """
+    if clashes := [name for name in columns if name in RESERVED]:
+        renamed = ", ".join(f"{name!r}: 'my_{name}'" for name in clashes)
+        raise ValueError(
+            f"{where} has {'columns' if len(clashes) > 1 else 'a column'} {', '.join(map(repr, clashes))}, but reward "
+            f"functions get arguments of {'these names' if len(clashes) > 1 else 'this name'} from TRL, so that they could "
+            f"not see the data; rename with dataset.rename_columns({{{renamed}}})"
+        )
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    got = len(scores) if isinstance(scores, Collection) else short(scores)
-    if got != expected:
-        raise ValueError(
-            f"the reward function {name} must return one score a completion, {expected}, got {got}; "
-            "None stands for a completion without a score"
-        )
+    """The scores that a reward function returned: numbers, None where it returned None or NaN."""
+    wrong = (
+        f"the reward function {name} must return a list of {expected} numbers or None, one for each completion, got "
+    )
+    if isinstance(scores, (str, bytes, Mapping, Set)) or not isinstance(scores, Iterable):
+        raise ValueError(f"{wrong}{short(scores)} of type {type(scores).__name__}{_remedy(scores)}")
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach()
+    sized = isinstance(scores, Sized)
     try:
-        plain = [None if score is None or isnan(score) else float(score) for score in scores]
-    except TypeError as error:
-        raise ValueError(f"the reward function {name} must return numbers or None, got {short(scores)}") from error
-    if bad := [score for score in plain if score is not None and not isfinite(score)]:
-        raise ValueError(f"the reward function {name} must return finite numbers or None, got {bad[0]}")
-    return plain
+        length = len(scores) if sized else None
+        listed: list[Any] = list(islice(scores, expected + 1))  # an iterator may have no end
+    except TypeError:  # an array or a tensor without a dimension
+        raise ValueError(f"{wrong}{short(scores)}, which is a single number") from None
+    if (length := len(listed) if length is None else length) != expected:
+        more = "" if sized or length < expected else "or more "
+        raise ValueError(f"{wrong}{length} {more}of them; None stands for a completion without a score")
+    return [_number(score, wrong) for score in listed]
+
+
+def _number(score: Any, wrong: str) -> Score:
+    if score is None:
+        return None
+    if isinstance(score, (str, bytes, Mapping)) or getattr(score, "ndim", 0):
+        raise ValueError(f"{wrong}{short(score)} among them{_remedy(score)}")
+    try:
+        number = float(score)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{wrong}{short(score)} among them") from None
+    if isnan(number):
+        return None
+    if abs(number) > LARGEST:
+        raise ValueError(f"{wrong}{number} among them; numbers must be finite and within ±{LARGEST:g}")
+    return number
+
+
+def _remedy(score: Any) -> str:
+    """What to do about a dictionary, as verl's reward functions return."""
+    if not isinstance(score, Mapping):
+        return ""
+    return (
+        "; return the number that is trained on, and log the others by log_extra or log_metric. A reward in verl's "
+        "signature works here as rollalloc.rewards.frameworks.Reward"
+    )

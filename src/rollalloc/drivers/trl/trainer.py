@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import gather
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
@@ -85,6 +87,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
+        checks.check_evaluated(self.eval_dataset)
         if turns:
             checks.check_turns(self)
         checks.check_sizes(self.args, recipe)
@@ -93,7 +96,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         recipe = checks.in_order(recipe, self.args)
         functions: Any = self.reward_funcs
         tokenizers: Any = self.reward_processing_classes
-        rewards = RewardFunctions(functions, self.reward_func_names, self.reward_weights.tolist(), tokenizers, metric)
+        template: Any = self.chat_template_kwargs
+        weights = self.reward_weights.tolist()
+        rewards = RewardFunctions(functions, self.reward_func_names, weights, tokenizers, metric, template)
         checks.check_metric(recipe, rewards)
         self.averaged = AveragedWeights(self, averaging)
         known = features_for(self, recipe, features, key)
@@ -163,16 +168,26 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return [list(ids) for ids in completions], logprobs and [each.tolist() for each in logprobs]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        """As TRL's; of an evaluation it is also said what a prompt's best completion is worth, and how much they differ."""
-        scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        model: Any = self.model
-        if not model.training:
-            scores_BF = [[None if isnan(score) else score for score in scores_F] for scores_F in scores.tolist()]
-            each: Any = self.num_generations_eval or self.num_generations
-            figures = evaluated_figures(self.allocation.rewards, scores_BF, completion_ids_list, each)
-            for name, value in figures.items():
-                self._metrics["eval"][name].append(value)
-        return scores
+        """Scores of an evaluation's completions, checked as those of training, gathered from all processes.
+
+        Beside TRL's figures it logs what a prompt's best completion is worth, and how much its completions differ.
+        """
+        rewards = self.allocation.rewards
+        rows = [row | {"prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
+        scored = rewards(rows, completions, completion_ids_list, self.state, self.environments or None)
+        for column, values in scored.columns.items():
+            self._log_completion_extra(column, values)
+        for name, values in scored.figures.items():
+            for value in values:
+                self._log_metric(name, value)
+        filled_BF = [[nan if score is None else score for score in scores_F] for scores_F in scored.scores_BF]
+        scores_BF = torch.tensor(filled_BF, dtype=torch.float32, device=self.accelerator.device)
+        everywhere_BF: Any = gather(scores_BF)
+        known_BF = [[None if isnan(score) else score for score in scores_F] for scores_F in everywhere_BF.tolist()]
+        each: Any = self.num_generations_eval or self.num_generations
+        for name, value in evaluated_figures(rewards, known_BF, completion_ids_list, each).items():
+            self._metrics["eval"][name].append(value)
+        return everywhere_BF
 
     def _count(self, batch: Batch | None) -> None:
         self.state.num_input_tokens_seen += tokens_generated(self.allocation.generated)
