@@ -196,7 +196,7 @@ def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_ste
 
     trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short)
     with pytest.raises(
-        ValueError, match="the reward function short must return a list of 16 numbers or None.*got 1 of them"
+        ValueError, match=r"the reward function short must return a list of 16 numbers or None.*got 1 of them"
     ):
         trainer.train()
     assert trainer.state.global_step == 0
