@@ -8,9 +8,8 @@
 A rung is a file: those beside this one, in rungs/, those of `rollalloc bench --tier ladder`, or one of your own. It names
 its model, on the hub or here, its questions, its budget and its target. Every method of the ladder is run by its defaults,
 under a frozen plan. Before that it measures tokens per second, against `model.generate`, and the share of what the memory's
-bandwidth allows. OUT gets `speed.json`, `plan.json`, `leaderboard.md` and `.html`, and the metrics of each run; `rollalloc
-bench add OUT` puts them beside others'. Killed or out of time: the same command goes on. Exit code 0 means that all of it is
-done, 3 that it is not.
+bandwidth allows. OUT gets `speed.json`, `plan.json`, `leaderboard.md` and `.html`, and the metrics of each run. If it is
+killed or its time is up, the same command goes on. Exit code 0 means that all of it is done, 3 that it is not.
 
 Without a network, smollm2-filter and smollm2-stories need two folders that are made where there is one, and brought:
 

@@ -23,13 +23,6 @@ _TIER, _TASKS = "ci", Path("runs/tasks")
 
 
 def bench(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[add FOLDER]",
-            help="add FOLDER: check the finished runs of a leaderboard that was run elsewhere, and put them into --out.",
-        ),
-    ] = None,
     tier: Annotated[str, typer.Option(help="smoke, ci (minutes), full (hours) or ladder (a day).")] = _TIER,
     tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all).")] = "",
     recipes: Annotated[
@@ -60,14 +53,6 @@ def bench(
     from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)
-    if what:
-        if what[0] != "add" or len(what) != 2:
-            raise ValueError(f"expected options, or add FOLDER, got {' '.join(what)!r}")
-        others = (tier != _TIER, task_folder != _TASKS, tasks, recipes, recipe, track, processes, plan, table)
-        if any(others):
-            raise ValueError("add takes --out and no other option: what is added says itself what it is")
-        _add(console, place(what[1]), out)
-        return
     if table is not None:
         _written(console, table)
         return
@@ -83,13 +68,6 @@ def bench(
     say(console, described(made, cores))
     if not plan:
         _run(console, made, out, task_folder, cores)
-
-
-def _add(console: Console, what: Path, out: Path) -> None:
-    from rollalloc.lab.bench.added import add
-
-    say(console, f"{what} is whole and matches its plan: it is now {out / add(what, out)}")
-    _written(console, out)
 
 
 def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:

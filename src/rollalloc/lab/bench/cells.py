@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from rollalloc.lab.bench.added import added_in
 from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
 from rollalloc.lab.bench.leaderboard import diverged_in
 from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
@@ -59,15 +58,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A leaderboard: its plan, the date that it was frozen on, and its parts, by task and in each by track.
-
-    `added` are those that were made elsewhere, by the names of their folders.
-    """
+    """A leaderboard: its plan, the date on which the plan was frozen, and its parts, by task and within a task by track."""
 
     plan: Plan
     date: str
     parts: tuple[Part, ...]
-    added: Mapping[str, Board] = field(default_factory=dict[str, "Board"])
 
     @property
     def missing(self) -> int:
@@ -87,7 +82,7 @@ def board_of(folder: Path) -> Board:
     plan, date = frozen_in(folder)
     diverged = diverged_in(folder)
     parts = [_part(plan, track, task, folder, diverged) for task in plan.tasks for track in plan.tracks]
-    return Board(plan, date, tuple(parts), {each.name: board_of(each) for each in added_in(folder)})
+    return Board(plan, date, tuple(parts))
 
 
 def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> Part:

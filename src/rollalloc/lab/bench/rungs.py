@@ -25,7 +25,7 @@ from rollalloc.models.pretrained import MODELS
 __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
 
 PREFIX = "ladder/"  # of the tasks
-_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")  # no longer than runs that are added may have it
+_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")
 _MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
 _MOST_SEEDS = 1000
 _SHOWN = 1000  # letters of an error

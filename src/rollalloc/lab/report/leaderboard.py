@@ -10,7 +10,6 @@ from pathlib import Path
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
-from rollalloc.lab.bench.added import machine_of
 from rollalloc.lab.bench.cells import Board, Cell, Part, board_of
 from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.plan import KIND, PAGE, TABLE, Plan
@@ -62,7 +61,7 @@ def page(board: Board) -> str:
         board=board,
         notes=_notes(board),
         overviews=_overviews(board),
-        details=[(tables_of(part, name), part) for name, part in _parts(board)],
+        details=[(tables_of(part), part) for part in board.parts],
         facts=_facts(board),
         settings=_setting,
     )
@@ -71,27 +70,18 @@ def page(board: Board) -> str:
 def markdown(board: Board) -> str:
     """The same as Markdown."""
     lines = ["# Leaderboard", "", *(f"- {_plain(note)}" for note in _notes(board)), ""]
-    for table in (*_overviews(board), *(table for name, part in _parts(board) for table in tables_of(part, name))):
+    for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
-    commands = {
-        _name(part, name): [cell.command for cell in part.cells if cell.command] for name, part in _parts(board)
-    }
+    commands = {_name(part): [cell.command for cell in part.cells if cell.command] for part in board.parts}
     lines += ["## The command of every cell", ""] if any(commands.values()) else []
     for name, of_part in commands.items():
         lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
     return "\n".join(lines)
 
 
-def _parts(board: Board) -> list[tuple[str, Part]]:
-    """A leaderboard's own parts, and those of others that were added, each with the name of its folder."""
-    return [("", part) for part in board.parts] + [
-        (name, part) for name, each in board.added.items() for part in each.parts
-    ]
-
-
-def tables_of(part: Part, added: str = "") -> list[Table]:
-    """Everything known of a task in a track: what was paid, and what for; `added` names where it was made elsewhere."""
+def tables_of(part: Part) -> list[Table]:
+    """The tables of a task in a track: what each method paid, and what its policy was worth."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
     named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
@@ -103,10 +93,8 @@ def tables_of(part: Part, added: str = "") -> list[Table]:
     headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
     rows = [(cell.label, _row(cell, part)) for cell in part.cells]
     costs = len(headings) - 2 * len(extra)
-    paid = _columns(
-        f"{_name(part, added)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs)
-    )
-    worth = f"{_name(part, added)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
+    paid = _columns(f"{_name(part)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
+    worth = f"{_name(part)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
     return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
 
 
@@ -145,13 +133,13 @@ def _overviews(board: Board) -> list[Table]:
     """For each track, the baseline's rollouts over each method's, task by task."""
     made: list[Table] = []
     for track in board.plan.tracks:
-        parts = [(name, part) for name, part in _parts(board) if part.track == track]
-        by_label = [{cell.label: cell for cell in part.cells} for _, part in parts]
+        parts = [part for part in board.parts if part.track == track]
+        by_label = [{cell.label: cell for cell in part.cells} for part in parts]
         rows = [
             (each.label, [_overview(cells.get(each.label)) for cells in by_label]) for each in board.plan.contestants
         ]
         title = f"{track}: {BASELINE}'s rollouts to the target over each method's; above 1 is cheaper"
-        made.append(Table(title, [_column(part, name) for name, part in parts], rows))
+        made.append(Table(title, [part.task.name for part in parts], rows))
     return made
 
 
@@ -192,7 +180,6 @@ def _notes(board: Board) -> list[str]:
         rungs = ", then ".join(f"{rung.settings} at {rung.share:g} of the budget" for rung in plan.search)
         tuning = ", ".join(str(seed) for rung in plan.search for seed in rung.seeds)
         notes.append(f"Tuned: the same search for every method, by successive halving: {rungs}; seeds {tuning}.")
-    notes += [f"{name}: {_elsewhere(each)}." for name, each in board.added.items()]
     if board.missing:
         notes.insert(0, f"Not finished: {board.missing} final runs are missing. What stands here may still change.")
     return notes
@@ -200,12 +187,11 @@ def _notes(board: Board) -> list[str]:
 
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
-    added = [(f"{name}, {what}", said) for name, each in board.added.items() for what, said in _facts(each)]
     facts = [("plan", f"{plan.digest}, frozen {board.date}"), *_seeds(plan)]
     for task in plan.tasks:
         search = f"; {search_rollouts(plan.search, task.budget):,} to search with" if "tuned" in plan.tracks else ""
         facts.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts a run{search}, for each method"))
-    return [*facts, *plan.made_with.items(), *added]
+    return [*facts, *plan.made_with.items()]
 
 
 def _seeds(plan: Plan) -> list[tuple[str, str]]:
@@ -223,22 +209,8 @@ def _setting(cell: Cell) -> str:
     return f"learning rate {cell.paid.learning_rate:g}, {', '.join(said)}"
 
 
-def _name(part: Part, added: str = "") -> str:
-    return f"{part.task.name}, {part.track}{added and f', {added}'}"
-
-
-def _column(part: Part, added: str) -> str:
-    return f"{part.task.name}{added and f', {added}'}"
-
-
-def _elsewhere(board: Board) -> str:
-    """What runs that were added were made on and with."""
-    plan, said = board.plan, board.plan.made_with
-    machine, ours, torch = (one_line(each, 60) for each in (machine_of(plan), said["rollalloc"], said["torch"]))
-    return (
-        f"made elsewhere on {machine} by rollalloc {ours} and torch {torch}, by a plan frozen {one_line(board.date)}; its "
-        "files are whole and match that plan, and nobody here saw the runs"
-    )
+def _name(part: Part) -> str:
+    return f"{part.task.name}, {part.track}"
 
 
 def _lines(table: Table) -> list[str]:
