@@ -236,3 +236,25 @@ def test_the_command_says_what_was_written_and_what_overlaps(local: Path, tmp_pa
     assert "gsm8k_train.parquet" in result.output
     assert "overlap" in result.output
     assert set(json.loads((out / "prepared.json").read_text())["files"]) == {"gsm8k_train", "gsm8k_test", "math500"}
+
+
+def test_prompts_without_system_messages_for_models_that_refuse_them(local: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for options, roles in (([], ["system", "user"]), (["--no-system"], ["user"]), ([], ["system", "user"])):
+        command = ["data", "prepare", "math500", "--out", str(out), "--from-local", str(local), *options]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        (prompt,) = load_prompts(out / "math500.parquet").prompts
+        assert [message["role"] for message in prompt] == roles
+
+
+def test_the_command_takes_choices_of_splits(local: Path, tmp_path: Path) -> None:
+    write_rows(local / "MATH-500" / "train.jsonl", ROWS["math500"])
+    (local / "math500.jsonl").unlink()
+    command = ["data", "prepare", "math500", "--out", str(tmp_path / "out"), "--from-local", str(local)]
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, ValueError)
+    assert "--split math500=train" in str(refused.exception)
+    assert CliRunner().invoke(app, [*command, "--split", "math500=train"]).exit_code == 0
+    wrong = CliRunner().invoke(app, [*command, "--split", "train"])
+    assert "--split: expected SET=NAME, got 'train'" in str(wrong.exception)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollalloc.data._files import read_rows
 from rollalloc.data.prompts import PromptSet, encode_prompts, load_prompts, write_prompts
 
 
@@ -192,11 +193,65 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_an_unknown_suffix_is_refused(save, tmp_path):
-    message = r"ends in \.parquet, \.jsonl, \.json, got '\.csv'"
+    message = r"ends in \.parquet, \.jsonl, \.json, \.csv, \.tsv, got '\.txt'"
     with pytest.raises(ValueError, match=message):
-        load_prompts(save(row(), name="data.csv"))
+        load_prompts(save(row(), name="data.txt"))
     with pytest.raises(ValueError, match=message):
+        write_prompts(tmp_path / "data.txt", [row()])
+    with pytest.raises(ValueError, match=r"write a \.parquet or \.jsonl file"):
         write_prompts(tmp_path / "data.csv", [row()])
+
+
+# Other forms of text
+
+
+def read(path, content):
+    path.write_bytes(content)
+    return [row for _, row in read_rows(path)]
+
+
+def test_a_json_file_may_hold_one_array(tmp_path):
+    rows = [row("a"), row("b")]
+    for indent in (None, 2):
+        path = tmp_path / "data.json"
+        path.write_text("\n " + json.dumps(rows, indent=indent))
+        assert [place for place, _ in read_rows(path)] == [f"{path}:1", f"{path}:2"]
+        assert len(load_prompts(path)) == 2
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
+def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
+    separator = {"data.csv": ",", "data.tsv": "\t"}[name]
+    lines = [["q", "a"], ['"1+1=\n?"', "007"], ["é", ""], ["", "x"]]
+    content = "\ufeff" + "\r\n".join(separator.join(line) for line in lines) + "\r\n\r\n"
+    expected = [{"q": "1+1=\n?", "a": "007"}, {"q": "é", "a": None}, {"q": None, "a": "x"}]
+    assert read(tmp_path / name, content.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "a.csv",
+            b"q,a\n1,2,3\n",
+            "a.csv:2: expected 2 values, one for each column .q, a., got 3; put values that hold ','",
+        ),
+        ("a.csv", b"q,q\n1,2\n", "the column 'q' is there twice"),
+        ("a.csv", b'q,a\n"1,2\n', "not a readable row"),
+        ("a.csv", b"q,a\n", "expected at least one row"),
+        ("a.csv", "q,a\né,2\n".encode("latin1"), "expected text in UTF-8.*iconv -f latin1 -t utf-8"),
+        ("a.json", '["é"]'.encode("latin1"), "expected an array in UTF-8.*iconv"),
+        ("a.json", b'[{"a": 1, "a": 2}]', "expected one JSON array of rows .the key 'a' occurs twice"),
+        ("a.json", b'[{"a": 1}', "expected one JSON array of rows"),
+        ("a.json", b"[]", "expected at least one row"),
+        ("a.json", b"[" * 100_000, "expected one JSON array of rows"),
+        ("a.jsonl", '{"q": "é"}'.encode("latin1"), "a.jsonl:1: expected one JSON object.*iconv"),
+        ("a.jsonl", b'[\n{"q": 1}]', "a file that holds one array must end in .json"),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused_with_the_remedy(tmp_path, name, content, says):
+    with pytest.raises(ValueError, match=says):
+        read(tmp_path / name, content)
 
 
 def test_an_empty_file_is_refused(save, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
+
+_FILES_SHOWN = 3
 
 data = typer.Typer(help="Prepare data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -34,11 +37,22 @@ def prepare(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make files again that are there.")] = False,
     ngram: Annotated[int, typer.Option(help="Words that overlapping questions share.")] = 13,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SET=NAME: the split to take from a local folder whose files do not say theirs, or SET=all; repeatable."
+        ),
+    ] = None,
+    no_system: Annotated[
+        bool,
+        typer.Option("--no-system", help="Write no system messages, for models whose chat template refuses them."),
+    ] = False,
 ) -> None:
     """Write public sets as parquet in verl's schema, and count what training and evaluation sets share."""
     from rollalloc.data.prepare import prepare as carry_out
 
     console = Console(stderr=True)
+    splits = _pairs(split or ())
     with console.status("preparing") as status:
         files = carry_out(
             sets,
@@ -46,6 +60,8 @@ def prepare(
             local=from_local,
             force=force,
             ngram=ngram,
+            splits=splits,
+            system=not no_system,
             progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
         )
     console.print(_table(files, ngram))
@@ -117,19 +133,32 @@ def convert(
     say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
 
 
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [
+        text for text, (name, equals, split) in zip(texts, pairs, strict=True) if not (name and equals and split)
+    ]:
+        raise ValueError(f"--split: expected SET=NAME, got {wrong[0]!r}; e.g. gsm8k_test=main/test")
+    return {name: split for name, _, split in pairs}
+
+
 def _table(files: list[Prepared], ngram: int) -> Table:
     shared = any(file.overlap for file in files)
+    local = any(file.read for file in files)
     table = Table(
         caption=f"overlap: questions that share {ngram} words in a row with one of an evaluation set"
         if shared
         else None,
         caption_justify="left",
     )
-    for heading in ("file", "rows", "left out", *(("overlap",) if shared else ())):
+    for heading in ("file", "rows", "left out", *(("overlap",) if shared else ()), *(("read from",) if local else ())):
         table.add_column(heading, justify="right" if heading == "rows" else "left")
     for file in files:
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in file.dropped.items())
         overlap = ", ".join(f"{count:,} {name}" for name, count in file.overlap.items() if count)
         name = f"{file.path.name}{' (was there)' if file.reused else ''}"
-        table.add_row(name, f"{file.rows:,}", left_out, *((overlap,) if shared else ()))
+        read = "\n".join(file.read[:_FILES_SHOWN]) + (
+            f"\nand {more} more" if (more := len(file.read) - _FILES_SHOWN) > 0 else ""
+        )
+        table.add_row(name, f"{file.rows:,}", left_out, *((overlap,) if shared else ()), *((read,) if local else ()))
     return table

@@ -1,14 +1,17 @@
-"""Rows as plain Python from parquet and JSONL files, and back. What the rows mean is `prompts`' matter."""
+"""Rows as plain Python from parquet, JSON, CSV and TSV files, and back. What the rows mean is `prompts`' matter."""
 
 from __future__ import annotations
 
+import csv
 import json
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollalloc.data.jsonl import Unreadable, read_lines
+from rollalloc.data.jsonl import LONGEST, Unreadable, decode_once, read_lines
 from rollalloc.files.atomic import written
 
 _ROWS = 1024  # of a parquet file, held at a time
@@ -18,7 +21,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row of a file with its place, `file:row`; rows count from 1, as an editor counts lines.
 
     Args:
-        path: a `.parquet` file, or a `.jsonl` or `.json` file with one JSON value a line (blank lines are skipped).
+        path: a `.parquet` file; a `.jsonl` or `.json` file with one JSON value a line (blank lines are skipped); a `.json`
+            file that holds one array; or a `.csv` or `.tsv` file with a line of column names, whose values are text.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -26,7 +30,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
             that is there twice, or no rows at all.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; prompts are read from .parquet, .jsonl and .json files")
+        raise FileNotFoundError(f"{path}: no such file; prompts are read from {', '.join(_FORMATS)} files")
     read, _ = _format(path)
     place = None
     for number, row in read(path):
@@ -59,11 +63,52 @@ _NOT_PLAIN = (TypeError, AttributeError, UnicodeError, RecursionError, OverflowE
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     for number, row in read_lines(path, unique=True):
         if isinstance(row, Unreadable):
+            help = _NOT_UTF8 if "utf-8" in row.why else "a file that holds one array must end in .json, not in .jsonl"
             raise ValueError(
-                f"{path}:{number}: expected one JSON object on each line, got {row.begins} ({row.why}); "
-                "a file that holds one array must be written again as JSON lines"
+                f"{path}:{number}: expected one JSON object on each line, got {row.begins} ({row.why}); {help}"
             )
         yield number, row
+
+
+_NOT_UTF8 = "if the file is in Latin-1, `iconv -f latin1 -t utf-8 FILE > NEW` writes it in UTF-8"
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+    """The elements of an array, or JSON lines."""
+    with path.open("rb") as file:
+        is_array = file.read(4096).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
+    if not is_array:
+        yield from _read_jsonl(path)
+        return
+    try:
+        rows = decode_once(path.read_bytes().removeprefix(BOM_UTF8))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected an array in UTF-8 ({error}); {_NOT_UTF8}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected one JSON array of rows ({error}); write it again") from error
+    yield from enumerate(rows, 1)
+
+
+def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
+    """Rows under a line of column names; a value is text, and an empty one null."""
+    csv.field_size_limit(LONGEST)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            names = next(reader, [])
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise ValueError(f"{path}: the column {twice[0]!r} is there twice; rename one")
+            for values in filter(None, reader):
+                if len(values) != len(names):
+                    raise ValueError(
+                        f"{path}:{reader.line_num}: expected {len(names)} values, one for each column ({', '.join(names)}), "
+                        f"got {len(values)}; put values that hold {separator!r} or a new line in double quotes"
+                    )
+                yield reader.line_num, {name: value or None for name, value in zip(names, values, strict=True)}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8 ({error}); {_NOT_UTF8}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num}: not a readable row ({error}); write the file again") from error
 
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -136,6 +181,10 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         ) from error
 
 
+def _write_nothing(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    raise ValueError("rows with messages do not fit into a table of text; write a .parquet or .jsonl file")
+
+
 def _pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
@@ -150,7 +199,9 @@ Writer = Callable[[Path, Sequence[dict[str, Any]]], None]
 _FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".parquet": (_read_parquet, _write_parquet),
     ".jsonl": (_read_jsonl, _write_jsonl),
-    ".json": (_read_jsonl, _write_jsonl),
+    ".json": (_read_json, _write_jsonl),
+    ".csv": (partial(_read_separated, separator=","), _write_nothing),
+    ".tsv": (partial(_read_separated, separator="\t"), _write_nothing),
 }
 
 

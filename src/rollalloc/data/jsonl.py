@@ -37,7 +37,7 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
     Raises:
         OSError: the file cannot be read.
     """
-    decode = _strictly_decoded if unique else decoded
+    decode = decode_once if unique else decoded
     with path.open("rb") as file:
         number = 0
         while line := file.readline(LONGEST + 1):
@@ -78,7 +78,13 @@ _SHAPE = bytes.maketrans(b"123456789{", b"000000000[")
 _BEYOND_64_BITS = b"0" * 19
 
 
-def _strictly_decoded(line: bytes) -> Any:
+def decode_once(line: bytes) -> Any:
+    """The JSON value of some bytes, of which no object names a key twice.
+
+    Raises:
+        ValueError: not UTF-8, not JSON, or a key that is there twice.
+        RecursionError: nested too deep.
+    """
     return _strict.decode(line.decode("utf-8"))
 
 

@@ -18,6 +18,7 @@ from rollalloc.data.hub import why_unreachable
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.data.splits import SUFFIXES, Wanted, files_of_split
 from rollalloc.files.atomic import write_text, written
 from rollalloc.files.opening import read_text
 
@@ -25,7 +26,7 @@ MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written
 _ENTRY = {"from": str, "hub": str, "rows": int, "dropped": dict, "sha256": str}  # what the manifest says of a file
 _REPLACES = "replaces"  # the digest of the file that stood there before; it may still, if the call was cut short
-_SUFFIXES = (".parquet", ".jsonl", ".json")
+_HOW_BEFORE = {"files": None, "system": True}  # of a manifest of before these were written down
 
 Progress = Callable[[str, int], None]
 
@@ -40,6 +41,7 @@ class Prepared:
         rows: in it.
         dropped: rows left out, by reason; only reasons that occurred.
         reused: it was there already, as it was written.
+        read: local files that its rows are from, relative to the local folder; empty for the hub.
         overlap: by evaluation set, how many of this training set's questions share an n-gram with it.
     """
 
@@ -48,6 +50,7 @@ class Prepared:
     rows: int
     dropped: Mapping[str, int]
     reused: bool
+    read: Sequence[str] = ()
     overlap: dict[str, int] = field(default_factory=dict)
 
 
@@ -58,6 +61,8 @@ def prepare(
     local: Path | None = None,
     force: bool = False,
     ngram: int = 13,
+    splits: Mapping[str, str] | None = None,
+    system: bool = True,
     progress: Progress = lambda part, rows: None,
 ) -> list[Prepared]:
     """Write the files of some public sets, and count what training and evaluation sets among them share.
@@ -69,14 +74,20 @@ def prepare(
     Args:
         names: of sets, keys of `SETS`.
         out: folder of the files and of `prepared.json`.
-        local: folder with a file or a folder of files, parquet or JSONL, named after each set or split, in the set's own
-            columns; None: from the Hugging Face hub, with `datasets`.
+        local: folder with a file or a folder of files, in the set's own columns, named after each set or split, or as the
+            set is on the hub. Of a folder those of the split are taken, as `splits.files_of_split` finds them. None: from
+            the Hugging Face hub, with `datasets`.
         force: make files again that are there.
         ngram: words that two questions must share to be counted as overlapping, at least 1.
+        splits: the split to take from the local folder of a set, by name of the set or of its file, where the names of its
+            files do not say it.
+        system: write the system message of each prompt, an empty one unless the set brings its own; False: write none, for
+            models whose chat template refuses system messages.
         progress: called with the split's name and the rows read so far, now and then.
 
     Raises:
-        ValueError: an unknown set, n-grams of no words, a manifest that is none, or a row without the set's columns.
+        ValueError: an unknown set, n-grams of no words, a manifest that is none, a row without the set's columns, or local
+            files that do not say which split they are.
         FileExistsError: a file is in the way; nothing was made.
         FileNotFoundError: a set that is not in the local folder.
         ImportError: `datasets` is missing.
@@ -84,22 +95,54 @@ def prepare(
     parts = [part for name in dict.fromkeys(names) for part in _parts(name)]
     if ngram < 1:
         raise ValueError(f"n must be at least 1 word, got {ngram}")
-    origin = "hub" if local is None else "local"
+    _check_splits(splits or {}, parts, local)
+    sources = {part.name: _local_files(part, local, splits or {}) for part in parts} if local is not None else {}
     manifest = _read_manifest(out)
     paths = {part.name: out / f"{part.name}.parquet" for part in parts}
     for name, path in paths.items():  # before anything is made
         _refuse_foreign(path, manifest.get(name), force)
     files: list[Prepared] = []
     for part in parts:
-        path, entry = paths[part.name], manifest.get(part.name)
-        reused = not force and entry is not None and entry["from"] == origin and _digest(path) == entry["sha256"]
+        path, entry, files_read = paths[part.name], manifest.get(part.name), sources.get(part.name)
+        how = _how(local, files_read, system)
+        reused = not force and entry is not None and _is_as_made(path, entry, how)
         if entry is None or not reused:
-            rows, dropped = _verl_rows(part, _source(part, local), progress)
-            entry = {"from": origin, "hub": part.hub, "rows": len(rows), "dropped": dropped}
-            entry = _write(path, rows, part.name, entry)
-        files.append(Prepared(part, path, entry["rows"], entry["dropped"], reused))
+            rows, dropped = _verl_rows(part, _source(part, files_read), progress)
+            if not system:
+                _leave_out_system(rows)
+            entry = _write(path, rows, part.name, how | {"hub": part.hub, "rows": len(rows), "dropped": dropped})
+        files.append(Prepared(part, path, entry["rows"], entry["dropped"], reused, how["files"] or ()))
     _count_overlap(files, ngram)
     return files
+
+
+def _how(local: Path | None, files: Sequence[Path] | None, system: bool) -> dict[str, Any]:
+    """What the manifest says of how a file was made; one that was made otherwise is made again."""
+    if local is None or files is None:
+        return {"from": "hub", "files": None, "system": system}
+    return {"from": "local", "files": [file.relative_to(local).as_posix() for file in files], "system": system}
+
+
+def _is_as_made(path: Path, entry: Mapping[str, Any], how: Mapping[str, Any]) -> bool:
+    """Whether a file is as the manifest says, and would be made in the same way now."""
+    same = all(entry.get(name, _HOW_BEFORE.get(name)) == value for name, value in how.items())
+    return same and _digest(path) == entry["sha256"]
+
+
+def _leave_out_system(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        row["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
+
+
+def _check_splits(splits: Mapping[str, str], parts: Sequence[Part], local: Path | None) -> None:
+    """Refuse choices of splits that would do nothing."""
+    known = {name for part in parts for name in (part.original, _set_of(part))}
+    if unknown := sorted(set(splits) - known):
+        raise ValueError(
+            f"--split names {unknown[0]!r}, which is not prepared here; name one of {', '.join(sorted(known))}"
+        )
+    if splits and local is None:
+        raise ValueError("--split chooses among local files; give --from-local FOLDER as well, or take it out")
 
 
 def _parts(name: str) -> tuple[Part, ...]:
@@ -158,10 +201,10 @@ def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
             info["index"] = f"row-{number}"
 
 
-def _source(part: Part, local: Path | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _source(part: Part, files: Sequence[Path] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each row of the set, with its place."""
-    if local is not None:
-        for file in _local_files(part, local):
+    if files is not None:
+        for file in files:
             yield from read_rows(file)
         return
     try:
@@ -185,20 +228,28 @@ def _source(part: Part, local: Path | None) -> Iterator[tuple[str, Mapping[str, 
     yield from ((f"{part.hub}[{number}]", row) for number, row in enumerate(rows))
 
 
-def _local_files(part: Part, folder: Path) -> list[Path]:
-    """Files of a split: named after it, or after its set; or all of a folder so named, those of the split if it says so."""
-    name = next(name for name, parts in SETS.items() if part in parts)
-    for stem in dict.fromkeys((part.original, name) if len(SETS[name]) == 1 else (part.original,)):
-        for path in (folder / f"{stem}{suffix}" for suffix in _SUFFIXES):
-            if path.is_file():
+def _local_files(part: Part, local: Path, splits: Mapping[str, str]) -> list[Path]:
+    """The files of a split: one that is named after it, or those of it in the folder of its set."""
+    name = _set_of(part)
+    choice = splits.get(part.original, splits.get(name))
+    alone = len(SETS[name]) == 1
+    for stem in dict.fromkeys((part.original, name) if alone else (part.original,)):
+        for path in (local / f"{stem}{suffix}" for suffix in SUFFIXES):
+            if path.is_file() and choice is None:
                 return [path]
-        inside = sorted(path for path in (folder / stem).rglob("*") if path.suffix in _SUFFIXES)
-        if inside:
-            return inside
+    for stem in dict.fromkeys((part.original, name, part.hub, part.hub.rpartition("/")[2])):
+        if (local / stem).is_dir():
+            return files_of_split(local / stem, Wanted(name, part.split, part.config, choice))
+    there = ", ".join(sorted(path.name for path in local.glob("*"))[:20]) or "nothing"
     raise FileNotFoundError(
-        f"{folder}: expected {part.original}.parquet or .jsonl, or a folder {part.original} with such files, in the columns "
-        f"of {part.hub} ({part.split}); found {', '.join(sorted(path.name for path in folder.glob('*'))) or 'nothing'}"
+        f"{local}: expected {part.original}.parquet or .jsonl, or a folder {name} or {part.hub} with such files, in the "
+        f"columns of {part.hub} ({part.split}); found {there}"
     )
+
+
+def _set_of(part: Part) -> str:
+    """The name of the set that a split belongs to."""
+    return next(name for name, parts in SETS.items() if part.original in {each.original for each in parts})
 
 
 # --------------------------------------------------------------------------------------------------------------- files
