@@ -92,9 +92,9 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
 def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
     """Rows under a line of column names; a value is text, and an empty one null."""
     csv.field_size_limit(LONGEST)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, strict=True)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, strict=True)
+        try:
             names = next(reader, [])
             if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise ValueError(f"{path}: the column {twice[0]!r} is there twice; rename one")
@@ -105,10 +105,10 @@ def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
                         f"got {len(values)}; put values that hold {separator!r} or a new line in double quotes"
                     )
                 yield reader.line_num, {name: value or None for name, value in zip(names, values, strict=True)}
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected text in UTF-8 ({error}); {_NOT_UTF8}") from error
-    except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num}: not a readable row ({error}); write the file again") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: expected text in UTF-8 ({error}); {_NOT_UTF8}") from error
+        except csv.Error as error:
+            raise ValueError(f"{path}:{reader.line_num}: not a readable row ({error}); write the file again") from error
 
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
