@@ -326,7 +326,7 @@ def test_compare_shows_what_each_paid(call, tmp_path):
     [
         (("--recipes", "grpo,grop"), "unknown recipe 'grop' (did you mean 'grpo'?)"),
         (("--recipes", "a=grpo,a=dapo"), "--recipes names 'a' twice"),
-        (("--recipes", "grpo", "--seeds", "1,1"), "a name and seed of its own"),
+        (("--recipes", "grpo", "--matched", "groups=4,n=4", "--seeds", "1,1"), "a name and seed of its own"),
         (("--recipes", "grpo", "--seeds", "one"), "--seeds: expected whole numbers separated by commas, got 'one'"),
         (
             ("--recipes", "a/b=grpo"),
@@ -334,7 +334,14 @@ def test_compare_shows_what_each_paid(call, tmp_path):
         ),
         (("--recipes", "grpo", "--set", "groups=3"), "expected LABEL.key with one of grpo; e.g. grpo.groups=8"),
         (("--recipes", "grpo", "--matched", "groups=3"), "--matched expects groups=G,n=N, got 'groups=3'"),
-        (("--recipes", "grpo,dapo", "--set", "dapo.groups=2000"), "trains on 2000 groups per batch"),
+        (
+            ("--recipes", "grpo,dapo", "--matched", "groups=4,n=4", "--set", "dapo.groups=2000"),
+            "trains on 2000 groups per batch",
+        ),
+        (
+            ("--recipes", "grpo"),
+            "max_rollouts: 32 is less than the first batch takes, 64 rollouts for 16 prompts; give at",
+        ),
         (("--out", "theirs"), "theirs holds results.json, which as far as is known rollalloc did not write"),
     ],
 )

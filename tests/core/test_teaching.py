@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, recipes
-from rollalloc.core.teaching import OUTCOMES, WINDOW, Teaching, outcomes, silent
+from rollalloc.core.teaching import FIRST, OUTCOMES, WINDOW, Teaching, outcomes, silent
 
 BATCH = 64
 
@@ -28,6 +28,13 @@ def spoken(shares, each=BATCH):
 
 
 FULL = WINDOW // BATCH  # batches of a full window
+
+
+def test_outcomes_that_never_differed_are_said_after_the_first_batch_and_not_again_until_long_after():
+    assert spoken([1.0] * 100) == [0]
+    assert spoken([1.0] * 100, each=BATCH // 4) == [3]  # with `FIRST` rollouts
+    assert spoken([1 - 1 / BATCH] * 20) == []  # one rollout was right: the window has to be full
+    assert spoken([1.0] * (16 * FULL + 1)) == [0, 16 * FULL]
 
 
 def test_it_is_said_once_when_the_window_is_full_and_the_share_crosses():
@@ -110,9 +117,10 @@ def test_the_window_is_the_shortest_that_holds_so_many_rollouts(added):
     totals, counted = [sum(ended.values()) for ended in added], 0
     while counted < len(added) and sum(totals[len(totals) - counted :]) < WINDOW:
         counted += 1
-    shares = teaching.shares()
+    shares, all_of_them = teaching.shares(), sum(map(Counter, added), Counter())
     if sum(totals) < WINDOW:
-        assert shares == {}
+        agree = sum(totals) >= FIRST and set(all_of_them) in ({name} for name in (*OUTCOMES[:3], "wrong", "right"))
+        assert shares == (dict.fromkeys(OUTCOMES, 0.0) | dict.fromkeys(all_of_them, 1.0) if agree else {})
     else:
         window = sum((Counter(ended) for ended in added[len(added) - counted :]), Counter())
         assert shares == {name: window[name] / window.total() for name in OUTCOMES}

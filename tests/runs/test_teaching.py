@@ -12,6 +12,10 @@ HARD = "easier prompts or a stronger model to begin with would help"
     ("shares", "said"),
     [
         ({}, None),
+        (
+            {"all_wrong": 0.9, "all_right": 0.1},
+            f"90% {LAST} in groups that were all wrong, 10% all right: {NOTHING} {HARD}",
+        ),
         ({"all_wrong": 0.3, "mixed": 0.7}, None),
         ({"wrong": 0.9, "right": 0.1}, None),
         (
@@ -30,3 +34,26 @@ HARD = "easier prompts or a stronger model to begin with would help"
 )
 def test_a_line_says_what_most_were_and_what_would_help(shares, said):
     assert in_words(shares) == said
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        (
+            {"all_wrong": 1.0, "mixed": 0.0},
+            "check the reward function: the last rollouts were all wrong. Try it on an answer",
+        ),
+        ({"wrong": 1.0}, "check the reward function: the last rollouts were all wrong. Try it on an answer"),
+        (
+            {"all_right": 1.0},
+            "the last rollouts were all right: harder prompts would help, or the run is done. If it was so",
+        ),
+        (
+            {"right": 1.0},
+            "the last rollouts were all right: harder prompts would help, or the run is done. If it was so",
+        ),
+        ({"all_alike": 1.0}, "check the reward function: of the last rollouts no two to the same prompt got different"),
+    ],
+)
+def test_where_outcomes_never_differed_the_reward_function_is_suspected_first(shares, said):
+    assert in_words(shares).startswith(said)

@@ -55,7 +55,8 @@ def sampled(monkeypatch):
 def test_breadth_by_hand(sampled):
     found = sampled(SAMPLES)
     assert found.accuracy == pytest.approx((3.5 / 4 + 0.25 / 4 + 1 / 2) / 3)
-    assert found.unscored == 2
+    assert sum(found.unscored.values()) == 2
+    assert (found.sampled, found.constant) == (12, None)
     breadth = found.breadth
     assert breadth.k == 4
     assert breadth.pass_at_k == pytest.approx((1 + 0.25 + 1) / 3)  # the best metric of four

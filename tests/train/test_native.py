@@ -458,7 +458,7 @@ def test_an_evaluation_without_any_score_is_not_an_accuracy(trainer_of, prompts_
     assert {line["accuracy"] for line in evaluations} == {line["standard_error"] for line in evaluations} == {None}
     assert {line["eval_unscored"] for line in evaluations} == {24}
     assert lines[-1]["unscored"] == {}  # of the rollouts paid
-    assert "no held-out sample has a score (24 unscored)" in caplog.text
+    assert "none of 24 held-out samples has a score: reward function returned None (24)" in caplog.text
 
 
 def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):

@@ -1,12 +1,19 @@
-"""A run whose rollouts teach nothing says so, in the log and in its metrics; where notices are off, in neither."""
+"""What a run says of a reward that fails, never differs, is no success rate or is slow; where notices are off, nothing."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
+from rollalloc import Allocator, recipes
 from rollalloc.core import teaching
-from rollalloc.train.execution import execute
+from rollalloc.generate.outcomes import Outcomes
+from rollalloc.generate.sampling import Sampling
+from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.train.evaluation import Breadth, Evaluation
+from rollalloc.train.execution import check, execute
+from rollalloc.train.notices import Notices, counted, of_first_evaluation
+from rollalloc.train.settings import Settings
 from small_run import one_torch_thread, run_of, task
 
 __all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
@@ -20,8 +27,151 @@ def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monk
     execute(replace(run, settings=replace(run.settings, notices=notices)), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     batches = [line for line in lines if line["kind"] == "batch"]
-    said = [record.message for record in caplog.records if "teach next to nothing" in record.message]
+    said = [record.message for record in caplog.records if "the last rollouts were all wrong" in record.message]
     assert len(batches) == 6
     assert [bool(line["teaching"]) for line in batches] == [notices and at > 0 for at in range(6)]
+    assert bool(lines[-1].get("teaching")) == notices
     assert len(said) == notices
     assert {line["selection"]["difficulty_trained"] for line in batches} == {1}
+
+
+def said_at_first(**found):
+    """What is said of the first evaluation of a run."""
+    return list(of_first_evaluation(Evaluation(**{"standard_error": None, "sampled": 48} | found)))
+
+
+def test_a_reward_that_is_healthy_is_not_spoken_of():
+    assert said_at_first(accuracy=0.3) == []
+    assert said_at_first(accuracy=0.3, unscored={"timed out": 4}, truncated=24) == []
+    assert said_at_first(accuracy=0.02, standard_error=0.0, sampled=0) == []
+
+
+def test_the_first_evaluation_says_why_samples_have_no_score():
+    [said] = said_at_first(accuracy=None, unscored={"KeyError: 'answer'": 40, "timed out": 8})
+    assert said == (
+        "check the reward function: none of 48 held-out samples has a score: KeyError: 'answer' (40); timed out (8). "
+        "The accuracy is not known"
+    )
+    [said] = said_at_first(accuracy=0.5, unscored={"KeyError: 'answer'": 5})
+    assert said.startswith("check the reward function: 5 of 48 held-out samples have no score: KeyError: 'answer' (5).")
+
+
+def test_the_first_evaluation_says_that_scores_never_differ():
+    [wrong] = said_at_first(accuracy=0.0, constant=0.0)
+    assert wrong.startswith("check the reward function: all 48 held-out samples scored 0 before any training.")
+    assert "an answer that you know to be right" in wrong
+    [right] = said_at_first(accuracy=1.0, constant=1.0, unscored={"timed out": 2})
+    assert right.startswith("check the reward function: all 46 held-out samples scored 1 before any training.")
+    assert "an answer that you know to be wrong" in right
+
+
+def test_the_first_evaluation_says_that_a_model_is_never_right_where_accuracy_is_exact():
+    breadth = Breadth(8, 0.0016, None, None, None, 2.0, None)
+    [said] = said_at_first(accuracy=0.0002, standard_error=0.0, sampled=0, breadth=breadth)
+    assert said.startswith(
+        "the model hardly ever gives the right answer to a held-out prompt: accuracy 0.0002, pass@8 0.0016"
+    )
+
+
+def test_reasons_are_counted_the_commonest_first_and_made_fit_to_be_shown():
+    assert counted({"a": 1, "b\x1b[31m\n": 7, "c": 2, "d": 3}) == "b␛[31m (7); d (3); other reasons (3)"
+
+
+class Looked:
+    """Notices of a run that begins, with a clock and a report that are set by hand."""
+
+    def __init__(self, *, notices=True):
+        self.now, self.report = 0.0, {}
+        settings = Settings(sampling=Sampling(4), notices=notices)
+        self.notices = Notices(settings, lambda: self.report, lambda: self.now)
+        self.allocator, self.outcomes = Allocator(recipes.grpo(32, 2), 64, 0), Outcomes()
+        self.allocator.ask()  # 64 rollouts are paid
+
+    def after(self, *outcomes, truncated=False):
+        for outcome in outcomes:
+            self.outcomes.add(outcome, truncated=truncated, tokens=1)
+        self.notices.rolled_out(self.allocator, self.outcomes)
+
+
+def test_rollouts_without_a_score_are_said_once_with_their_reasons(caplog):
+    looked = Looked()
+    for _ in range(2):
+        looked.after(*[Unscored("ValueError: no answer")] * 30, *[Scored(1.0, 1.0)] * 2)
+    [said] = caplog.messages
+    assert said.startswith(
+        "check the reward function: 30 of the first 64 rollouts have no score: ValueError: no answer (30)"
+    )
+
+
+def test_a_metric_that_is_no_success_rate_is_said_once(caplog):
+    looked = Looked()
+    looked.after(Scored(3.0, 3.0))
+    looked.notices.first_evaluation(Evaluation(2.75, 0.1, sampled=48))
+    [said] = caplog.messages
+    assert said.startswith("a rollout has the metric 3, which is no success rate")
+    assert '"acc": 1.0 if right else 0.0' in said
+
+
+def test_held_out_samples_that_are_cut_off_are_said(caplog):
+    Looked().notices.first_evaluation(Evaluation(0.1, 0.1, sampled=48, truncated=25))
+    [said] = caplog.messages
+    assert said.startswith("25 of 48 held-out samples were cut off at 4 tokens")
+    assert "a higher --max-new-tokens" in said
+
+
+def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog):
+    looked = Looked()
+    for _ in range(2):
+        looked.after(*[Scored(0.5, 0.5)] * 64, truncated=True)
+    [said] = caplog.messages
+    assert said.startswith("64 of the first 64 rollouts were cut off at 4 tokens")
+
+
+def test_a_slow_reward_is_said_once_where_it_takes_most_of_the_time(caplog):
+    looked = Looked()
+    looked.now, looked.report = (
+        30.0,
+        {"seconds": 40.0, "workers": 2, "scored": 20, "cached": 4, "unscored": {"slow": 4}},
+    )
+    looked.after()
+    looked.after()
+    [said] = caplog.messages
+    assert said.startswith("the reward function is slow: it took 2 s a sample, 67% of the time so far with 2 workers.")
+
+
+@pytest.mark.parametrize(("now", "seconds"), [(100.0, 40.0), (10.0, 9.0)])
+def test_a_reward_that_takes_little_is_not_spoken_of(now, seconds, caplog):
+    looked = Looked()
+    looked.now, looked.report = now, {"seconds": seconds, "workers": 1, "scored": 20}
+    looked.after()
+    assert caplog.messages == []
+
+
+def test_without_notices_nothing_is_said(caplog):
+    looked = Looked(notices=False)
+    looked.now, looked.report = 30.0, {"seconds": 40.0, "workers": 1, "scored": 20}
+    looked.after(*[Unscored("ValueError: no answer")] * 32, Scored(3.0, 3.0))
+    looked.notices.first_evaluation(Evaluation(0.0, None, sampled=48, constant=0.0))
+    assert caplog.messages == []
+
+
+def test_a_recipe_that_filters_says_that_all_is_wrong_although_it_comes_to_no_batch(run_of, tmp_path, caplog):
+    """DAPO makes no batch of groups that are all wrong."""
+    parameters = {"groups": 4, "n": 4, "gen_groups": 16}
+    reward = "rollalloc.rewards.math:compute_score"
+    run = run_of("dapo", parameters, target=None, reward=reward, heldout=None, single_answer=False, max_rollouts=128)
+    execute(run, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert not [line for line in lines if line["kind"] == "batch"]
+    assert [
+        text for text in caplog.messages if text.startswith("check the reward function: the last rollouts were all")
+    ]
+    assert lines[-1]["teaching"]["all_wrong"] == 1
+
+
+@pytest.mark.parametrize(("recipe", "least"), [("grpo", 16), ("dapo", 16), ("reinforce", 4)])
+def test_a_budget_below_one_batch_is_refused_with_the_number_to_type(recipe, least, run_of):
+    parameters = {"groups": 4} | {"grpo": {"n": 4}, "dapo": {"n": 4, "gen_groups": 8}, "reinforce": {}}[recipe]
+    with pytest.raises(ValueError, match=f"give at least --max-rollouts {least}, or smaller batches"):
+        check(run_of(recipe, parameters, max_rollouts=least - 1))
+    check(run_of(recipe, parameters, max_rollouts=least))

@@ -47,7 +47,11 @@ def train(
         bool, output("Write each rollout's text and score to rollouts.jsonl.", "--log-rollouts")
     ] = False,
     no_notices: Annotated[
-        bool, output("Do not say when most of the last rollouts taught nothing.", "--no-notices")
+        bool,
+        output(
+            "Do not warn of a reward that fails, never differs or is slow, or of rollouts that teach little.",
+            "--no-notices",
+        ),
     ] = False,
 ) -> None:
     """Train one model under one recipe."""

@@ -14,6 +14,7 @@ from rollalloc.core.group import Group
 from rollalloc.core.packing import exact_keys, natural, naturals, rate
 
 WINDOW = 2048  # rollouts
+FIRST = 64  # rollouts from which on it is said that no two outcomes have differed since the run began
 OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "between")
 _SILENT = OUTCOMES[:3]  # of groups whose rewards were equal
 _ALONE = OUTCOMES[4:]  # of rollouts that were not compared within a group
@@ -46,6 +47,16 @@ def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
     return sum(shares.get(name, 0) for name in _SILENT), _OF_GROUPS
+
+
+def never_differed(shares: Mapping[str, float]) -> str | None:
+    """The one outcome that all rollouts had, "wrong", "right" or "alike"; None where outcomes differed.
+
+    Then the first suspect is the reward function, not the prompts.
+    """
+    [most, *others] = sorted(OUTCOMES, key=lambda name: -shares.get(name, 0)) if shares else ["mixed"]
+    constant = most in (*_SILENT, "wrong", "right") and not any(shares.get(name, 0) for name in others)
+    return most.removeprefix("all_") if constant else None
 
 
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
@@ -86,9 +97,20 @@ class Teaching:
             self._now[name] += count
 
     def shares(self) -> dict[str, float]:
-        """Of the window's rollouts by outcome; empty while there are fewer than `WINDOW`."""
-        total = sum(self._before, Counter[str]())
-        return {name: total[name] / total.total() for name in OUTCOMES} if total.total() >= WINDOW else {}
+        """Of the window's rollouts by outcome.
+
+        Empty while there are fewer than `WINDOW`, unless there are `FIRST` and all of them had the same outcome.
+        """
+        return self._shares(sum(self._before, Counter[str]()))
+
+    def final_shares(self) -> dict[str, float]:
+        """The same at the end of a run, with the rollouts after its last batch; a run may end without any batch."""
+        return self._shares(sum(self._before, self._now))
+
+    def _shares(self, total: Counter[str]) -> dict[str, float]:
+        count = total.total()
+        shares = {name: total[name] / count for name in OUTCOMES} if count else {}
+        return shares if count >= WINDOW or (count >= FIRST and never_differed(shares)) else {}
 
     def look(self) -> None:
         """A batch is made: the window slides, and `speaks` says whether to say something.

@@ -20,24 +20,37 @@ SCORE_AND_ACC = (
     'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
     "there is no `acc`, and the score may be any finite number. Then resume"
 )
-_ROUNDING = 1e-3  # that a log-probability may lie above 0
+_ROUNDING = 1e-3  # that a log-probability may lie above 0, and a metric outside [0, 1]
 _REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
 _OTHER_REASONS = "other reasons"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Outcomes:
-    """What came of rollouts; `unscored` counts by reason those without a score, since the run began."""
+    """What came of rollouts.
+
+    Attributes:
+        unscored: rollouts without a score since the run began, by reason.
+        ended: rollouts that ended by themselves in this process.
+        truncated: of them, those that the length limit cut off.
+        no_rate: the first metric outside [0, 1] in this process, which is no success rate; None: there was none.
+    """
 
     def __init__(self) -> None:
         self.unscored: dict[str, int] = {}
+        self.ended, self.truncated = 0, 0
+        self.no_rate: float | None = None
         # Reward, metric, truncated and tokens of each rollout scored since the last batch:
         self._waves: list[tuple[float, float, bool, int]] = []
 
     def add(self, outcome: Outcome, *, truncated: bool, tokens: int) -> None:
         """Count a rollout that ended by itself."""
+        self.ended += 1
+        self.truncated += truncated
         if isinstance(outcome, Scored):
             self._waves.append((outcome.reward, outcome.metric, truncated, tokens))
+            if self.no_rate is None and not -_ROUNDING <= outcome.metric <= 1 + _ROUNDING:
+                self.no_rate = outcome.metric
             return
         reason = outcome.reason
         if reason not in self.unscored and len(self.unscored) >= _REASONS:

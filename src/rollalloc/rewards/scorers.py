@@ -32,7 +32,8 @@ class Scorer(Protocol):
         """What has been scored so far, as plain JSON data.
 
         `scored`: their number, of which `cached` were known already; `discarded`: answers that were no worker's own to
-        the request at hand; `unscored`: number by reason; `slowest` and `lost`: at most 20 samples each, slowest first,
+        the request at hand; `seconds`: that the samples took, all workers together; `workers`: how many there are;
+        `unscored`: number by reason; `slowest` and `lost`: at most 20 samples each, slowest first,
         with `name`, `seconds` and, if unscored, `reason`; the lost ones are those whose worker had to be killed or died.
         """
         ...
@@ -167,7 +168,7 @@ class WorkerScorer(Scorer):
         return job.future
 
     def report(self) -> dict[str, Any]:
-        return self._tally.report()
+        return self._tally.report() | {"workers": self._limits.workers}
 
     def close(self) -> None:
         """Ends the processes, and cancels what is under way; a later call starts new ones."""

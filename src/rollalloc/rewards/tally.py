@@ -20,6 +20,7 @@ class Tally:
         self._lock = Lock()
         self._scored = 0
         self._cached = 0
+        self._seconds = 0.0
         self._discarded = 0
         self._unscored: Counter[str] = Counter()
         self._slowest: list[dict[str, Any]] = []
@@ -36,6 +37,7 @@ class Tally:
         """
         entry = {"name": _name(sample), "seconds": round(seconds, 3)}
         with self._lock:
+            self._seconds += seconds
             if isinstance(outcome, Scored):
                 self._scored += 1
             else:
@@ -62,6 +64,7 @@ class Tally:
                 "scored": self._scored,
                 "cached": self._cached,
                 "discarded": self._discarded,
+                "seconds": round(self._seconds, 3),
                 "unscored": dict(self._unscored.most_common()),
                 "slowest": [dict(entry) for entry in self._slowest],
                 "lost": [dict(entry) for entry in self._lost],

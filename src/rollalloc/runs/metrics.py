@@ -116,9 +116,10 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "teaching/OUTCOME",
             "share",
-            f"of the last {WINDOW:,} rollouts in groups `all_wrong`, `all_right`, `all_alike`, `mixed`; "
+            f"of the last {WINDOW:,} rollouts, or of fewer that were all the same, in groups `all_wrong`, `all_right`, "
+            "`all_alike`, `mixed`; "
             "of those not compared within one, `wrong`, `right`, `between`",
-            _BATCHES,
+            (*_BATCHES, "end", "failed"),
             FIGURES,
         ),
     ),

@@ -126,7 +126,8 @@ class RecordedRun:
     @property
     def silence(self) -> str | None:
         """That most of its last rollouts taught nothing, in words; None where they teach, or it is not known."""
-        return in_words(self.batches[-1].get("teaching") or {}) if self.batches else None
+        shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
+        return in_words(shares)
 
     @cached_property
     def curve(self) -> Curve:

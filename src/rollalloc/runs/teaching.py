@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollalloc.core.teaching import WINDOW, Teaching, are_alone, silent
+from rollalloc.core.teaching import WINDOW, Teaching, are_alone, never_differed, silent
 
 _WOULD_HELP = {
     "wrong": "easier prompts or a stronger model to begin with would help",
     "right": "harder prompts would help, or the run is done",
     "alike": "a reward that tells rollouts apart would help",
+}
+_CHECK = {  # of rollouts whose outcomes never differed
+    "wrong": "check the reward function: the last rollouts were all wrong. Try it on an answer that you know to be right, "
+    "look at the form of the ground truths, and see whether rollouts are cut off before they answer. If all that is "
+    "in order, the model cannot do the task: easier prompts or a stronger model would help",
+    "right": "the last rollouts were all right: harder prompts would help, or the run is done. If it was so from the start, "
+    "check the reward function on an answer that you know to be wrong",
+    "alike": "check the reward function: of the last rollouts no two to the same prompt got different rewards, so that "
+    "nothing can be learned. It has to tell a better answer from a worse one",
 }
 
 
@@ -19,7 +28,7 @@ def notice(teaching: Teaching) -> str | None:
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:
-    """That most of the window's rollouts teach nothing, and what would help; None where they teach.
+    """That most of the window's rollouts teach nothing, and what to do about it; None where they teach.
 
     Args:
         shares: of rollouts by outcome, as `Teaching.shares` or a line of the metrics has them.
@@ -27,6 +36,8 @@ def in_words(shares: Mapping[str, float]) -> str | None:
     share, limits = silent(shares)
     if share < limits.begin:
         return None
+    if (outcome := never_differed(shares)) is not None:
+        return _CHECK[outcome]
     alone = are_alone(shares)
     found = {what: shares.get(what if alone else f"all_{what}", 0.0) for what in _WOULD_HELP}
     most, *others = sorted(found, key=lambda what: -found[what])

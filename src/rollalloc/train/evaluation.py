@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import NamedTuple
 
@@ -71,15 +72,22 @@ class Evaluation:
 
     Attributes:
         accuracy: in [0, 1]; None where no sample has a score.
-        standard_error: over prompts; 0 where the accuracy is exact, None where it is not known.
-        unscored: samples without a score.
+        standard_error: over prompts; 0 where the accuracy is exact, None where it is not known, as where all prompts have
+            the same mean.
+        unscored: samples without a score, by reason.
         breadth: None where no sample has a score.
+        sampled: samples that were scored or not; 0 where the accuracy is exact.
+        truncated: of them, those that the length limit cut off.
+        constant: the metric of all samples that have a score, where it is the same; else None.
     """
 
     accuracy: float | None
     standard_error: float | None
-    unscored: int = 0
+    unscored: Mapping[str, int] = field(default_factory=dict[str, int])
     breadth: Breadth | None = None
+    sampled: int = 0
+    truncated: int = 0
+    constant: float | None = None
 
 
 def evaluate(
@@ -145,13 +153,23 @@ def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -
     """
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, each)
-    unscored = int(np.isnan(metrics_NE).sum())
+    unscored = Counter(outcome.reason for outcome in outcomes if not isinstance(outcome, Scored))
+    sampled, truncated = len(made), sum(one.truncated for one in made)
     scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
     mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
     if not mean_N.size:
-        return Evaluation(None, None, unscored)
+        return Evaluation(None, None, unscored, sampled=sampled, truncated=truncated)
     error = float(mean_N.std(ddof=1) / sqrt(mean_N.size)) if mean_N.size > 1 else None
-    return Evaluation(float(mean_N.mean()), error, unscored, _breadth(made, metrics_NE[scored_N], scored_N))
+    lowest, highest = float(np.nanmin(metrics_NE)), float(np.nanmax(metrics_NE))
+    return Evaluation(
+        float(mean_N.mean()),
+        error or None,  # equal means say nothing about the error: 0 stands for an exact accuracy
+        unscored,
+        _breadth(made, metrics_NE[scored_N], scored_N),
+        sampled,
+        truncated,
+        lowest if lowest == highest else None,
+    )
 
 
 class Several(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from errno import ENOENT
 from pathlib import Path
 
@@ -132,10 +132,25 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
         try_reward(source, run.settings.sampling)
         held = None if source.heldout is None else load_prompts(source.heldout)
         loaded = load_prompts(*source.prompts), held
-    begun = Allocator(recipe, len(loaded[0].keys), run.settings.seed).ask(capacity=0)
-    if begun.finished is not None:  # such a run would train nothing, and end as if all were well
-        raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
+    _refuse_less_than_a_batch(recipe, len(loaded[0].keys), run.settings.seed)
     return loaded
+
+
+def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
+    """Refuse a budget that does not pay the first batch: such a run would train nothing, and end as if all were well."""
+    begun = Allocator(recipe, prompts, seed).ask(capacity=0)
+    if begun.finished is not None:
+        raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
+    budget = recipe.budget.run_rollouts
+    if budget is None:
+        return
+    orders = Allocator(replace(recipe, budget=replace(recipe.budget, run_rollouts=None)), prompts, seed).ask().generate
+    sizes = sorted(len(order.rollouts) for order in orders)[: recipe.groups]
+    if budget < sum(sizes):
+        raise ValueError(
+            f"max_rollouts: {budget:,} is less than the first batch takes, {sum(sizes):,} rollouts for {len(sizes)} "
+            f"prompts; give at least --max-rollouts {sum(sizes)}, or smaller batches (--set groups=... or n=...)"
+        )
 
 
 def try_reward(source: Source, sampling: Sampling) -> None:

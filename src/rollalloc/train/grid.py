@@ -12,6 +12,7 @@ from typing import Any
 
 from rollalloc.core.allocator import MetricError
 from rollalloc.train.evaluation import Evaluation, narrowed
+from rollalloc.train.notices import counted
 from rollalloc.train.settings import Settings
 from rollalloc.train.state import Counters
 
@@ -26,10 +27,19 @@ class Interrupted(Exception):
 
 
 class Grid:
-    """Evaluates a policy at the points of the grid: `measure` does it, on so many prompts; 0: nothing is evaluated."""
+    """Evaluates a policy at the points of the grid.
+
+    Attributes:
+        measure: evaluates the policy as it is now.
+        prompts: how many are held out; 0: nothing is evaluated.
+        settings: of the run.
+        counters: of the run.
+        on_first: is told what the first evaluation of the run found.
+    """
 
     def __init__(self, measure: Callable[[], Evaluation], prompts: int, settings: Settings, counters: Counters) -> None:
         self.measure, self.prompts, self.settings, self.counters = measure, prompts, settings, counters
+        self.on_first: Callable[[Evaluation], None] | None = None
         # Version of the weights, what was found, and whether the policy has become narrower.
         self._latest: tuple[int, Evaluation, str | None] | None = None
 
@@ -49,6 +59,8 @@ class Grid:
         started = time.perf_counter()
         if self._latest is None or self._latest[0] != version:
             found = self._checked(self.measure())
+            if self.on_first is not None and self._latest is None and not version:
+                self.on_first(found)
             self._latest = version, found, self._narrowed(found)
         _, found, narrower = self._latest
         known = self.counters.accuracies
@@ -60,7 +72,7 @@ class Grid:
             "standard_error": found.standard_error,
             "breadth": None if found.breadth is None else asdict(found.breadth),
             "narrower": narrower,
-            "eval_unscored": found.unscored,
+            "eval_unscored": sum(found.unscored.values()),
             "eval_seconds": round(time.perf_counter() - started, 4),
         }
 
@@ -83,7 +95,8 @@ class Grid:
     def _checked(self, found: Evaluation) -> Evaluation:
         settings = self.settings
         if found.accuracy is None:
-            log.warning("no held-out sample has a score (%d unscored); the accuracy is not known", found.unscored)
+            if self.counters.batches:  # of the first evaluation `on_first` says more
+                log.warning("no held-out sample has a score: %s", counted(found.unscored))
         elif not isfinite(found.accuracy):
             what = f"the held-out accuracy is {found.accuracy}, the weights diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")

@@ -33,6 +33,7 @@ from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
 from rollalloc.train.growing import GrowingFiles
+from rollalloc.train.notices import Notices
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.settings import Settings
 from rollalloc.train.state import RunState, Updates
@@ -91,6 +92,8 @@ class Loop:
         self._growing = None if place is None else GrowingFiles(place.path)
         self.counters = state.counters
         self._stop, self._scoring = stop, report
+        self._notices = Notices(settings, report)
+        grid.on_first = self._notices.first_evaluation
         self.counters.made = self._spent()
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
         self._saved_s = 0.0  # when that was, or the run began, by a clock that is never set
@@ -174,6 +177,7 @@ class Loop:
         started = time.perf_counter()
         actions = self.roller.advance(self.allocator)
         self.counters.seconds += time.perf_counter() - started
+        self._notices.rolled_out(self.allocator, self.roller.outcomes)
         paid, accounts = self.allocator.paid, self.allocator.accounts()
         if actions.finished is None or 2 * accounts["failed"] <= paid:
             return actions.finished
@@ -231,8 +235,8 @@ class Loop:
         """Say that the last rollouts taught nothing; without notices no view shall, so that no line has the shares."""
         if not self.settings.notices:
             what["teaching"] = {}
-        elif said := notice(self.allocator.teaching):
-            log.warning("%s", said)
+        else:
+            self._notices.teaching(notice(self.allocator.teaching))
 
     def _share_spent(self, budget: Budget) -> float | None:
         return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
@@ -282,6 +286,8 @@ class Loop:
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
         last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
+        if self.settings.notices:
+            last["teaching"] = self.allocator.teaching.final_shares()
         self._write(last if self.folder is None else last | {"digest": digest_of(self.folder)})
 
     # ----------------------------------------------------------------------------------------------------- checkpoints

@@ -67,7 +67,8 @@ class Settings:
             asked to stop, in any case. No checkpoint changes what is trained.
         keep_checkpoints: newest checkpoints to keep, at least 1.
         log_rollouts: write each rollout's text and score to `rollouts.jsonl`.
-        notices: say when most of the last rollouts taught nothing, in the log, `watch` and the page.
+        notices: warn of a reward that fails, never differs or is slow, and of rollouts that teach little, in the log,
+            `watch` and the page.
         engine: "sync": what is ordered is generated to its end, then a batch is trained. "async": rollouts stream.
         streaming: how; of the asynchronous engine only.
         generator_limit_s: seconds that what generates may give no sign of life, where it has a process of its own; then the

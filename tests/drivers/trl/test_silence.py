@@ -42,6 +42,14 @@ def test_it_is_said_once_with_what_would_help(caplog):
     assert said.endswith("all wrong, easier prompts or a stronger model would help, where all right, harder prompts")
 
 
+def test_rewards_that_never_differ_are_said_at_once_with_what_to_check(caplog):
+    callback, state = SilenceCallback(), state_of([])
+    told(callback, state, logged([1.0] * 20, every=1))
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith("check the reward function: of the last rollouts no two to the same prompt got different")
+    assert "mean reward 0.05. Try it on an answer that you know to be right" in said
+
+
 def test_a_line_without_the_metric_says_nothing(caplog):
     callback, state = SilenceCallback(), state_of([])
     told(callback, state, [{"step": 100, "eval_loss": 1.0}] * 3)
@@ -72,7 +80,7 @@ def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, capl
     state = SimpleNamespace(global_step=1, is_world_process_zero=main)
     callback.on_step_end(SimpleNamespace(**ONE_STEP), state, None)
     said = [record.message for record in caplog.records]
-    assert [message[:29] for message in said] == ["100% of the last 2,048 rollou"] * (notices and main)
+    assert [message[:29] for message in said] == ["check the reward function: th"] * (notices and main)
 
 
 @pytest.mark.parametrize(("iterations", "every", "line"), [(1, 10, 2), (1, 1, 16), (4, 10, 7)])
@@ -80,7 +88,7 @@ def test_each_line_counts_the_rollouts_since_the_one_before(iterations, every, l
     """128 rows a step, trained on so many times: the window of 2,048 is full after so many lines."""
     callback, state = SilenceCallback(), state_of([])
     args = SimpleNamespace(**vars(ARGS) | {"num_iterations": iterations})
-    for at, logs in enumerate(logged([1.0] * 20, every=every), start=1):
+    for at, logs in enumerate(logged([0.75] * 20, every=every), start=1):
         state.global_step = logs["step"]
         for _ in range(2):  # the same step again, as with logs of a recovered run, has no rollouts of its own
             callback.on_log(args, state, None, logs=logs)

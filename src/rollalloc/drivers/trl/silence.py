@@ -31,11 +31,19 @@ class SilenceCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if self._take(args, state, state.global_step, logs or {}) and state.is_world_process_zero:
-            share = silent(self._teaching.shares())[0]
+            share, reward = silent(self._teaching.shares())[0], (logs or {}).get("reward", float("nan"))
+            if share == 1:
+                log.warning(
+                    "check the reward function: of the last rollouts no two to the same prompt got different rewards, so "
+                    "that the loss is zero; mean reward %.3g. Try it on an answer that you know to be right, and on one "
+                    "that is wrong. If it is sound, the prompts are too hard or too easy for the model",
+                    reward,
+                )
+                return
             log.warning(
                 "%.0f%% of the last %s rollouts were in groups of equal rewards, whose loss is zero; mean reward %.3g. "
                 "Where they are all wrong, easier prompts or a stronger model would help, where all right, harder prompts",
-                *(100 * share, f"{WINDOW:,}", (logs or {}).get("reward", float("nan"))),
+                *(100 * share, f"{WINDOW:,}", reward),
             )
 
     def _take(self, args: Any, state: Any, step: int, logs: Mapping[str, Any]) -> bool:

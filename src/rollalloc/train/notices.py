@@ -1,0 +1,158 @@
+"""What a run says at once of a reward that fails, never differs, is no success rate or is slow; each once in a process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.teaching import FIRST
+from rollalloc.files.text import one_line
+from rollalloc.generate.outcomes import Outcomes
+from rollalloc.runs.teaching import in_words
+from rollalloc.train.evaluation import Evaluation
+from rollalloc.train.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_MANY = 0.1  # share of samples without a score from which on it is said
+_HALF = 0.5  # share of samples that were cut off, or of the time that scoring took, from which on it is said
+_HARDLY = 1e-3  # exact accuracy below which a rollout is hardly ever right
+_SLOW_S = 10.0  # seconds of scoring from which on their share of the time is looked at
+_ROUNDING = 1e-6  # that a mean of float32 scores may lie beside 0 or 1
+_NAMED = 2  # reasons that are named
+
+
+class Notices:
+    """Looks at a run while it begins, and logs what its user should check.
+
+    Args:
+        settings: of the run; `notices=False` turns all of this off.
+        report: what scoring was like so far, as `Scorer.report`.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        report: Callable[[], Mapping[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._report, self._clock = settings, report, clock
+        self._began = clock()
+        self._said: set[str] = set()
+        self._teaching: str | None = None
+
+    def first_evaluation(self, found: Evaluation) -> None:
+        """Look at what the initial model can do."""
+        for text in of_first_evaluation(found):
+            self._say(text, text)
+        if found.truncated > _HALF * found.sampled:
+            self._cut_off(f"{found.truncated:,} of {found.sampled:,} held-out samples")
+        if found.accuracy is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
+            self._say("no rate", _of_no_rate(f"the mean held-out metric is {found.accuracy:.4g}"))
+        self._look_at_time()
+
+    def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
+        """Look at what was scored so far; a recipe that filters may come to no batch for a long time."""
+        self._look_at_time()
+        unscored, paid = sum(outcomes.unscored.values()), allocator.paid
+        if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
+            self._say(
+                "unscored",
+                f"check the reward function: {unscored:,} of the first {paid:,} rollouts have no score: "
+                f"{counted(outcomes.unscored)}. They are paid for and not trained on",
+            )
+        if outcomes.no_rate is not None:
+            self._say("no rate", _of_no_rate(f"a rollout has the metric {outcomes.no_rate:.4g}"))
+        if outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
+            self._cut_off(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
+        if not allocator.version:
+            self.teaching(in_words(allocator.teaching.final_shares()))
+
+    def teaching(self, text: str | None) -> None:
+        """Say that rollouts teach nothing, unless that was the last that was said of it."""
+        if text is not None and text != self._teaching:
+            self._teaching = text
+            self._say(f"teaching: {len(self._said)}", text)
+
+    def _cut_off(self, which: str) -> None:
+        most = self._settings.sampling.max_new_tokens
+        self._say(
+            "cut off",
+            f"{which} were cut off at {most:,} token{'s' * (most > 1)}, end of sequence included, and may not have come to "
+            "their answer: a higher --max-new-tokens would tell",
+        )
+
+    def _look_at_time(self) -> None:
+        if "slow" in self._said or not self._settings.notices:
+            return
+        report = self._report()
+        seconds, workers = report.get("seconds", 0.0), max(1, report.get("workers", 1))
+        count = report.get("scored", 0) - report.get("cached", 0) + sum(report.get("unscored", {}).values())
+        elapsed = self._clock() - self._began
+        share = seconds / workers / max(elapsed, 1e-9)
+        if seconds / workers >= _SLOW_S and share >= _HALF:
+            self._say(
+                "slow",
+                f"the reward function is slow: it took {seconds / max(1, count):.2g} s a sample, {min(share, 1):.0%} of "
+                f"the time so far with {workers} worker{'s' * (workers > 1)}. More --reward-workers, or a faster function, "
+                "would help",
+            )
+
+    def _say(self, name: str, text: str) -> None:
+        if self._settings.notices and name not in self._said:
+            self._said.add(name)
+            log.warning("%s", text)
+
+
+def counted(reasons: Mapping[str, int]) -> str:
+    """The commonest reasons with how often each came, such as "KeyError: 'answer' (48)"."""
+    most = sorted(reasons.items(), key=lambda entry: -entry[1])
+    named = [f"{one_line(reason, 120)} ({count:,})" for reason, count in most[:_NAMED]]
+    others = sum(count for _, count in most[_NAMED:])
+    return "; ".join([*named, *([f"other reasons ({others:,})"] if others else [])])
+
+
+def of_first_evaluation(found: Evaluation) -> Iterator[str]:
+    """What the evaluation of the initial model says of the reward function, and what to check, a sentence or two each."""
+    unscored, accuracy = sum(found.unscored.values()), found.accuracy
+    of_all = f"of {found.sampled:,} held-out samples"
+    if accuracy is None:
+        yield f"check the reward function: none {of_all} has a score: {counted(found.unscored)}. The accuracy is not known"
+    elif unscored >= max(1, _MANY * found.sampled):
+        yield (
+            f"check the reward function: {unscored:,} {of_all} have no score: {counted(found.unscored)}. The accuracy is "
+            "that of the others"
+        )
+    if accuracy is not None and found.constant is not None:
+        yield _of_constant(found.constant, found.sampled - unscored)
+    if accuracy is not None and not found.sampled and accuracy < _HARDLY:
+        at_k = "" if found.breadth is None else f", pass@{found.breadth.k} {found.breadth.pass_at_k:.2g}"
+        yield (
+            f"the model hardly ever gives the right answer to a held-out prompt: accuracy {accuracy:.2g}{at_k}, so that "
+            "most rollouts will teach nothing. Check the form of the prompts and of the ground truths; if they are sound, "
+            "take easier prompts or a stronger model"
+        )
+
+
+def _of_constant(metric: float, samples: int) -> str:
+    if abs(metric) <= _ROUNDING:
+        return (
+            f"check the reward function: all {samples:,} held-out samples scored 0 before any training. Try it on an answer "
+            "that you know to be right, and look at the form of the ground truths. If it is sound, the model cannot do the "
+            "task yet: take easier prompts or a stronger model"
+        )
+    return (
+        f"check the reward function: all {samples:,} held-out samples scored {metric:g} before any training. Try it on an "
+        "answer that you know to be wrong. If it is sound, these prompts have nothing left to teach"
+    )
+
+
+def _of_no_rate(what: str) -> str:
+    return (
+        f"{what}, which is no success rate: what is called accuracy is a mean score then, and 1 still counts as right. "
+        'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}'
+    )
