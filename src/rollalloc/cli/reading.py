@@ -54,8 +54,8 @@ class Reading:
         options = Options(self.reward, _numbers(self.weights), self.group_size)
         return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
 
-    def check(self, **asked: Any) -> None:
-        """Refuse what means nothing, before a file is read; beside it what else is asked, as `check_asked` has it.
+    def check(self, *, from_step: int | None, seed: int) -> None:
+        """Refuse options that mean nothing, before a file is read.
 
         Raises:
             ValueError: names the option.
@@ -65,8 +65,7 @@ class Reading:
 
         check_format(self.format)
         Options(self.reward, _numbers(self.weights), self.group_size)
-        nothing = {"from_step": None, "n": None, "n_pilot": None, "resamples": 2, "seed": 0}
-        check_asked(threshold=self.threshold, **nothing | asked)
+        check_asked(threshold=self.threshold, from_step=from_step, seed=seed)
 
 
 def table(headings: tuple[str, ...]) -> Table:

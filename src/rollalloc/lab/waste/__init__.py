@@ -1,1 +1,1 @@
-"""What a run's rollouts taught, and what another recipe would have paid, from logs that people already have."""
+"""What a run's rollouts taught, from logs that people already have."""

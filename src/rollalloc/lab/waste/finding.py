@@ -1,37 +1,20 @@
-"""From a log to what is said about it: shares, forecast or why there is none, and the notes that belong to them."""
+"""From a log to what is said about it: shares of rollouts by cause, and the notes that belong to them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rollalloc.core.recipe import Recipe
-from rollalloc.lab.waste.forecast import BASELINE, Forecast, Refused, Watcher, forecast, plan_for
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
-from rollalloc.lab.waste.shares import Share, Shares, drift, shares_of
-from rollalloc.rules.advantages import OverChosen, OverGroup
+from rollalloc.lab.waste.shares import Shares, drift, shares_of
 
-NOT_THE_TARGET = (
-    "rollouts for a row that teaches are not rollouts to a target accuracy: in rollalloc's own benchmark recipes that "
-    "wasted less did not always get there cheaper"
-)
-FROZEN = (
-    "the forecast holds for the policy and the prompts that were logged; another recipe would have moved the policy, and "
-    "these shares with it"
-)
-BY_ITSELF = (
-    "{} does not compare the rollouts of a prompt with each other, so that nearly every row of it has an advantage: its "
-    "price says little"
-)
 ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, and a method that "
     "compares each with a prediction or a running mean learns from them"
 )
-_LITTLE = 0.1  # share of guessed or repeated rollouts from which on the reader is warned
 _GRADES = 2  # rewards of more values than these are graded
 
 
@@ -44,8 +27,6 @@ class Finding:
         rollouts: logged.
         shares: by cause, from groups of 2 rollouts or more; None where there are none.
         booked: the trainer's own accounts, rollouts by cause; empty where the log has none.
-        forecast: None where it was refused.
-        refused: why.
         notes: in the order of importance.
         alone: rollouts that are alone in their group.
     """
@@ -54,8 +35,6 @@ class Finding:
     rollouts: int
     shares: Shares | None
     booked: dict[str, int]
-    forecast: Forecast | None = None
-    refused: str = ""
     notes: list[str] = field(default_factory=list)
     alone: int = 0
 
@@ -68,32 +47,22 @@ class Finding:
 
     def described(self) -> dict[str, Any]:
         """All of it as plain data."""
-        said = sentence(self) if self.forecast is None else f"{sentence(self)} {forecast_sentence(self.forecast)}"
-        return {"finding": said, "wasted": self.wasted, **asdict(self)}
+        return {"finding": sentence(self), "wasted": self.wasted, **asdict(self)}
 
 
-def find(
-    log: Log, *, threshold: float | None = None, from_step: int | None = None, n: int | None = None,
-    n_pilot: int | None = None, own: Mapping[str, Recipe] | None = None, resamples: int = 60, seed: int = 0,
-    watcher: Watcher | None = None,
-) -> Finding:  # fmt: skip
-    """What there is to say about a log.
+def find(log: Log, *, threshold: float | None = None, from_step: int | None = None, seed: int = 0) -> Finding:
+    """Count the rollouts of a log by what they taught.
 
     Args:
         log: as read.
         threshold: rewards of at least this are right, a finite number; None: rewards count as they are.
         from_step: groups logged before it, or without a step, are left out; at least 0.
-        n: rollouts of a trained group in the forecast, at least 1.
-        n_pilot: pilots among them, at least 1.
-        own: recipes that are compared with GRPO instead of DAPO and Pilot-Commit, by name.
-        resamples: for the forecast's interval, at least 2.
-        seed: of everything random, at least 0.
-        watcher: called after each resample.
+        seed: of the resampling for intervals, at least 0.
 
     Raises:
         ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
     """
-    check_asked(threshold=threshold, from_step=from_step, n=n, n_pilot=n_pilot, resamples=resamples, seed=seed)
+    check_asked(threshold=threshold, from_step=from_step, seed=seed)
     groups, stepless = chosen(log, from_step)
     groups = None if groups is None else groups.judged(threshold)
     booked = {} if log.accounts is None or from_step is not None else log.accounts
@@ -103,23 +72,11 @@ def find(
         raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
     finding = Finding(log.format, rollouts, None, booked)
     if groups is None:
-        finding.refused = "there are no rollouts in this log, only sums"
         finding.notes += [*unusable(log), *log.notes]
         return finding
     compared = groups.take(groups.size_V > 1)
     finding.alone = len(groups) - len(compared)
     finding.shares = shares_of(compared, seed=seed) if len(compared) else None
-    try:
-        plan = plan_for(log, compared, n=n, n_pilot=n_pilot, own=own is not None)
-        finding.forecast = forecast(compared, plan, own, seed=seed, resamples=resamples, watcher=watcher)
-        finding.notes += [*_support(finding.forecast, own or {}), NOT_THE_TARGET, FROZEN]
-        if finding.forecast.simulated < finding.forecast.visits:
-            finding.notes.append(
-                f"the forecast was simulated on {finding.forecast.simulated:,} groups, of prompts drawn at random, of the "
-                f"{finding.forecast.visits:,} that are large enough; the shares count all"
-            )
-    except Refused as refused:
-        finding.refused = str(refused)
     if finding.alone:
         finding.notes.append(ALONE.format(finding.alone))
     finding.notes += [*unusable(log), *_warnings(compared, threshold, seed)]
@@ -150,9 +107,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
     return groups, stepless
 
 
-def check_asked(
-    *, threshold: float | None, from_step: int | None, n: int | None, n_pilot: int | None, resamples: int, seed: int
-) -> None:
+def check_asked(*, threshold: float | None, from_step: int | None, seed: int) -> None:
     """Refuse what `find` could not answer, before anything is read.
 
     Raises:
@@ -160,10 +115,9 @@ def check_asked(
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
-    least = {"from_step": (from_step, 0), "n": (n, 1), "n_pilot": (n_pilot, 1), "resamples": (resamples, 2)}
-    for name, (value, lowest) in {**least, "seed": (seed, 0)}.items():
-        if value is not None and value < lowest:
-            raise ValueError(f"--{name.replace('_', '-')}: expected a whole number of at least {lowest}, got {value}")
+    for name, value in (("from-step", from_step), ("seed", seed)):
+        if value is not None and value < 0:
+            raise ValueError(f"--{name}: expected a whole number of at least 0, got {value}")
 
 
 def sentence(finding: Finding) -> str:
@@ -186,42 +140,6 @@ def sentence(finding: Finding) -> str:
     )
 
 
-def forecast_sentence(forecast: Forecast) -> str:
-    """The forecast in one sentence: how many times GRPO's rollouts would have been needed."""
-    needs = [f"{name} {times(price.times_rollouts)}" for name, price in forecast.prices.items() if name != BASELINE]
-    return f"Rollouts needed for as many rows that teach, times GRPO's: {', '.join(needs)}."
-
-
-def times(share: Share) -> str:
-    """A ratio and its interval, as text."""
-    low, high = share.interval or (0.0, math.inf)
-    return f"{_factor(share.value)} × ({_factor(low)} – {_factor(high)})"
-
-
-def _factor(ratio: float) -> str:
-    return f"{ratio:.2f}" if math.isfinite(ratio) else "∞"
-
-
-def _support(forecast: Forecast, own: Mapping[str, Recipe]) -> list[str]:
-    """What the log cannot answer of each recipe, worst first."""
-    found = [
-        f"{name}: no logged group is large enough for {price.guessed:.0%} of its rollouts, which were drawn from what is "
-        "known of their prompts instead"
-        for name, price in forecast.prices.items()
-        if price.guessed > _LITTLE
-    ]
-    found += [
-        f"{name}: {price.again:.0%} of its rollouts were dealt a second time, since it comes back to prompts more often "
-        "than the log does"
-        for name, price in forecast.prices.items()
-        if price.again > _LITTLE
-    ]
-    compares = (OverGroup, OverChosen)
-    return found + [
-        BY_ITSELF.format(name) for name, recipe in own.items() if not isinstance(recipe.advantage, compares)
-    ]
-
-
 def unusable(log: Log) -> list[str]:
     """What of a log could not be used, in sentences."""
     found: list[str] = []
@@ -235,19 +153,15 @@ def unusable(log: Log) -> list[str]:
 
 
 def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
-    found: list[str] = []
+    warnings: list[str] = []
     grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
     if threshold is None and len(grades) > _GRADES:
-        found.append(
+        warnings.append(
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
             "all counts as one that taught; --threshold tells right from wrong instead"
         )
-    if (groups.first_V < groups.size_V).any():
-        found.append(
-            "groups got more rollouts where their first results were mixed: the forecast draws from the first ones"
-        )
     moved = drifted(groups, seed)
-    return [*found, moved] if moved else found
+    return [*warnings, moved] if moved else warnings
 
 
 def drifted(groups: Groups, seed: int) -> str:

@@ -39,9 +39,7 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
     log.groups = gathering.groups()
     log.accounts = dict(accounts) or None
     if not log.groups:
-        log.notes.append(
-            "metrics.jsonl has sums, not rollouts: train with --log-rollouts for an interval and a forecast"
-        )
+        log.notes.append("metrics.jsonl has sums, not rollouts: train with --log-rollouts for intervals")
 
 
 def _flag(value: Any, log: Log, where: str, name: str) -> bool:
