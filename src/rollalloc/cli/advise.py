@@ -16,12 +16,11 @@ from rich.text import Text
 from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.profiled import show_profile
 from rollalloc.cli.progress import staged
-from rollalloc.cli.reading import plain, points, table
+from rollalloc.cli.reading import plain, points
 from rollalloc.cli.sampled import Asked
 
 if TYPE_CHECKING:
-    from rollalloc.lab.advise.choices import Choice
-    from rollalloc.lab.advise.verdict import Verdict
+    from rollalloc.lab.advise.verdict import Choice, Verdict
     from rollalloc.lab.waste.groups import Log
 
 _MOST = 1_000_000  # rollouts of a batch: a typing error must not be pasted
@@ -38,7 +37,9 @@ def advise(
     ] = None,
     present: Annotated[
         str | None,
-        typer.Option(help="What you train with now, e.g. grpo:n=8,groups=16; by default GRPO with the log's groups."),
+        typer.Option(
+            help="What you train with now, e.g. grpo:n=8,groups=16; by default what the log has, or TRL's grpo:n=8."
+        ),
     ] = None,
     framework: Annotated[
         str | None, typer.Option(help="To paste into: rollalloc, trl or verl; by default what the log is of.")
@@ -53,7 +54,8 @@ def advise(
     """Say which recipe and how many rollouts a prompt, by a log, or by a profile of a model that is sampled first."""
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.verdict import verdict_of
+    from rollalloc.lab.advise.profile_folder import is_profile
+    from rollalloc.lab.advise.verdict import present_of, verdict_of
 
     console = Console()
     asked.check(seed=seed, from_step=from_step)
@@ -68,14 +70,18 @@ def advise(
             log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, gpus=gpus, seed=seed,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
-    verdict = verdict_of(profile, present=now)
+    taken, assumed = present_of(profile, sampled=is_profile(Path(at)))
+    verdict = verdict_of(profile, now or taken)
+    assumed = "" if now else assumed
     pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)
     asked.write_export(Path(at), log, profile, features_PD, from_step=from_step, seed=seed)
     if json_:
-        said = {"verdict": asdict(verdict), "paste": pastes, "profile": profile.described()}
+        said = {"verdict": asdict(verdict), "assumed": assumed, "paste": pastes, "profile": profile.described()}
         typer.echo(json.dumps(plain(said), indent=2, allow_nan=False))
         return
-    _show_verdict(console, verdict)
+    console.print(Text(verdict.sentence, style="bold"))
+    console.print(points([*verdict.because, *filter(None, [assumed]), *verdict.notes]))
+    console.print()
     show_profile(console, profile)
     for text in pastes:
         console.print(Text(text), soft_wrap=True)
@@ -85,9 +91,10 @@ def _choice(text: str) -> Choice:
     """The setting that is trained with, as --present says it.
 
     Raises:
-        ValueError: not of that form, or a recipe that there is no evidence on.
+        ValueError: not of that form, or a recipe that there is not.
     """
-    from rollalloc.lab.advise.choices import BATCH, Choice, mix_of
+    from rollalloc.lab.advise.verdict import BATCH, Choice
+    from rollalloc.named import RECIPES
 
     recipe, _, rest = text.partition(":")
     pairs = rest.split(",") if rest else []
@@ -100,9 +107,12 @@ def _choice(text: str) -> Choice:
             "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16, of at most "
             f"{_MOST:,} rollouts, got {text!r}"
         )
-    choice = Choice(recipe, counts[1], counts[0])
-    mix_of(choice)
-    return choice if "groups" in given else choice.with_rollouts(BATCH)
+    if recipe not in RECIPES:
+        raise ValueError(f"--present: expected one of {', '.join(RECIPES)}, got {recipe!r}")
+    n = counts[0]
+    if recipe == "grpo" and n < 2:
+        raise ValueError(f"--present: expected GRPO's groups, of 2 rollouts at least, got n = {n}; e.g. grpo:n=8")
+    return Choice(recipe, counts[1] if "groups" in given else max(1, round(BATCH / n)), n)
 
 
 def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
@@ -117,24 +127,6 @@ def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
     if asked.model and asked.prompts and asked.reward:
         own["source"] = Source(model=asked.model, prompts=tuple(map(str, asked.prompts)), reward=asked.reward)
     return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
-
-
-def _show_verdict(console: Console, verdict: Verdict) -> None:
-    console.print(Text(verdict.sentence, style="bold"))
-    if verdict.ranked:
-        shown = table(
-            (f"rollouts of {verdict.present.words} over those of", "prompts × rollouts", "saving", "80% interval")
-        )
-        for row in verdict.ranked:
-            shape = f"{row.choice.groups} × {row.choice.n}"
-            figures = (
-                ("ruled out", "") if row.ruled_out else (f"{row.saving:.2f} ×", "{:.2f} – {:.2f}".format(*row.interval))
-            )
-            yours = " (yours)" if row.choice.name == verdict.present.name else ""
-            shown.add_row(Text(row.choice.words + yours), shape, *figures)
-        console.print(shown)
-    ruled_out = dict.fromkeys(f"{row.choice.words}: {row.ruled_out}." for row in verdict.ranked if row.ruled_out)
-    console.print(points([*ruled_out, *verdict.otherwise, *verdict.notes]))
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:

@@ -11,11 +11,17 @@ from trl import GRPOTrainer
 
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.lab.advise.pasting import pasted
-from rollalloc.lab.advise.verdict import CHOICES, Choice
+from rollalloc.lab.advise.verdict import Choice
 from tiny_policy import tiny_model
 
 TINY = {name: tiny_trl.USUAL[name] for name in ("use_cpu", "bf16", "report_to")}
-SHAPES = (*CHOICES.values(), Choice("reinforce", 15, 1), Choice("grpo", 3, 5), Choice("foresight", 7, 1))
+SHAPES = (
+    *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")),
+    Choice("grpo", 16, 4),
+    Choice("reinforce", 15, 1),
+    Choice("grpo", 3, 5),
+    Choice("foresight", 7, 1),
+)
 
 
 @pytest.fixture

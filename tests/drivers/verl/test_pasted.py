@@ -11,11 +11,16 @@ from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import Cost, Features
 from rollalloc.drivers.verl.check import checked, composed
 from rollalloc.lab.advise.pasting import pasted
-from rollalloc.lab.advise.verdict import CHOICES, Choice
+from rollalloc.lab.advise.verdict import Choice
 
 pytestmark = pytest.mark.verl
 STOCK = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
-SHAPES = (*CHOICES.values(), Choice("reinforce", 256, 1), Choice("raft", 100, 2))
+SHAPES = (
+    *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")),
+    Choice("grpo", 16, 4),
+    Choice("reinforce", 256, 1),
+    Choice("raft", 100, 2),
+)
 
 
 @pytest.mark.parametrize("choice", SHAPES, ids=lambda choice: f"{choice.name} {choice.groups}")

@@ -53,18 +53,14 @@ def test_a_log_is_profiled_and_no_text_of_it_is_shown(call, tmp_path):
     assert "…" not in out  # nothing is cut
 
 
-def test_the_verdict_stands_first_then_the_ranking_then_the_profile_then_what_to_paste(call, tmp_path):
+def test_the_verdict_stands_first_then_why_then_the_profile_then_what_to_paste(call, tmp_path):
     code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=400)), "--present", "grpo:n=16")
-    said_first, *order = (
-        "rollouts of GRPO n = 16 over those of",
-        "mean success rate",
-        "trainer.v1.trainer_mode=rollalloc",
-    )
-    places = [out.index(words) for words in (said_first, *order)]
+    order = ("groups of 4 have rewards that are all alike", "mean success rate", "trainer.v1.trainer_mode=rollalloc")
+    places = [out.index(words) for words in order]
     assert code == 0
-    assert out.startswith(("One rollout", "Keep", "4 rollouts", "2 rollouts", "16 rollouts"))
+    assert out.startswith("Begin with REINFORCE: one rollout per prompt, 64 prompts a batch.")
     assert places == sorted(places)
-    assert "GRPO n = 16 (yours)" in out
+    assert "is taken for what you train with now" not in out  # the user said
 
 
 def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
@@ -73,12 +69,14 @@ def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
     assert "rollalloc train --model MODEL" in call(log, "--framework", "rollalloc", "--present", "grpo:n=16")[1]
 
 
-def test_the_present_setting_is_what_savings_are_over(call, tmp_path):
+def test_the_present_setting_is_what_is_said_or_what_the_log_has(call, tmp_path):
     log = lines(tmp_path / "1.jsonl", verl(prompts=400))
-    verdict = json.loads(call(log, "--present", "grpo:n=16,groups=8", "--json")[1])["verdict"]
-    assert verdict["present"] == {"recipe": "grpo", "groups": 8, "n": 16}
-    own = json.loads(call(log, "--json")[1])["verdict"]
-    assert own["present"] == {"recipe": "grpo", "groups": 8, "n": 4}  # as many as in a step of the log
+    said_so = json.loads(call(log, "--present", "grpo:n=16,groups=8", "--json")[1])
+    assert said_so["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 16}
+    assert said_so["assumed"] == ""
+    own = json.loads(call(log, "--json")[1])
+    assert own["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 4}  # as many as in a step of the log
+    assert own["assumed"].startswith("GRPO n = 4 is taken for what you train with now: the log has groups of 4")
 
 
 def test_too_few_is_a_verdict(call, tmp_path):
@@ -90,7 +88,6 @@ def test_too_few_is_a_verdict(call, tmp_path):
 def test_json_has_all_of_it(call, tmp_path):
     found = json.loads(call(lines(tmp_path / "1.jsonl", verl()), "--json")[1])["profile"]
     assert (found["prompts"], found["rollouts"], found["n"], found["too_few"]) == (80, 320, 4, "")
-    assert found["signals"]["zero_variance_4"] == found["zero_variance"]["4"]["value"]
     low, high = found["mean"]["interval"]
     assert 0 < low < found["mean"]["value"] < high < 1
 
@@ -150,7 +147,8 @@ def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path
         (("--present", "grpo:n=0"), "--present: expected a recipe"),
         (("--present", "grpo:n=true"), "--present: expected a recipe"),
         (("--present", "grpo:n=8.0"), "--present: expected a recipe"),
-        (("--present", "dapo:n=4"), "no evidence on"),
+        (("--present", "grop:n=4"), "--present: expected one of grpo, "),
+        (("--present", "grpo"), "--present: expected GRPO's groups, of 2 rollouts at least, got n = 1"),
         (("--framework", "slime"), "--framework: expected one of rollalloc, trl, verl"),
         (("--seed", "-1"), "--seed"),
     ],

@@ -16,11 +16,15 @@ from rollalloc.cli.sources import run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise import pasting
 from rollalloc.lab.advise.pasting import FRAMEWORKS, changes, pasted
-from rollalloc.lab.advise.verdict import CHOICES, Choice
+from rollalloc.lab.advise.verdict import Choice
 from rollalloc.lab.bench.methods import default
 from rollalloc.named import make_recipe
 from rollalloc.train.description import Source
 
+CHOICES = {
+    choice.name: choice
+    for choice in (Choice("grpo", 16, 4), *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")))
+}
 LEADERBOARD = Path(__file__).parents[3] / "docs" / "leaderboard.md"
 
 

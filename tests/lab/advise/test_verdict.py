@@ -1,207 +1,174 @@
-"""Laws of the verdict, on evidence of a world that is known."""
+"""The rule of docs/advise.md, branch by branch, on profiles that were made up; and that its figures stand in the guides."""
+
+from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from logged import Group, columns
 
-from planted_evidence import planted, scaled, signals
-from rollalloc.lab.advise.choices import CHOICES, Choice, mix_of
-from rollalloc.lab.advise.outcomes import Outcomes
-from rollalloc.lab.advise.ranking import Ranked, fitted, rank
-from rollalloc.lab.advise.verdict import judged
+from rollalloc.lab.advise import verdict as rule
+from rollalloc.lab.advise.profile import SIZES, Profile, profile_of
+from rollalloc.lab.advise.verdict import Choice, present_of, verdict_of
+from rollalloc.lab.waste.groups import Log
+from rollalloc.lab.waste.shares import Share
 
-KNOWN = planted()
+DOCS = Path(__file__).parents[3] / "docs"
 GRPO = Choice("grpo", 16, 4)
-rates = st.floats(0, 1)
 
 
-def test_one_rollout_per_prompt_where_answers_are_single():
-    verdict = judged(signals(0.0), GRPO, KNOWN)
-    assert verdict.kind == "switch"
-    assert verdict.choice is not None
-    assert verdict.choice.n == 1
-    assert verdict.sentence.startswith("One rollout per prompt, 64 prompts a batch")
-    assert "fewer rollouts than GRPO n = 4" in verdict.sentence
+def drawn(prompts=200, n=4, rates=None):
+    random = np.random.default_rng(0)
+    rates = random.random(prompts) if rates is None else rates
+    return (random.random((len(rates), n)) < np.asarray(rates)[:, None]).astype(float)
 
 
-def test_groups_are_kept_where_answers_are_many():
-    verdict = judged(signals(1.0), GRPO, KNOWN)
-    assert verdict.kind == "keep"
-    assert verdict.choice == GRPO
-    assert verdict.sentence.startswith("Keep GRPO n = 4")
-    assert any("two right answers" in sentence for sentence in verdict.otherwise)
+def profiled(rewards=None) -> Profile:
+    rewards = drawn() if rewards is None else rewards
+    log = Log("verl", columns(Group(f"p{at}", None, list(row)) for at, row in enumerate(rewards)))
+    return profile_of(log, resamples=30)
 
 
-def test_batches_are_as_large_as_the_present_ones():
-    verdict = judged(signals(0.0), Choice("grpo", 128, 8), KNOWN)
-    assert {row.choice.groups * row.choice.n for row in verdict.ranked} == {1024}
-    assert "1024 prompts a batch" in verdict.sentence
-
-
-@settings(max_examples=30, deadline=None)
-@given(rates, rates, st.sampled_from(["raft", "reinforce", "foresight", "grpo"]), st.sampled_from(list(CHOICES)))
-def test_what_is_ruled_out_is_never_recommended(many, zero_variance, recipe, present):
-    ruled_out = {recipe: "because"}
-    verdict = judged(signals(many, zero_variance_4=zero_variance), CHOICES[present], KNOWN, ruled_out=ruled_out)
-    assert verdict.choice is not None
-    assert verdict.choice.recipe != recipe
-    assert [row.ruled_out != "" for row in verdict.ranked] == sorted(row.ruled_out != "" for row in verdict.ranked)
-
-
-@settings(max_examples=30, deadline=None)
-@given(rates, rates, st.sampled_from(list(CHOICES)))
-def test_intervals_are_ordered_and_savings_are_over_the_present(many, zero_variance, present):
-    for row in rank(fitted(KNOWN), signals(many, zero_variance_4=zero_variance), CHOICES[present]):
-        low, high = row.interval
-        assert 0 < low <= row.saving <= high
-        if row.choice.name == present:
-            assert (low, row.saving, high) == (1, 1, 1)
-
-
-def test_what_is_first_does_not_depend_on_the_present_setting():
-    firsts = {rank(fitted(KNOWN), signals(0.2), choice)[0].choice.name for choice in CHOICES.values()}
-    assert len(firsts) == 1
-
-
-def test_all_costs_times_a_factor_change_nothing():
-    one, other = (judged(signals(0.3), GRPO, known) for known in (KNOWN, scaled(KNOWN, 7.0)))
-    assert [row.choice for row in one.ranked] == [row.choice for row in other.ranked]
-    for row, same in zip(one.ranked, other.ranked, strict=True):
-        assert row.saving == pytest.approx(same.saving, rel=0.02)
-
-
-def test_what_is_outside_of_the_evidence_is_said():
-    notes = " ".join(judged(signals(0.2, zero_variance_4=0.99), GRPO, KNOWN).notes)
-    assert "0.99" in notes
-    assert "wider" in notes
-    assert "0.15 to 135 million" in notes
-    within = " ".join(judged(signals(0.2), GRPO, KNOWN).notes)
-    assert "wider" not in within
-
-
-def test_what_is_not_known_is_said():
-    assert any("not known" in note for note in judged(signals(0.0), GRPO, KNOWN, unknown=("many_answers",)).notes)
-
-
-@pytest.mark.parametrize(
-    ("n", "mix"),
-    [
-        (2, {"grpo_n2": 1.0}),
-        (4, {"grpo_n4": 1.0}),
-        (8, {"grpo_n4": 0.5, "grpo_n16": 0.5}),
-        (16, {"grpo_n16": 1.0}),
-        (64, {"grpo_n16": 1.0}),
-    ],
-)
-def test_sizes_of_groups_lie_between_those_that_were_run(n, mix):
-    assert mix_of(Choice("grpo", 1, n)) == pytest.approx(mix)
-
-
-@pytest.mark.parametrize("choice", [Choice("dapo", 16, 4), Choice("reinforce", 16, 4), Choice("grpo", 64, 1)])
-def test_a_present_setting_without_evidence_is_refused(choice):
-    with pytest.raises(ValueError, match=r"no evidence|needs groups"):
-        judged(signals(), choice, KNOWN)
-
-
-def test_a_size_that_was_not_run_is_said():
-    assert any("Groups of 32 were not run" in note for note in judged(signals(), replace(GRPO, n=32), KNOWN).notes)
-
-
-def table(monkeypatch, saving, interval, over_plain=(1.2, 0.6, 2.0)):
-    """Savings as they are given: of foresight over the present GRPO n = 4, and over REINFORCE."""
-    even = (1.0, 1.0, 1.0)
-    rows = (
-        Ranked(CHOICES["foresight"], saving, interval, over_plain),
-        Ranked(GRPO, 1.0, (1.0, 1.0), even),
+def like(auc=0.7, alike=0.5, differ=0.0, profile=None) -> Profile:
+    """A profile with these figures: AUC, share of groups of 4 without variance, right answers that differ."""
+    profile = profile or profiled()
+    told = Share(auc, None)
+    predicted = replace(profile.predictability.record, auc=told)
+    return replace(
+        profile,
+        predictability=replace(profile.predictability, features=None, record=predicted, both=None),
+        zero_variance={**profile.zero_variance, 4: Share(alike, None)},
+        right_pairs_differ=None if differ is None else Share(differ, None),
     )
-    monkeypatch.setattr("rollalloc.lab.advise.verdict.rank", lambda *given: rows)
-    return judged(signals(), GRPO, KNOWN)
 
 
 @pytest.mark.parametrize(
-    ("saving", "interval", "kind", "words"),
+    ("profile", "present", "kind", "recipe", "because"),
     [
-        (
-            1.09,
-            (1.05, 1.2),
-            "keep",
-            "Keep GRPO n = 4: no saving is shown. The likeliest is foresight, 1.1 × (1.1–1.2).",
-        ),
-        (1.5, (0.9, 2.0), "keep", "Keep GRPO n = 4: no saving is shown. The likeliest is foresight, 1.5 × (0.9–2.0)."),
-        (1.1, (1.01, 1.3), "switch", "One rollout per prompt, 64 prompts a batch, foresight; expect 1.0–1.3 × fewer"),
+        (like(), GRPO, "switch", "reinforce", "50% of groups of 4 have rewards that are all alike"),
+        (like(differ=None), GRPO, "switch", "reinforce", "50% of groups of 4"),
+        (like(differ=0.49), GRPO, "switch", "reinforce", "50% of groups of 4"),
+        (like(differ=0.5), GRPO, "switch", "reinforce", "Two right answers of a prompt differ with a chance of 50%"),
+        (like(auc=0.9, alike=0.7), GRPO, "switch", "foresight", "with an AUC of 0.90, and 70% of groups of 4"),
+        (like(auc=0.89, alike=0.7), GRPO, "switch", "reinforce", "70% of groups of 4"),
+        (like(auc=0.9, alike=0.69), GRPO, "switch", "reinforce", "69% of groups of 4"),
+        (like(auc=0.95, alike=0.8), Choice("reinforce", 32, 1), "switch", "foresight", "with an AUC of 0.95"),
+        (like(auc=0.95, alike=0.8), Choice("foresight", 32, 1), "keep", "foresight", "with an AUC of 0.95"),
+        (like(), Choice("reinforce", 32, 1), "keep", "reinforce", "REINFORCE has one rollout per prompt already"),
+        (like(), Choice("raft", 32, 1), "keep", "raft", "RAFT has one rollout per prompt already"),
+        (like(), Choice("dapo", 16, 4), "switch", "reinforce", "50% of groups of 4"),
     ],
 )
-def test_nothing_is_changed_for_a_small_saving_or_one_that_may_be_none(monkeypatch, saving, interval, kind, words):
-    verdict = table(monkeypatch, saving, interval)
-    assert (verdict.kind, verdict.choice) == (kind, GRPO if kind == "keep" else CHOICES["foresight"])
-    assert verdict.sentence.startswith(words)
+def test_each_branch_of_the_rule(profile, present, kind, recipe, because):
+    verdict = verdict_of(profile, present)
+    assert (verdict.kind, verdict.choice.recipe) == (kind, recipe)
+    assert because in verdict.because[0]
+    assert verdict.because[1].startswith("Measured")
+    assert verdict.sentence.startswith("Keep " if kind == "keep" else "Begin with ")
+    assert verdict.choice == present if kind == "keep" else verdict.choice.rows == present.rows
+
+
+def test_no_saving_is_promised_for_the_readers_own_task():
+    verdict = verdict_of(like(), GRPO)
+    assert "×" not in verdict.sentence
+    assert "expect" not in verdict.sentence
+    assert any("It is not always so" in note for note in verdict.notes)
+
+
+GRADED = [[0.1, 0.5, 0.9, 0.3]] * 20 + [[0.2] * 4] * 40
+
+
+def test_of_graded_rewards_reinforce_is_the_recipe_though_no_one_is_right():
+    """All of them are wrong by the threshold; a third of the groups differ, and teaches."""
+    nearly_alike = replace(profiled(GRADED), zero_variance={n: Share(0.99, None) for n in SIZES})
+    for present in (GRPO, Choice("raft", 64, 1)):
+        verdict = verdict_of(nearly_alike, present)
+        assert (verdict.kind, verdict.choice.recipe) == ("switch", "reinforce")
+        assert not any("was level with REINFORCE" in note for note in verdict.notes)
+
+
+def test_rewards_beyond_rates_rule_out_what_predicts_rates():
+    profile = like(auc=0.95, alike=0.8, profile=profiled(np.where(drawn() > 0, 3.0, -1.0)))
+    for present in (GRPO, Choice("foresight", 64, 1)):
+        verdict = verdict_of(profile, present)
+        assert verdict.choice.recipe == "reinforce"
+        assert any("Foresight is ruled out" in note for note in verdict.notes)
 
 
 @pytest.mark.parametrize(
-    ("over_plain", "words"),
+    ("rewards", "says"),
     [
-        ((2.0, 1.5, 3.0), "Drawing by prediction: 1.5–3.0 × fewer than REINFORCE."),
-        ((0.5, 0.4, 0.8), "Drawing by prediction: 1.2–2.5 × more than REINFORCE."),
-        ((1.2, 0.6, 2.0), "Drawing by prediction: likelier to help than not, which is not shown (1.2 ×, 0.6–2.0, of"),
+        (np.zeros((64, 4)), "hardly any is right"),
+        (np.ones((64, 4)), "Take harder prompts"),
+        (np.repeat([[0.0] * 8, [1.0] * 8], 32, axis=0), "nearly always solved, or hardly ever"),
+        (-np.ones((64, 4)), "hardly any is right"),
     ],
 )
-def test_what_drawing_by_prediction_adds_is_fewer_above_1_and_more_below_it(monkeypatch, over_plain, words):
-    assert words in table(monkeypatch, 3.0, (2.0, 4.0), over_plain).sentence
+def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
+    verdict = verdict_of(profiled(rewards), GRPO)
+    assert (verdict.kind, verdict.choice) == ("barren", None)
+    assert verdict.sentence.startswith("No recipe learns much from these prompts")
+    assert says in verdict.sentence
 
 
-@pytest.mark.parametrize("many", [0.0, 0.3, 1.0])
-def test_it_is_otherwise_from_the_nearest_value_on_that_changes_what_is_first(many):
-    """Of 21 values that tasks had; between it and what is here, the same is first."""
-    known = fitted(KNOWN)
-    first = rank(known, signals(many), GRPO)[0].choice
-    [sentence] = [said for said in judged(signals(many), GRPO, KNOWN).otherwise if "two right answers" in said]
-    found = re.fullmatch(r"If .* were (at most|at least) (\S+) \(here (\S+)\): (.*)\.", sentence)
-    assert found
-    how, value, here, words = found.groups()
-    assert here == f"{many:.2f}"
-    assert how == ("at most" if float(value) < many else "at least")
-    for between in np.linspace(0, 1, 21):
-        now = rank(known, signals(float(between)), GRPO)[0].choice
-        if abs(between - float(value)) < 1e-9:
-            assert now.words == words != first.words
-        elif abs(between - many) < abs(float(value) - many) - 1e-9:
-            assert now == first
+def test_prompts_that_are_hard_but_not_hopeless_get_a_verdict():
+    assert verdict_of(profiled(drawn(400, 8, rates=np.full(400, 0.05))), GRPO).kind != "barren"
 
 
-def test_savings_add_up_and_are_over_what_they_say():
-    """Logs of what each pays are planted: REINFORCE e^1 below GRPO n = 4, which is level with n = 2's + 0.1."""
-    rows = {row.choice.name: row for row in rank(fitted(KNOWN), signals(0.0), GRPO)}
-    assert rows["reinforce"].saving == pytest.approx(np.exp(1.0), rel=0.25)
-    assert rows["grpo_n16"].saving == pytest.approx(np.exp(-0.3), rel=0.25)
-    assert rows["grpo_n4"].over_plain[0] == pytest.approx(np.exp(-1.0), rel=0.25)
-    assert rows["reinforce"].over_plain == (1, 1, 1)
-    for row in rows.values():  # logs of expected costs, so that they are differences of one column
-        assert row.saving == pytest.approx(rows["reinforce"].saving * row.over_plain[0])
+@pytest.mark.parametrize(("prompts", "more"), [(3, 1100), (9, 1000)])
+def test_so_much_is_to_be_sampled_that_a_thousand_are_there(prompts, more):
+    """1,024 less 3 × 4 rollouts, 9 × 4: in hundreds."""
+    found = verdict_of(profiled([[0, 1, 0, 1]] * prompts), GRPO)
+    assert (found.kind, found.more) == ("too few", more)
 
 
-@pytest.mark.parametrize(("logs", "first"), [(0.05, "reinforce"), (0.25, "foresight")])
-def test_foresight_comes_first_where_it_saves_a_tenth_over_what_is_plainer(monkeypatch, logs, first):
-    """Its figures in the table stay what is expected."""
-
-    def drawn(self, signals, mixes):
-        return {name: np.full(4, {"foresight": 7 - logs, "reinforce": 7.0}.get(name, 8.0)) for name in mixes}
-
-    monkeypatch.setattr(Outcomes, "drawn", drawn)
-    rows = rank(fitted(KNOWN), signals(0.0), GRPO)
-    assert rows[0].choice.name == first
-    [row] = [row for row in rows if row.choice.name == "foresight"]
-    assert row.over_plain[0] == pytest.approx(np.exp(logs))
+def test_groups_of_one_are_not_grpo():
+    with pytest.raises(ValueError, match="GRPO needs groups of 2 at least, got n = 1"):
+        verdict_of(profiled(), Choice("grpo", 64, 1))
 
 
-def test_who_draws_by_prediction_already_is_not_told_to_save_by_what_costs_more(monkeypatch):
-    def drawn(self, signals, mixes):
-        return {name: np.full(4, {"foresight": 6.95, "reinforce": 7.0}.get(name, 8.0)) for name in mixes}
+@pytest.mark.parametrize(
+    ("n", "sampled", "present"),
+    [(4, False, GRPO), (1, False, Choice("reinforce", 64, 1)), (4, True, Choice("grpo", 8, 8))],
+)
+def test_what_is_not_said_is_taken_from_a_log_and_never_from_what_was_sampled_here(n, sampled, present):
+    taken, why = present_of(profiled(drawn(n=n)), sampled=sampled)
+    assert taken == present
+    assert why.startswith(f"{present.words} is taken for what you train with now")
+    assert "--present says another" in why
 
-    monkeypatch.setattr(Outcomes, "drawn", drawn)
-    verdict = judged(signals(0.0), CHOICES["foresight"], KNOWN)
-    assert verdict.kind == "keep"
-    assert verdict.sentence.startswith("Keep foresight: nothing is expected to need fewer rollouts here")
+
+SOURCES = {
+    "ONE_PER_PROMPT": ("leaderboard.md", "scale.md"),
+    "GRADED": ("leaderboard.md",),
+    "DIFFERENT_ANSWERS": ("../dev/LOG.md", "../README.md"),
+    "PREDICTION": ("leaderboard.md",),
+    "RAFT_IS_LEVEL": ("leaderboard.md", "scale.md"),
+    "NO_GAIN": ("../dev/LOG.md",),
+    "FIXED_GROUPS": ("scale.md",),
+    "SECONDS_ONLY": ("leaderboard.md",),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_figure_stands_in_the_guide_that_it_is_quoted_from(name):
+    text = "".join((DOCS / file).read_text(encoding="utf-8") for file in SOURCES[name])
+    figures = re.findall(r"\d\.\d\d? \[[^\]]+\]|> \d\.\d\d|\b\d\.\d{1,2}\b(?!M)", getattr(rule, name))
+    assert figures or name == "SECONDS_ONLY"
+    for figure in figures:
+        assert figure in text, figure
+    for model in re.findall(r"\b(?:8M|135M)\b", getattr(rule, name)):
+        assert model.lower() in text.lower()
+
+
+def test_the_guide_states_the_thresholds_of_the_rule():
+    guide = (DOCS / "advise.md").read_text(encoding="utf-8")
+    for words in (
+        f"AUC of success is {rule.PREDICTABLE} or more, and {rule.FEW_MIXED:.0%} or more of groups of 4",
+        f"{rule.BARREN:.0%} or more of groups of {rule.LARGE_GROUP}",
+        f"differ with a chance of {rule.MANY_ANSWERS:.0%} or more",
+    ):
+        assert words in guide

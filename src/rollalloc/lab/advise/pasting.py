@@ -17,6 +17,7 @@ from rollalloc.train.description import Source
 _STOCK = "grpo"  # what TRL and verl have themselves
 _MOST_ROWS = 8  # of a micro-batch
 _LEAST_ROWS = 2  # of a batch of TRL's
+_AVERAGING = 640  # rows, which the figures were measured with
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
 _RATES = "the best with one rollout per prompt was 0.5 to 3.3 times that of GRPO, 1.7 times in the median"
@@ -97,6 +98,7 @@ def _trl(choice: Choice, source: Source, task: str) -> str:
     stock = choice.recipe == _STOCK
     trainer = "GRPOTrainer" if stock else "AllocatedGRPOTrainer"
     given = ", ".join(f"{name}={value}" for name, value in parameters_of(choice).items())
+    averaging = f", averaging={_AVERAGING}" if choice.n == 1 else ""
     ours = "\nfrom rollalloc import recipes\nfrom rollalloc.drivers.trl import AllocatedGRPOTrainer\n"
     return f"""\
 from trl import GRPOConfig{", GRPOTrainer" if stock else ""}
@@ -112,7 +114,7 @@ trainer = {trainer}(
     reward_funcs,
     args=args,
     train_dataset=dataset,
-{"" if stock else f"    recipe=recipes.{choice.recipe}({given}),{chr(10)}"})
+{"" if stock else f"    recipe=recipes.{choice.recipe}({given}){averaging},{chr(10)}"})
 trainer.train()
 """
 

@@ -65,17 +65,10 @@ class Profile:
     too_few: str
     groups: int = 0
 
-    def signals(self) -> dict[str, float]:
-        """The numbers that a verdict is learned from; what is not known stands at what says nothing."""
-        auc = None if self.predictability is None else self.predictability.auc
-        return {
-            "zero_variance_4": self.zero_variance[4].value,
-            "mean_rate": self.mean.value,
-            "spread": self.rates.sd.value,
-            "auc": 0.5 if auc is None else auc,
-            "graded": float(self.reward.graded),
-            "many_answers": 0.0 if self.right_pairs_differ is None else self.right_pairs_differ.value,
-        }
+    @property
+    def auc(self) -> float | None:
+        """Of the best predictions of success; None: nothing could be said."""
+        return None if self.predictability is None else self.predictability.auc
 
     def described(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -86,7 +79,7 @@ class Profile:
         }
         plain["zero_variance"] = {str(n): asdict(share) for n, share in self.zero_variance.items()}
         grid = {"rate": self.rates.rate_K.tolist(), "weight": self.rates.weight_K.tolist(), "sd": asdict(self.rates.sd)}
-        return plain | {"rates": grid, "graded": self.reward.graded, "signals": self.signals()}
+        return plain | {"rates": grid, "graded": self.reward.graded, "auc": self.auc}
 
 
 def profile_of(

@@ -144,6 +144,12 @@ class ProfileFolder:
         return ends
 
 
+def is_profile(log: Path) -> bool:
+    """Whether a log, a file or its folder, is one that `rollalloc advise` sampled: its description stands beside it."""
+    folder = log if log.is_dir() else log.parent
+    return (folder / PROFILE).is_file() and (folder / ROLLOUTS).is_file()
+
+
 def prompts_beside(log: Path) -> dict[str, dict[str, Any]]:
     """The rows of the prompts of a profile by key, where a log is in the folder of one; else none.
 

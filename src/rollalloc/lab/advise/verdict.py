@@ -1,36 +1,93 @@
-"""The verdict: which recipe to train with, what it would save, and when it would be otherwise."""
+"""The verdict: which recipe to begin with, by a rule that a reader can check (the table in docs/advise.md).
+
+Each branch rests on measured figures, which are quoted with the task and the size of the model that they are of. No saving
+is predicted for the reader's own task: a profile before training was not shown to tell it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-import numpy as np
-
-from rollalloc.lab.advise.choices import BATCH, CHOICES, SIZES, Choice
-from rollalloc.lab.advise.evidence import Evidence, evidence
-from rollalloc.lab.advise.outcomes import Outcomes
 from rollalloc.lab.advise.profile import Profile
-from rollalloc.lab.advise.ranking import Ranked, fitted, rank
 
-__all__ = ["CHOICES", "Choice", "Ranked", "Verdict", "judged", "verdict_of"]
+ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what the number of missing ones is rounded up to
+BATCH = 64  # rollouts of a batch, where only the size of a group is known
+USUAL_N = 8  # `num_generations` of TRL, for who does not say what he trains with
+LARGE_GROUP, BARREN = 16, 0.95  # share of such groups without variance from which on no recipe has much to learn from
+MANY_ANSWERS = 0.5  # chance that two right answers of a prompt differ, from which on less is saved
+PREDICTABLE, FEW_MIXED = 0.9, 0.7  # AUC, and share of groups of 4 without variance, for foresight
 
-_LEAST_SAVING = 1.1  # below which nobody should change anything
-_ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what a number of them is rounded up to
-_STEPS = 21  # at which it is looked where another value of a signal would change the choice
-_LARGE, _BARREN = 16, 0.95  # share of such groups without variance from which on no recipe has much to learn from
-WORDS: Mapping[str, str] = {
-    "zero_variance_4": "the share of groups of 4 without variance",
-    "mean_rate": "the mean success rate",
-    "spread": "the spread of the success rates",
-    "auc": "the AUC of predicted success",
-    "graded": "graded rewards",
-    "many_answers": "the chance that two right answers of a prompt differ",
-}
-_GRADED_RAFT = "it trains on full marks alone; with graded rewards it learned nothing by its defaults"
-_UNBOUNDED = "it predicts success rates, and these rewards are not within [0, 1]"
+# Measured figures. Each quoted number stands in the guide or log that tests/lab/advise/test_verdict.py names for it.
+ONE_PER_PROMPT = (
+    "Measured: for equal accuracy GRPO in groups of 4 paid 3.31 [3.09–3.66] times REINFORCE's rollouts on skills/balanced, "
+    "> 3.55 on skills/late and > 3.37 on skills/mixed (0.15M parameters); in groups of 16 5.32 [3.86–6.33] times at 8M and "
+    "3.70 [2.71–4.53] at 135M (docs/leaderboard.md, docs/scale.md)."
+)
+GRADED = (
+    "Measured with graded rewards: GRPO paid > 1.93 times REINFORCE's rollouts on skills/graded; RAFT, which needs full "
+    "marks, reached the target in 0 of 8 runs (docs/leaderboard.md)."
+)
+DIFFERENT_ANSWERS = (
+    "Measured where many answers are right: GRPO in groups of 4 paid 1.50 [1.39–1.69] times REINFORCE's rollouts on "
+    "walks/mixed, eight seeds, and 1.13 times on walks/late, two seeds of earlier defaults (dev/LOG.md); REINFORCE's update "
+    "takes up to 2.2 times GRPO's seconds, since all of its rows train."
+)
+PREDICTION = (
+    "Measured: REINFORCE paid 1.37 [1.26–1.51] times foresight's rollouts on skills/late and 1.10 [0.96–1.36] on "
+    "skills/mixed, the two tasks with such a profile; in tokens 1.05 [0.97–1.15] and 0.90 [0.80–1.11] times, so nothing "
+    "(docs/leaderboard.md)."
+)
+RAFT_IS_LEVEL = (
+    "RAFT, which trains on right rollouts alone, was level with REINFORCE on skills/balanced (1.00 [0.95–1.03]) and at 135M "
+    "(0.94 [0.87–0.98]), and dearer on skills/late (0.85 [0.78–0.93] is REINFORCE's cost over RAFT's)."
+)
+NO_GAIN = (
+    "It is not always so: on rg/simple_equations and rg/spell_backward neither reached the target, on SmolLM2's filter task "
+    "GRPO was level (one seed), and on rg/letter_counting 1.01 (two seeds, earlier defaults). Nothing in a profile told "
+    "these apart: compare both on your task."
+)
+FIXED_GROUPS = (
+    "If your framework fixes groups, keep GRPO and make them small: at 8M, by earlier defaults, groups of 16 paid 5.99 "
+    "[4.40–30.74] and groups of 4 3.56 [2.80–3.96] times REINFORCE's rollouts (docs/scale.md)."
+)
+SECONDS_ONLY = (
+    "PODS and DARTS can save seconds, not rollouts: tuned on skills/late they reached the target in 2 and 0 of 8 runs "
+    "(docs/leaderboard.md)."
+)
+_NEEDS_RATES = "Foresight is ruled out: it predicts success rates, and these rewards are not within [0, 1]."
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A recipe in a shape of batch.
+
+    Attributes:
+        recipe: a key of `rollalloc.named.RECIPES`.
+        groups: prompts of a batch, at least 1.
+        n: rollouts of each, at least 1.
+    """
+
+    recipe: str
+    groups: int
+    n: int
+
+    @property
+    def name(self) -> str:
+        """As a folder is called after it: "grpo_n4", or the recipe alone where each prompt has one rollout."""
+        return self.recipe if self.n == 1 else f"{self.recipe}_n{self.n}"
+
+    @property
+    def words(self) -> str:
+        """As a sentence has it: "GRPO n = 4", or the recipe alone."""
+        named = {"grpo": "GRPO", "reinforce": "REINFORCE", "raft": "RAFT"}.get(self.recipe, self.recipe)
+        return named if self.n == 1 else f"{named} n = {self.n}"
+
+    @property
+    def rows(self) -> int:
+        """Rollouts of a batch."""
+        return self.groups * self.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +95,13 @@ class Verdict:
     """What to do.
 
     Attributes:
-        kind: go over to another recipe, keep the present one, sample more first, or take other prompts: no recipe learns
-            from these.
+        kind: begin with another recipe, keep the present one, sample more first, or take other prompts because no recipe
+            learns from these.
         sentence: the verdict in words.
         choice: what to train with; None where it is too early to tell, or nothing can be learned.
-        present: the setting that savings are over.
-        ranked: best first; what is ruled out comes last.
-        otherwise: when it would be otherwise, in sentences.
-        notes: what a reader should know of the evidence and of these prompts, in sentences.
+        present: what is trained with now.
+        because: the branch of the rule that holds, by the profile's figures, and what was measured for it.
+        notes: what else a reader should know, in sentences.
         more: rollouts to sample before one can tell; 0: none.
     """
 
@@ -53,173 +109,99 @@ class Verdict:
     sentence: str
     choice: Choice | None
     present: Choice
-    ranked: tuple[Ranked, ...]
-    otherwise: tuple[str, ...]
-    notes: tuple[str, ...]
+    because: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     more: int = 0
 
 
-def verdict_of(profile: Profile, *, present: Choice | None = None, known: Evidence | None = None) -> Verdict:
-    """The verdict on a profile.
+def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
+    """What is trained with now, where the user does not say: the setting, and a sentence on what it was taken from.
+
+    Args:
+        profile: of the log.
+        sampled: `rollalloc advise` sampled the rollouts itself, so that they say nothing of anybody's training.
+    """
+    if sampled:
+        present = Choice("grpo", BATCH // USUAL_N, USUAL_N)
+        why = f"num_generations={USUAL_N} is TRL's default, and a sampled profile does not show your setting"
+    else:
+        recipe = "grpo" if profile.n > 1 else "reinforce"
+        present = Choice(recipe, profile.groups or max(1, round(BATCH / profile.n)), profile.n)
+        why = f"the log has groups of {profile.n}"
+    return present, f"{present.words} is taken for what you train with now: {why}; --present says another."
+
+
+def verdict_of(profile: Profile, present: Choice) -> Verdict:
+    """The verdict on a profile, by the rule of docs/advise.md.
 
     Args:
         profile: of the model on the prompts.
-        present: what is trained with now; by default GRPO with the log's own groups, as many as in a step of it;
-            REINFORCE where they are of one.
-        known: evidence to judge by, instead of this package's.
+        present: what is trained with now.
 
     Raises:
-        ValueError: a present recipe that there is no evidence on.
+        ValueError: GRPO with groups of one rollout.
     """
-    if present is None:
-        n = profile.n
-        present = Choice("grpo" if n > 1 else "reinforce", profile.groups, n)
-        present = present if profile.groups else present.with_rollouts(BATCH)
+    if present.recipe == "grpo" and present.n < 2:
+        raise ValueError(f"GRPO needs groups of 2 at least, got n = {present.n}; reinforce is for single rollouts")
     if profile.too_few:
-        more = _ROUND * max(1, ceil((_ENOUGH - profile.rollouts) / _ROUND))
+        more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
-        return Verdict("too few", sentence, None, present, (), (), (), more)
-    if not profile.reward.graded and profile.zero_variance[_LARGE].value >= _BARREN:
-        return Verdict("barren", _barren(profile), None, present, (), (), ())
-    ruled_out = {"raft": _GRADED_RAFT} if profile.reward.graded else {}
-    ruled_out |= {"foresight": _UNBOUNDED} if profile.reward.outside else {}
-    unknown = ("many_answers",) if profile.right_pairs_differ is None else ()
-    return judged(profile.signals(), present, known or evidence(), ruled_out=ruled_out, unknown=unknown)
+        return Verdict("too few", sentence, None, present, more=more)
+    if not profile.reward.graded and profile.zero_variance[LARGE_GROUP].value >= BARREN:
+        return Verdict("barren", _barren(profile), None, present)
+    recipe, because = _recipe(profile, present)
+    notes = _notes(profile, present)
+    if recipe == present.recipe:
+        return Verdict("keep", f"Keep {present.words}.", present, present, because, notes)
+    choice = Choice(recipe, present.rows, 1)
+    sentence = f"Begin with {choice.words}: one rollout per prompt, {choice.groups:,} prompts a batch."
+    return Verdict("switch", sentence, choice, present, because, notes)
+
+
+def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
+    """The recipe that the rule gives, and why."""
+    graded, outside = profile.reward.graded, profile.reward.outside
+    ruled_out = {"raft"} if graded else set[str]()
+    ruled_out |= {"foresight"} if outside else set()
+    differ, alike, auc = profile.right_pairs_differ, profile.zero_variance[4].value, profile.auc or 0.5
+    if auc >= PREDICTABLE and alike >= FEW_MIXED and not graded and not outside:
+        why = f"Success is told beforehand with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance."
+        return "foresight", (why, PREDICTION, *(() if present.n == 1 else (ONE_PER_PROMPT,)))
+    if present.n == 1 and present.recipe not in ruled_out:
+        return present.recipe, (f"{present.words} has one rollout per prompt already.", ONE_PER_PROMPT)
+    if graded:
+        return "reinforce", ("Rewards are graded.", GRADED)
+    if differ is not None and differ.value >= MANY_ANSWERS:
+        why = f"Two right answers of a prompt differ with a chance of {differ.value:.0%}: expect a smaller saving."
+        return "reinforce", (why, DIFFERENT_ANSWERS)
+    why = f"{alike:.0%} of groups of 4 have rewards that are all alike and teach GRPO nothing."
+    return "reinforce", (why, ONE_PER_PROMPT)
+
+
+def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
+    notes: list[str] = []
+    if present.n > 1:
+        notes += [NO_GAIN, FIXED_GROUPS]
+    if not profile.reward.graded:
+        notes.append(RAFT_IS_LEVEL)
+    if profile.reward.outside:
+        notes.append(_NEEDS_RATES)
+    if profile.lengths is not None and profile.lengths.faster:
+        notes.append(SECONDS_ONLY)
+    return tuple(notes)
 
 
 def _barren(profile: Profile) -> str:
     """What these prompts are like, and what would help, in a sentence or two."""
     mean = profile.mean.value
-    if mean <= 1 - _BARREN:
+    if mean <= 1 - BARREN:
         how = "hardly any is right"
-        do = "Take easier prompts, train on demonstrations first, or see whether the reward finds a right answer right"
-    elif mean >= _BARREN:
+        do = "Take easier prompts, train on demonstrations first, or check that the reward accepts a right answer"
+    elif mean >= BARREN:
         how, do = "nearly all are right", "Take harder prompts"
     else:
         how, do = "each prompt is nearly always solved, or hardly ever", "Take prompts in between"
     return (
-        f"No recipe learns much from these prompts: of {profile.rollouts:,} rollouts {how}, and of groups of {_LARGE} "
-        f"{profile.zero_variance[_LARGE].value:.0%} would be alike. {do}."
+        f"No recipe learns much from these prompts: of {profile.rollouts:,} rollouts {how}, and of groups of {LARGE_GROUP} "
+        f"{profile.zero_variance[LARGE_GROUP].value:.0%} would be alike. {do}."
     )
-
-
-def judged(
-    signals: Mapping[str, float],
-    present: Choice,
-    known: Evidence,
-    *,
-    ruled_out: Mapping[str, str] | None = None,
-    unknown: tuple[str, ...] = (),
-) -> Verdict:
-    """The verdict on a profile's signals.
-
-    Args:
-        signals: as `Profile.signals` has them.
-        present: what is trained with now.
-        known: evidence to judge by.
-        ruled_out: recipe → why it must not be used.
-        unknown: signals that nothing is known of, and that stand at what says nothing.
-
-    Raises:
-        ValueError: a present recipe that there is no evidence on.
-    """
-    outcomes = fitted(known)
-    ranked = rank(outcomes, signals, present, ruled_out)
-    best = ranked[0]
-    gains = best.interval[0] > 1 and best.saving >= _LEAST_SAVING
-    if gains or best.choice.name == present.name or present.recipe in (ruled_out or {}):
-        choice = best.choice
-    else:
-        choice = present
-    kind: Literal["switch", "keep"] = "keep" if choice.name == present.name else "switch"
-    return Verdict(
-        kind=kind,
-        sentence=_sentence(kind, ranked, present),
-        choice=choice,
-        present=present,
-        ranked=ranked,
-        otherwise=_otherwise(outcomes, signals, present, ruled_out, best.choice.name),
-        notes=(_why(signals, unknown), *_notes(outcomes, signals, known, present, unknown)),
-    )
-
-
-def _sentence(kind: str, ranked: tuple[Ranked, ...], present: Choice) -> str:
-    best = ranked[0]
-    low, high = best.interval
-    if kind == "keep" and (best.choice.name == present.name or best.saving <= 1):
-        return f"Keep {present.words}: nothing is expected to need fewer rollouts here."
-    if kind == "keep":
-        return (
-            f"Keep {present.words}: no saving is shown. The likeliest is {best.choice.words}, {best.saving:.1f} × "
-            f"({low:.1f}–{high:.1f})."
-        )
-    shape = "One rollout" if best.choice.n == 1 else f"{best.choice.n} rollouts"
-    saves = "no figure is shown to be better" if low < 1 else "fewer rollouts"
-    expected = f"expect {low:.1f}–{high:.1f} × {saves} than {present.words}"
-    said = f"{shape} per prompt, {best.choice.groups} prompts a batch, {best.choice.words}; {expected}."
-    return f"{said} {_drawing(ranked)}".strip()
-
-
-def _drawing(ranked: tuple[Ranked, ...]) -> str:
-    """What drawing by prediction adds."""
-    row = next(row for row in ranked if row.choice.recipe == "foresight")
-    if row.ruled_out:
-        return ""
-    saving, low, high = row.over_plain
-    if low > 1:
-        return f"Drawing by prediction: {low:.1f}–{high:.1f} × fewer than REINFORCE."
-    if high < 1:
-        return f"Drawing by prediction: {1 / high:.1f}–{1 / low:.1f} × more than REINFORCE."
-    likely = "likelier to help than not, which is not shown" if ranked[0] is row else "not shown to help here"
-    return f"Drawing by prediction: {likely} ({saving:.1f} ×, {low:.1f}–{high:.1f}, of REINFORCE)."
-
-
-def _otherwise(
-    outcomes: Outcomes,
-    signals: Mapping[str, float],
-    present: Choice,
-    ruled_out: Mapping[str, str] | None,
-    first: str,
-) -> tuple[str, ...]:
-    """For each signal the nearest value, within what tasks had, at which another choice would come first."""
-    said: list[str] = []
-    for name, low, high in zip(outcomes.signals, outcomes.low_K, outcomes.high_K, strict=True):
-        for value in sorted(np.linspace(low, high, _STEPS), key=lambda value: abs(value - signals[name])):
-            other = rank(outcomes, {**signals, name: float(value)}, present, ruled_out)[0].choice
-            if other.name != first:
-                how = "at most" if value < signals[name] else "at least"
-                said.append(f"If {WORDS[name]} were {how} {value:.2f} (here {signals[name]:.2f}): {other.words}.")
-                break
-    return tuple(said)
-
-
-def _why(signals: Mapping[str, float], unknown: tuple[str, ...]) -> str:
-    """What the ranking goes by, on these prompts."""
-    alike = f"{signals['zero_variance_4']:.0%} of groups of 4 have rewards that are all alike and teach GRPO nothing"
-    many = f"two right answers of a prompt differ with a chance of {signals['many_answers']:.0%}, where groups pay more"
-    graded = "rewards are graded, so that most groups differ" if signals["graded"] else ""
-    return f"Why: {'; '.join(filter(None, (alike, graded, '' if unknown or signals['graded'] else many)))}."
-
-
-def _notes(
-    outcomes: Outcomes, signals: Mapping[str, float], known: Evidence, present: Choice, unknown: tuple[str, ...]
-) -> tuple[str, ...]:
-    of_evidence = (
-        f"Learned from {len(known.tasks)} tasks with models of 0.15 to 135 million parameters, every method by its "
-        "defaults at one learning rate a size; one of them, SmolLM2-135M, is pretrained (docs/scale.md). Try it beside what "
-        "you have."
-    )
-    notes = [of_evidence]
-    ranges = zip(outcomes.signals, outcomes.low_K, outcomes.high_K, outcomes.beyond(signals), strict=True)
-    for name, low, high, beyond in ranges:
-        if beyond > 0:
-            notes.append(
-                f"{WORDS[name].capitalize()} is {signals[name]:.2f}, and was {low:.2f} to {high:.2f} in the evidence: the "
-                "intervals are wider for it."
-            )
-    for name in unknown:
-        if name in outcomes.signals:
-            notes.append(f"{WORDS[name].capitalize()} is not known, and is taken as {signals[name]:.1f}.")
-    if present.recipe == "grpo" and present.n > SIZES[-1]:
-        notes.append(f"Groups of {present.n} were not run; they are taken as no better than groups of {SIZES[-1]}.")
-    return tuple(notes)
