@@ -17,6 +17,7 @@ from rollalloc.cli.options import listed
 
 if TYPE_CHECKING:
     from rollalloc.lab.waste.groups import Log
+    from rollalloc.lab.waste.readers import Options
     from rollalloc.lab.waste.shares import Share
 
 LogPath = Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")]
@@ -32,11 +33,17 @@ class Reading:
     threshold: Annotated[
         float | None, typer.Option(help="Rewards of at least this are right, all others wrong; for graded rewards.")
     ] = None
-    reward: Annotated[str | None, typer.Option(help="The field or column that holds the reward.")] = None
+    reward: Annotated[
+        str | None,
+        typer.Option(help="The field or column that holds the reward; several, comma-separated, are added up."),
+    ] = None
     weights: Annotated[
         str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of its columns.")
     ] = None
     group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None
+    rows: Annotated[
+        str | None, typer.Option(help="training (default) leaves out rows of evaluations; all counts them.")
+    ] = None
 
     def read(self, path: str | Path, shown: Callable[[str, int, int], None]) -> Log:
         """The log under a path.
@@ -49,10 +56,15 @@ class Reading:
             FileNotFoundError: nothing there.
             ValueError: options that mean nothing, or files that have no usable rollout.
         """
-        from rollalloc.lab.waste.readers import Options, read_log
+        from rollalloc.lab.waste.readers import read_log
 
-        options = Options(self.reward, _numbers(self.weights), self.group_size)
+        options = self._options()
         return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
+
+    def _options(self) -> Options:
+        from rollalloc.lab.waste.readers import Options
+
+        return Options(self.reward, _numbers(self.weights), self.group_size, self.rows)
 
     def check(self, *, from_step: int | None, seed: int) -> None:
         """Refuse options that mean nothing, before a file is read.
@@ -61,10 +73,10 @@ class Reading:
             ValueError: names the option.
         """
         from rollalloc.lab.waste.finding import check_asked
-        from rollalloc.lab.waste.readers import Options, check_format
+        from rollalloc.lab.waste.readers import check_format
 
         check_format(self.format)
-        Options(self.reward, _numbers(self.weights), self.group_size)
+        self._options()
         check_asked(threshold=self.threshold, from_step=from_step, seed=seed)
 
 

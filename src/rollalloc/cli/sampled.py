@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollalloc.train.description import Run
 
 _PANEL = "Sampling a profile"
-_OF_LOGS = ("format", "weights", "group_size")  # options on how a log is read that is not ours
+_OF_LOGS = ("format", "weights", "group_size", "rows")  # options on how a log is read that is not ours
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,8 @@ def test_no_score_at_all_is_no_oddity(tmp_path):
     ],
 )  # fmt: skip
 def test_an_odd_field_is_counted_and_named(tmp_path, name, row, field, odd, said):
-    row = {"rollout": 1, **row} if name == "rollouts.jsonl" else row
-    log = read_log(lines(tmp_path / name, row, row, row | {field: odd}))
+    rows = [row | {"rollout": at} if name == "rollouts.jsonl" else row for at in range(3)]
+    log = read_log(lines(tmp_path / name, *rows[:2], rows[2] | {field: odd}))
     assert log.odd + log.bad == 1
     with pytest.raises(AssertionError, match=rf"{tmp_path / name}:3: .*{said}"):
         raise AssertionError(log.first_odd + log.first_bad)
@@ -79,13 +79,12 @@ def test_trl_odd_columns_are_named(tmp_path):
     write("4.parquet", r=[float("inf"), 1.0], step=["x", "2"])
     write("5.parquet", r=[0.5, 1.0], prompt=[None, "a"])
     log = read_log(tmp_path)
-    assert rewards(log) == [[0, 1], [None, 1], [1]]
-    assert (log.bad, log.odd) == (3, 2)
-    assert log.first_bad == f"{tmp_path / '2.parquet'}: column r holds string, expected numbers"
+    assert rewards(log) == [[0, 1], [0, 1], [None, 1], [1]]
+    assert (log.bad, log.odd) == (2, 2)
+    assert log.first_bad.startswith(f"{tmp_path / '2.parquet'}: expected the column prompt and a column of numbers")
+    assert "reward: r and in other files other" in log.notes
     assert log.first_odd == f"{tmp_path / '4.parquet'}:1: step is 'x', expected a whole number"
-    with pytest.raises(
-        ValueError, match=r"2\.parquet: column r holds string, expected numbers; --reward names another"
-    ):
+    with pytest.raises(ValueError, match=r"2\.parquet: column r holds string, expected numbers"):
         read_log(tmp_path / "2.parquet", options=Options(reward="r"))
 
 

@@ -9,6 +9,7 @@ functions, of which one has weight 0); `verl` by the dump functions of both trai
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,9 @@ def test_trl_waste_is_what_trl_itself_said():
 
 def test_trl_rewards_that_contradict_the_advantages_are_told_of(tmp_path):
     table(tmp_path / "c.parquet", prompt=["a"] * 2, right=[1.0, 1.0], short=[0.0, 1.0], advantage=[0.0, 0.0])
-    assert any("--weights" in note for note in read_log(tmp_path).notes)
-    assert not any("--weights" in note for note in read_log(tmp_path, options=Options(reward="right")).notes)
+    assert any("not added to the reward" in note and "short" in note for note in read_log(tmp_path).notes)
+    named = read_log(tmp_path, options=Options(reward="short"))
+    assert any("do not follow the reward: give the trainer's reward_weights" in note for note in named.notes)
 
 
 def test_trl_a_prompt_drawn_twice_in_a_row_is_two_groups(tmp_path):
@@ -99,10 +101,10 @@ def test_trl_messages_and_unscored_completions(tmp_path):
         (
             {"prompt": ["a"], "text": ["b"]},
             Options(),
-            "expected the columns prompt and a column of numbers.*found prompt, text",
+            "expected the column prompt and a column of numbers.*found prompt, text",
         ),
-        ({"question": ["a"], "r": [1.0]}, Options(), "expected the columns prompt and .*found question, r"),
-        ({"prompt": ["a"], "r": [1.0]}, Options(reward="s"), "expected the columns prompt and s, found prompt, r"),
+        ({"question": ["a"], "r": [1.0]}, Options(), "expected the column prompt and .*found question, r"),
+        ({"prompt": ["a"], "r": [1.0]}, Options(reward="s"), "column s is missing, found prompt, r"),
         ({"prompt": ["a"], "r": [1.0]}, Options(weights=(1, 2)), "--weights: expected one for each of r, got 2"),
     ],
 )
@@ -126,6 +128,164 @@ def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
 def test_options_of_another_format_are_refused():
     with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
         read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
+
+
+def trl_rows(*groups, **more):
+    """Columns as TRL writes them: groups of (prompt, rewards), advantages of the first reward, and further columns."""
+    prompts = [prompt for prompt, rewards in groups for _ in rewards]
+    rewards = [reward for _, row in groups for reward in row]
+    advantages = [reward - sum(row) / len(row) for _, row in groups for reward in row]
+    return {"step": [1] * len(prompts), "prompt": prompts, "right": rewards, **more, "advantage": advantages}
+
+
+def test_trl_what_was_logged_beside_the_rewards_is_not_added_to_them(tmp_path):
+    """`log_extra` writes columns of floats after those of the rewards; the advantages are of the first alone."""
+    groups = [("a1", (1.0, 0.0, 0.0, 0.0)), *((prompt, (0.0,) * 4) for prompt in ("b2", "c3", "d4"))]
+    table(tmp_path / "completions_00001.parquet", **trl_rows(*groups, chars=[1.0, 2.0, 3.0, 4.0] * 4))
+    log = read_log(tmp_path)
+    assert shares_of(log.groups).wasted.value == 0.75
+    assert "reward: right" in log.notes
+    assert any("do not follow it: chars" in note for note in log.notes)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "reward", "said"),
+    [
+        ([1.0, -1.0, 0.0], [2, 0, 1], "reward: right + short"),
+        ([0.5, -1.0, 0.5], [1, 0, 1], "reward: right"),
+        ([1.0, -0.5, -0.5], [1, 0, 0], "reward: short"),  # reward_weights=[0, 1]
+        ([None] * 3, [2, 0, 1], "the log does not tell which of right, short are rewards, and all are added"),
+        ([0.0, 0.0, 0.0], [2, 0, 1], "in 1 of 1 groups the logged advantages do not follow the reward"),
+    ],
+)
+def test_trl_the_rewards_are_the_columns_that_the_advantages_follow(tmp_path, advantage, reward, said):
+    advantage = pyarrow.array(advantage, pyarrow.float64())
+    table(
+        tmp_path / "c.parquet", prompt=list("aaa"), right=[1.0, 0.0, 1.0], short=[1.0, 0.0, 0.0], advantage=advantage,
+    )  # fmt: skip
+    log = read_log(tmp_path)
+    assert rewards(log) == [reward]
+    assert any(said in note for note in log.notes)
+
+
+def test_trl_a_reward_that_first_appears_in_a_later_file_is_added(tmp_path):
+    """A run that went on with a second reward function in the same folder."""
+    table(tmp_path / "1.parquet", prompt=["a", "a"], right=[1.0, 0.0], advantage=[0.5, -0.5])
+    table(tmp_path / "2.parquet", prompt=["b", "b"], right=[1.0, 0.0], short=[1.0, 0.0], advantage=[1.0, -1.0])
+    table(tmp_path / "3.parquet", prompt=["c", "c"], right=[0.0, 0.0], short=[1.0, 0.0], advantage=[0.5, -0.5])
+    log = read_log(tmp_path)
+    assert rewards(log)[2] == [1, 0]
+    assert "reward: right and in other files right + short" in log.notes
+    assert rewards(read_log(tmp_path, options=Options(reward="right")))[2] == [0, 0]
+
+
+def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
+    """Files of steps: the last rows of each generation batch of `own` prompts; where evaluated, those of an evaluation."""
+    random = np.random.default_rng(seed)
+    for step in range(1, steps + 1):
+        drawn = [f"train {prompt}" for prompt in random.permutation(prompts)[:own]]
+        if step in evaluated:
+            drawn = [*drawn, *(rows or [f"eval {prompt}" for prompt in range(own)])][-own:]
+        groups = [(prompt, random.permutation([0.0, 1.0])) for prompt in drawn]
+        columns = trl_rows(*groups) | {"step": [step] * 2 * own, "completion": [str(random.random())] * 2 * own}
+        table(folder / "completions" / f"completions_{step:05d}.parquet", **columns)
+
+
+def prompts_of(log):
+    return {group.prompt for group in each(log.groups)}
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_trl_rows_of_evaluations_are_left_out_and_said(tmp_path, state):
+    """An evaluation writes the file of its step anew; nothing in it says so, its prompts are the same each time."""
+    trl_run(tmp_path, evaluated=(2, 4, 6))
+    history = [{"step": step, "eval_reward": 0.5} for step in (2, 4, 6)] + [{"step": 1, "reward": 0.5}]
+    if state:
+        lines(tmp_path / "checkpoint-6" / "trainer_state.json", [{"global_step": 6, "log_history": history}])
+    log = read_log(tmp_path)
+    assert [group.step for group in each(log.groups)] == [1] * 4 + [3] * 4 + [5] * 4
+    assert any(note.startswith("24 rows are of evaluations and were left out") for note in log.notes)
+    assert len(read_log(tmp_path, options=Options(rows="all")).groups) == 24
+
+
+def test_trl_a_single_evaluation_is_known_by_the_trainer_s_state_alone(tmp_path):
+    trl_run(tmp_path, evaluated=(4,))
+    assert len(read_log(tmp_path).groups) == 24
+    state = {"global_step": 6, "log_history": [{"step": 4, "eval_loss": 0.5}, {"step": 6}]}
+    lines(tmp_path / "trainer_state.json", [state])
+    assert [group.step for group in each(read_log(tmp_path).groups)] == [
+        step for step in (1, 2, 3, 5, 6) for _ in "1234"
+    ]
+
+
+def test_trl_a_short_evaluation_leaves_the_rows_of_training_before_it(tmp_path):
+    trl_run(tmp_path, evaluated=range(1, 7), own=6, rows=["eval 1", "eval 2", "eval 3"])
+    log = read_log(tmp_path)
+    assert len(log.groups) == 6 * 3
+
+
+def test_trl_a_log_of_evaluations_alone_is_refused_with_what_to_do(tmp_path):
+    """`eval_steps=1` and `logging_steps=1`: each evaluation overwrites what training logged at its step."""
+    trl_run(tmp_path, evaluated=(1, 2), steps=2, own=8)
+    with pytest.raises(ValueError, match=r"all 32 rows are of evaluations .* log at other steps .* --rows all"):
+        read_log(tmp_path)
+
+
+def test_trl_training_on_few_prompts_is_not_taken_for_evaluation(tmp_path):
+    """Of four prompts each batch has all: the same order comes back by chance."""
+    trl_run(tmp_path, prompts=4, steps=30)
+    assert len(read_log(tmp_path).groups) == 120
+
+
+def test_trl_runs_of_one_seed_beside_each_other_are_not_taken_for_evaluation(tmp_path):
+    for run in ("a", "b"):
+        trl_run(tmp_path / run)
+    table(tmp_path / "b" / "completions" / "completions_00001.parquet", prompt=["z", "z"], right=[0.0, 1.0])
+    assert not any("evaluations" in note for note in read_log(tmp_path).notes)
+
+
+def test_trl_messages_say_what_the_same_text_says(tmp_path):
+    """Lengths, answers and the prompt's features are of the text; "ok" has two characters, not those of its JSON."""
+    parts = [{"type": "text", "text": "so "}, {"type": "text", "text": "4"}]
+
+    def written(name, prompt, completion):
+        table(tmp_path / name / "c.parquet", prompt=[prompt] * 2, completion=completion, r=[0.0, 1.0])
+        return read_log(tmp_path / name)
+
+    plain = written("text", "2+2", ["ok", "so 4"])
+    messages = [[{"role": "assistant", "content": content}] for content in ("ok", "so 4")]
+    for log in (
+        written("messages", [{"role": "user", "content": "2+2"}], messages),
+        written("parts", [{"role": "user", "content": [parts[0] | {"text": "2+2"}]}],
+                [[{"role": "assistant", "content": [{"type": "text", "text": "ok"}]}],
+                 [{"role": "assistant", "content": parts}]]),
+    ):  # fmt: skip
+        assert log.groups.characters_R.tolist() == plain.groups.characters_R.tolist() == [2, 4]
+        assert (log.groups.answer_R == plain.groups.answer_R).all()
+        assert (log.groups.features_PD == plain.groups.features_PD).all()
+        assert any("lists of messages" in note for note in log.notes)
+
+
+def test_trl_of_a_conversation_with_tools_the_assistant_s_text_counts(tmp_path):
+    turns = [
+        {"role": "assistant", "content": "ask"},
+        {"role": "tool", "content": "a long answer of a tool"},
+        {"role": "assistant", "content": "\\boxed{4}"},
+    ]
+    table(tmp_path / "c.parquet", prompt=["a"] * 2, completion=[turns, turns[2:]], r=[0.0, 1.0])
+    groups = read_log(tmp_path).groups
+    assert groups.characters_R.tolist() == [len("ask\n\\boxed{4}"), len("\\boxed{4}")]
+    assert groups.answer_R[0] == groups.answer_R[1]
+
+
+@pytest.mark.parametrize("format", ["trl", "verl/v1", "prime-rl", "rollalloc"])
+def test_a_file_that_is_there_twice_counts_once_and_is_said(tmp_path, format):
+    whole = read_log(SAMPLES / format)
+    for copy in ("a", "b"):
+        shutil.copytree(SAMPLES / format, tmp_path / copy)
+    log = read_log(tmp_path)
+    assert rewards(log) == rewards(whole)
+    assert any("files are copies of others" in note for note in log.notes)
 
 
 # verl
@@ -171,6 +331,37 @@ def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_pa
 def test_a_score_that_is_no_finite_number_is_unscored(tmp_path, score):
     rows = [{"input": "a", "output": "b", "score": 1}, {"input": "a", "output": "b", "score": score}]
     assert rewards(read_log(lines(tmp_path / "3.jsonl", rows))) == [[1, None]]
+
+
+def test_verl_a_score_counts_where_acc_is_null_and_each_is_counted(tmp_path):
+    row = {"input": "q0", "output": "o", "gts": "1", "step": 1}
+    known = [row | {"score": score, "acc": score} for score in (0.0, 1.0)]
+    null = [row | {"input": "q1", "score": score, "acc": None} for score in (0.0, 1.0)]
+    log = read_log(lines(tmp_path / "1.jsonl", [*known, *null]))
+    assert rewards(log) == [[0, 1], [0, 1]]
+    assert any(note.startswith("reward: acc (2 rows) and score (2 rows)") for note in log.notes)
+    assert rewards(read_log(tmp_path, options=Options(reward="acc"))) == [[0, 1], [None, None]]
+
+
+def test_verl_rows_of_validation_are_left_out_and_said(tmp_path):
+    """Both trainers give validation's rows the field reward, equal to the score, and training's none."""
+    row = {"input": "a", "output": "b", "score": 1.0, "step": 1}
+    lines(tmp_path / "train" / "1.jsonl", [row, row | {"score": 0.0}])
+    lines(tmp_path / "val" / "1.jsonl", [row | {"input": "v", "reward": 1.0}] * 3)
+    log = read_log(tmp_path)
+    assert rewards(log) == [[1, 0]]
+    assert any(note.startswith("3 rows are of validation and were left out") for note in log.notes)
+    assert len(read_log(tmp_path, options=Options(rows="all")).groups) == 2
+    with pytest.raises(ValueError, match=r"all 3 rows are of validation .* trainer\.rollout_data_dir"):
+        read_log(tmp_path / "val")
+
+
+def test_verl_a_line_with_the_uid_of_another_counts_once_and_is_said(tmp_path):
+    row = {"input": "a", "output": "b", "step": 1}
+    rows = [row | {"uid": f"u_{at}_0", "score": float(at)} for at in range(2)]
+    log = read_log(lines(tmp_path / "1.jsonl", [*rows, *rows]))
+    assert rewards(log) == [[0, 1]]
+    assert "2 lines repeat the uid of another and were left out" in log.notes
 
 
 # prime-rl
@@ -224,6 +415,20 @@ def test_prime_rl_an_episode_without_traces_is_unscored(tmp_path):
     assert rewards(read_log(lines(tmp_path / "traces.jsonl", [episode]))) == [[None]]
 
 
+def test_prime_rl_says_which_rewards_count_and_takes_those_that_are_named(tmp_path):
+    trace = {"group_id": "g", "task": {"data": {}, "key": "k"}, "rewards": {"right": 1.0, "short": 0.5}}
+    traces = [trace | {"id": "t1"}, trace | {"id": "t1"}, trace | {"id": "t2", "kind": "eval"}]
+    path = lines(tmp_path / "traces.jsonl", traces)
+    log = read_log(path)
+    assert rewards(log) == [[1.5]]
+    assert log.notes[:3] == [
+        "reward: right + short, each times its weight",
+        "1 traces are of evaluations and were left out; --rows all counts them as training",
+        "1 traces repeat the id of another and were left out",
+    ]
+    assert rewards(read_log(path, options=Options(reward="short"))) == [[0.5]]
+
+
 # ours
 
 
@@ -248,6 +453,13 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     log = read_log(lines(tmp_path / "rollouts.jsonl", rows))
     assert rewards(log) == [[1, 0, 1], [None]]
     assert [(group.first, group.truncated, group.step) for group in each(log.groups)] == [(2, 0, 2), (1, 1, 2)]
+
+
+def test_ours_a_line_with_the_id_of_another_counts_once_and_is_said(tmp_path):
+    rows = [ours(0, 0, 1.0), ours(1, 0, 0.0)]
+    log = read_log(lines(tmp_path / "rollouts.jsonl", [*rows, *rows]))
+    assert rewards(log) == [[1, 0]]
+    assert any(note.startswith("2 lines repeat the id of a rollout and were left out") for note in log.notes)
 
 
 def test_ours_rollouts_of_the_first_stage_come_first_whenever_they_ended(tmp_path):

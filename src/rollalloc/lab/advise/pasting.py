@@ -98,7 +98,7 @@ def _trl(choice: Choice, source: Source, task: str) -> str:
     stock = choice.recipe == _STOCK
     trainer = "GRPOTrainer" if stock else "AllocatedGRPOTrainer"
     given = ", ".join(f"{name}={value}" for name, value in parameters_of(choice).items())
-    averaging = f", averaging={_AVERAGING}" if choice.n == 1 else ""
+    averaging = f"\n    averaging={_AVERAGING}," if choice.n == 1 else ""
     ours = "\nfrom rollalloc import recipes\nfrom rollalloc.drivers.trl import AllocatedGRPOTrainer\n"
     return f"""\
 from trl import GRPOConfig{", GRPOTrainer" if stock else ""}
@@ -114,7 +114,7 @@ trainer = {trainer}(
     reward_funcs,
     args=args,
     train_dataset=dataset,
-{"" if stock else f"    recipe=recipes.{choice.recipe}({given}){averaging},{chr(10)}"})
+{"" if stock else f"    recipe=recipes.{choice.recipe}({given}),{averaging}{chr(10)}"})
 trainer.train()
 """
 

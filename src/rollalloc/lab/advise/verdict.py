@@ -45,8 +45,8 @@ RAFT_IS_LEVEL = (
 )
 NO_GAIN = (
     "It is not always so: on rg/simple_equations and rg/spell_backward neither reached the target, on SmolLM2's filter task "
-    "GRPO was level (one seed), and on rg/letter_counting 1.01 (two seeds, earlier defaults). Nothing in a profile told "
-    "these apart: compare both on your task."
+    "GRPO was level (one seed), and on rg/letter_counting it paid 1.01 times REINFORCE's rollouts (two seeds, earlier "
+    "defaults). Nothing in a profile told these apart: compare both on your task."
 )
 FIXED_GROUPS = (
     "If your framework fixes groups, keep GRPO and make them small: at 8M, by earlier defaults, groups of 16 paid 5.99 "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from glob import glob, has_magic
+from hashlib import file_digest
 from itertools import groupby
 from pathlib import Path
 
 from rollalloc.lab.waste.groups import Log
 from rollalloc.lab.waste.readers import ours, prime_rl, trl, verl
-from rollalloc.lab.waste.readers.shared import Options, by_suffix, names, objects
+from rollalloc.lab.waste.readers.shared import Files, Options, by_suffix, names, objects
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
@@ -38,7 +40,7 @@ def read_log(
     reader, options = FORMATS[format], options or Options()
     unused = [
         name
-        for name in ("reward", "weights", "group_size")
+        for name in ("reward", "weights", "group_size", "rows")
         if getattr(options, name) is not None and name not in reader.options
     ]
     if unused:
@@ -47,7 +49,10 @@ def read_log(
     if not chosen:
         raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
     log = Log(format)
-    reader.read(_watched(chosen, watcher), log, options)
+    kept = without_copies(chosen)
+    reader.read(Files(kept, watcher), log, options)
+    if copies := len(chosen) - len(kept):
+        log.notes.append(f"{copies:,} files are copies of others and were left out")
     if not log.groups and log.accounts is None:
         why = f"; the first of {log.bad} lines that cannot be used is {log.first_bad}" if log.bad else ""
         raise ValueError(f"{path}: expected {reader.expects}, found no rollout in {_some(chosen)}{why}")
@@ -101,11 +106,21 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
     raise ValueError(f"{path}: expected a log of one of these ({expected}), found {_some(files)}; --format forces one")
 
 
-def _watched(files: Sequence[Path], watcher: Watcher | None) -> Iterator[Path]:
-    for number, file in enumerate(files):
-        if watcher is not None:
-            watcher(file, number, len(files))
-        yield file
+def without_copies(files: Sequence[Path]) -> list[Path]:
+    """The files but for those whose bytes are those of an earlier one; only files of equal size are compared."""
+    size_of = {file: file.stat().st_size for file in files}
+    times = Counter(size_of.values())
+    seen: set[bytes] = set()
+    kept: list[Path] = []
+    for file in files:
+        if times[size_of[file]] > 1 and size_of[file]:
+            with file.open("rb") as held:
+                digest = file_digest(held, "blake2b").digest()
+            if digest in seen:
+                continue
+            seen.add(digest)
+        kept.append(file)
+    return kept
 
 
 def _some(files: Sequence[Path]) -> str:

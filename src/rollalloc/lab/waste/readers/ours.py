@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log
-from rollalloc.lab.waste.readers.shared import Format, Options, count, names, number, objects, said, text, whole
+from rollalloc.lab.waste.readers.shared import Files, Format, Options, count, names, number, objects, said, text, whole
 
 
-def _read(files: Iterable[Path], log: Log, options: Options) -> None:
+def _read(files: Files, log: Log, options: Options) -> None:
     gathering = Gathering()
+    repeated = 0
     field = options.reward or "metric"
     accounts: Counter[str] = Counter()
     for file in files:
         if file.name == "metrics.jsonl":
             accounts.update(_last_accounts(file, log))
             continue
+        seen: set[int] = set()  # ids are counted within a run
         for where, row in objects(file, log):
             prompt = row["key"] if "key" in row else row.get("prompt")
             if prompt is None or not isinstance(row.get("group"), (int, str)) or not {"version", field} <= row.keys():
                 log.reject(where, f"expected group, version, key and {field}, found {names(row)}")
                 continue
+            if type(row.get("rollout")) is int:
+                if row["rollout"] in seen:
+                    repeated += 1
+                    continue
+                seen.add(row["rollout"])
             gathering.add(
                 row["group"],
                 text(prompt),
@@ -38,6 +45,12 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
         gathering.close()
     log.groups = gathering.groups()
     log.accounts = dict(accounts) or None
+    if log.groups:
+        log.notes.append(f"reward: {names([field])}")
+    if repeated:
+        log.notes.append(
+            f"{repeated:,} lines repeat the id of a rollout and were left out; two runs in one file are to be two files"
+        )
     if not log.groups:
         log.notes.append("metrics.jsonl has sums, not rollouts: train with --log-rollouts for intervals")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
     Fields,
+    Files,
     Format,
     Options,
     by_suffix,
@@ -24,47 +26,88 @@ from rollalloc.lab.waste.readers.shared import (
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
 
-def _read(files: Iterable[Path], log: Log, options: Options) -> None:
-    gathering, effective = Gathering(), False
+@dataclass(slots=True)
+class _Traces:
+    """What was read of the traces so far.
+
+    Attributes:
+        wanted: the rewards that the user named; empty: all count.
+        all_rows: traces of evaluations count as well.
+        rewards: names of those that were added up.
+        seen: ids of traces.
+        repeated: traces whose id was seen before.
+        evaluations: traces of evaluations that were left out.
+    """
+
+    log: Log
+    wanted: tuple[str, ...]
+    all_rows: bool
+    gathering: Gathering = field(default_factory=Gathering)
+    rewards: dict[str, None] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    repeated: int = 0
+    evaluations: int = 0
+
+
+def _read(files: Files, log: Log, options: Options) -> None:
+    traces, effective = _Traces(log, options.rewards, options.all_rows), False
     for file in files:
         effective |= file.parent.name == "effective"
         named = next((part[5:] for part in file.parts if part.startswith("step_")), "")
         step = int(named) if named.isdecimal() else None
         for where, record in objects(file, log):
-            traces = record["traces"] if isinstance(record.get("traces"), list) else [record]
-            if not traces and isinstance(record.get("task"), dict):  # failed before it came to a trace
-                traces = [{"rewards": {}, "ok": False}]
-            for trace in traces:
-                problem = _add(record, trace, where, step, log, gathering)
+            of_record = record["traces"] if isinstance(record.get("traces"), list) else [record]
+            if not of_record and isinstance(record.get("task"), dict):  # failed before it came to a trace
+                of_record = [{"rewards": {}, "ok": False}]
+            for trace in of_record:
+                problem = _add(record, trace, where, step, traces)
                 if problem is not None:
                     log.reject(where, problem)
-    log.groups = gathering.groups()
+    log.groups = traces.gathering.groups()
+    log.notes.append(f"reward: {names(traces.rewards, ' + ') or 'none'}, each times its weight")
+    if traces.evaluations:
+        log.notes.append(
+            f"{traces.evaluations:,} traces are of evaluations and were left out; --rows all counts them as training"
+        )
+    if traces.repeated:
+        log.notes.append(f"{traces.repeated:,} traces repeat the id of another and were left out")
     if effective:
         log.complete = False
         log.notes.append("these are prime-rl's effective traces only: groups that were filtered out are absent, so the "
                          "waste is at least this; the folder all beside has them")  # fmt: skip
 
 
-def _add(record: Fields, trace: Any, where: str, step: int | None, log: Log, gathering: Gathering) -> str | None:
+def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
     """Adds a trace's rollout; returns what is wrong with it."""
+    log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
         return "expected a trace with rewards"
     agent = inside(trace, "agent")
-    if agent.get("trainable") is False or _kind(record) == "eval":
+    if agent.get("trainable") is False:
         return None
+    if _kind(record) == "eval" and not traces.all_rows:
+        traces.evaluations += 1
+        return None
+    if isinstance(name := trace.get("id"), str):
+        if (mark := hash(name)) in traces.seen:
+            traces.repeated += 1
+            return None
+        traces.seen.add(mark)
     group = record.get("group_id") or inside(record, "info").get("group_id") or inside(record, "group").get("id")
     task = inside(record, "task") or inside(trace, "task")
     if not isinstance(group, (str, int)) or not task:
         return f"expected a group's id and a task, found {names(record)}"
     prompt = task.get("key") or task.get("hash") or key_of(text(task.get("data")))
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
-    reward = None if failed else _reward(trace["rewards"], log, where)
+    rewards = {name: held for name, held in trace["rewards"].items() if name in (traces.wanted or trace["rewards"])}
+    traces.rewards |= dict.fromkeys(rewards)
+    reward = None if failed else _reward(rewards, log, where)
     calls = trace.get("calls")
     whole = (
         [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
     )
     at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
-    gathering.add(
+    traces.gathering.add(
         (str(group), text(agent.get("name"))),
         text(prompt),
         step,
@@ -114,5 +157,5 @@ FORMAT = Format(
     _choose,
     _read,
     lambda line: "traces" in line or ("rewards" in line and "task" in line),
-    (),
+    ("reward", "rows"),
 )

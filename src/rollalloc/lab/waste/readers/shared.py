@@ -22,10 +22,11 @@ class Options:
     """What a log does not say itself.
 
     Attributes:
-        reward: field that holds the reward, for verl (by default `acc`, else `score`) and ours; for TRL one reward column
-            instead of their sum.
+        reward: field that holds the reward, for verl (by default `acc`, else `score`) and ours; for TRL and prime-rl one
+            reward, or several separated by commas, instead of the sum of all.
         weights: of TRL's reward columns, in the trainer's order, 1 each by default; finite, not all 0.
         group_size: rollouts per prompt, for TRL's files, at least 1; by default the shortest run of rows with one prompt.
+        rows: "all" counts rows of evaluations as training; by default, "training", they are left out.
 
     Raises:
         ValueError: one that means nothing.
@@ -34,15 +35,47 @@ class Options:
     reward: str | None = None
     weights: tuple[float, ...] | None = None
     group_size: int | None = None
+    rows: str | None = None
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The rewards that are named; empty: none."""
+        return () if self.reward is None else tuple(name.strip() for name in self.reward.split(","))
+
+    @property
+    def all_rows(self) -> bool:
+        """Whether rows of evaluations count."""
+        return self.rows == "all"
 
     def __post_init__(self) -> None:
-        if self.reward is not None and not self.reward.strip():
+        if self.reward is not None and not all(self.rewards):
             raise ValueError("--reward: expected the name of a field or column, got an empty one; leave it out")
         if self.weights is not None and (not any(self.weights) or not all(map(math.isfinite, self.weights))):
             given = ", ".join(f"{weight:g}" for weight in self.weights) or "none"
             raise ValueError(f"--weights: expected finite numbers that are not all 0, got {given}; e.g. 1,0.2")
+        if self.rows not in (None, "training", "all"):
+            raise ValueError(f"--rows: expected training or all, got {self.rows!r}")
         if self.group_size is not None and self.group_size < 1:
             raise ValueError(f"--group-size: expected a whole number of at least 1, got {self.group_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files to read in this order; each is told of before it is read.
+
+    Attributes:
+        paths: of the files.
+        watcher: called with a file, how many were read before it, and how many there are.
+    """
+
+    paths: Sequence[Path]
+    watcher: Callable[[Path, int, int], None] | None = None
+
+    def __iter__(self) -> Iterator[Path]:
+        for number, file in enumerate(self.paths):
+            if self.watcher is not None:
+                self.watcher(file, number, len(self.paths))
+            yield file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +92,7 @@ class Format:
 
     expects: str
     choose: Callable[[Sequence[Path]], list[Path]]
-    read: Callable[[Iterable[Path], Log, Options], None]
+    read: Callable[[Files, Log, Options], None]
     marks: Callable[[Fields], bool] | None
     options: tuple[str, ...] = ("reward",)
 
@@ -121,6 +154,27 @@ def count(value: Any, log: Log, where: str, name: str) -> int | None:
 def text(value: Any) -> str:
     """Text as it is, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def message_text(value: Any, role: str | None = None) -> str:
+    """The text of a prompt or completion that is text or a list of chat messages; whatever else as JSON.
+
+    Args:
+        value: text, or messages whose content is text or a list of parts.
+        role: whose messages count; all where none is of this role.
+    """
+    if not isinstance(value, list) or not all(isinstance(one, dict) and "content" in one for one in value):
+        return text(value)
+    own = [one for one in value if role is not None and one.get("role") == role]
+    return "\n".join(_content(one["content"]) for one in own or value)
+
+
+def _content(content: Any) -> str:
+    """The text of a message; of its parts those that are text."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
 
 
 def said(value: Any) -> str | None:

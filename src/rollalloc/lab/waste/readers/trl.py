@@ -1,27 +1,44 @@
-"""TRL's completions: a parquet file a log, which holds one generation batch.
+"""TRL's completions: a parquet file for each log, which holds the last generation batch as `GRPOTrainer.log` writes it.
 
-Some rows are read at a time, and one file's texts are held.
+A file has the columns `step`, `prompt`, `completion`, one for each reward function, those that a reward function logged by
+`log_extra`, and `advantage`, in this order. Nothing in it marks which columns are rewards, or which rows are of an
+evaluation, which writes the file of its step anew; `trl_columns` and `trl_evaluations` tell them apart.
+
+Some rows are read at a time; no text is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import count, groupby, repeat
-from math import isinf, isnan
+from itertools import count, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollalloc.lab.waste.groups import Gathering, Log, key_of
-from rollalloc.lab.waste.readers.shared import Format, Options, by_suffix, names, shown, text, whole
+import numpy as np
 
-_OWN = ("step", "prompt", "completion", "advantage")  # columns that are TRL's; what else is a number is a reward
+from rollalloc.lab.waste.groups import Gathering, Log, key_of
+from rollalloc.lab.waste.readers.shared import (
+    Files,
+    Format,
+    Options,
+    by_suffix,
+    message_text,
+    names,
+    shown,
+    text,
+    whole,
+)
+from rollalloc.lab.waste.readers.trl_columns import Columns
+from rollalloc.lab.waste.readers.trl_evaluations import evaluated, states_of
+
+_OWN = ("step", "prompt", "completion", "advantage")  # columns that are TRL's own
 _ROWS = 4096  # held at a time
-_DIFFERS = 1e-6  # rewards or advantages beyond it differ
 
 
 class _Row(NamedTuple):
@@ -29,41 +46,79 @@ class _Row(NamedTuple):
 
     prompt: str  # its key
     step: int | None
-    reward: float | None
-    advantage: float | None
     asked: str
     answered: str | None
+    scores: tuple[Any, ...]  # by column of the file
+    advantage: float | None
 
 
 @dataclass(slots=True)
-class _Counts:
-    """What there is to say of the files together."""
+class _Read:
+    """What was read of the files so far."""
 
+    columns: Columns
+    gathering: Gathering = field(default_factory=Gathering)
+    file_V: array[int] = field(default_factory=lambda: array("q"))  # number of each group's file
     repeated: int = 0  # files
-    contradicted: int = 0  # groups
     undivided: int = 0  # runs of rows with one prompt
+    messages: bool = False  # whether a completion was a list of messages
 
 
-def _read(files: Iterable[Path], log: Log, options: Options) -> None:
-    gathering, counts, before = Gathering(), _Counts(), b""
-    columns: tuple[str, ...] = ()
-    for file in files:
+def _read(files: Files, log: Log, options: Options) -> None:
+    read, before = _Read(Columns(options.rewards, options.weights)), b""
+    for number, file in enumerate(files):
         with _opened(file, log) as opened:
             if opened is None or not opened.metadata.num_rows:
                 continue
-            schema = opened.schema_arrow
-            columns = columns or _reward_columns(file, schema, options)
-            if problem := _problem(schema, columns):
+            scored = options.rewards or _leading(opened.schema_arrow)
+            if problem := _problem(opened.schema_arrow, scored):
                 log.reject(shown(file), problem)
                 continue
-            digest, rows = _rows(opened, file, dict(zip(columns, options.weights or repeat(1.0), strict=False)), log)
+            digest, rows = _rows(opened, file, scored, log, read)
             if digest == before:  # logged again before the next generation
-                counts.repeated += 1
+                read.repeated += 1
                 continue
             before = digest
-            _add_groups(rows, options.group_size, gathering, counts)
-    log.groups = gathering.groups()
-    log.notes += _notes(counts, columns, options, len(log.groups))
+            _add_groups(rows, scored, number, options.group_size, read)
+    groups = read.gathering.groups()
+    if not len(groups):
+        log.groups = groups
+        return
+    chosen = read.columns.chosen(groups)
+    log.groups = replace(groups, rewards_R=chosen.reward_R)
+    log.notes += chosen.notes
+    if not options.all_rows:
+        _leave_out_evaluations(files, log, read)
+    log.notes += _notes(read, options)
+
+
+def _leave_out_evaluations(files: Files, log: Log, read: _Read) -> None:
+    """Take the rows of evaluations out of the log, and say so.
+
+    Raises:
+        ValueError: all of them are.
+    """
+    assert log.groups is not None
+    states = states_of(files.paths)
+    found_V = evaluated(log.groups, np.array(read.file_V), files.paths, states)
+    if not found_V.any():
+        return
+    rollouts = int(log.groups.size_V[found_V].sum())
+    how = (
+        "trainer_state.json says at which steps the model was evaluated"
+        if states
+        else "their prompts come in the same order in several files, as TRL's evaluations have them"
+    )
+    if found_V.all():
+        raise ValueError(
+            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {rollouts:,} rows are of evaluations "
+            f"({how}); an evaluation overwrites the rows that TRL logged at the same step: log at other steps than you "
+            "evaluate, or count these rows with --rows all"
+        )
+    log.groups = log.groups.take(~found_V)
+    log.notes.append(
+        f"{rollouts:,} rows are of evaluations and were left out: {how}; --rows all counts them as training"
+    )
 
 
 @contextmanager
@@ -91,28 +146,24 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------------------------- columns
 
 
-def _reward_columns(file: Path, schema: Any, options: Options) -> tuple[str, ...]:
-    """The reward columns: all of floats, or of nothing, that are not TRL's own; or the one that was asked for.
-
-    Raises:
-        ValueError: there is none, or not as many as weights.
-    """
-    if options.reward is not None:
-        found = [options.reward] if options.reward in schema.names else []
-    else:
-        found = [field.name for field in schema if field.name not in _OWN and _is_score(field.type)]
-    if "prompt" not in schema.names or not found:
-        wanted = options.reward or "a column of numbers for each reward function"
-        raise ValueError(f"{file}: expected the columns prompt and {wanted}, found {names(schema.names)}")
-    if problem := _problem(schema, found):
-        raise ValueError(f"{file}: {problem}; --reward names another column")
-    if options.weights is not None and len(options.weights) != len(found):
-        raise ValueError(f"--weights: expected one for each of {names(found)}, got {len(options.weights)}")
+def _leading(schema: Any) -> tuple[str, ...]:
+    """Columns of floats that may be rewards: TRL writes rewards before what else was logged, as floats."""
+    found: list[str] = []
+    for column in schema:
+        if column.name in _OWN:
+            continue
+        if not _is_score(column.type):
+            break
+        found.append(column.name)
     return tuple(found)
 
 
 def _problem(schema: Any, columns: Sequence[str]) -> str:
     """Why these columns cannot be read; empty: they can."""
+    if not columns:
+        return (
+            f"expected the column prompt and a column of numbers for each reward function, found {names(schema.names)}"
+        )
     for name in ("prompt", *columns):
         times = schema.names.count(name)
         if times != 1:
@@ -139,7 +190,7 @@ def _is_number(kind: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(opened: Any, file: Path, weights: Mapping[str, float], log: Log) -> tuple[bytes, list[_Row]]:
+def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
     """A digest of all that a file says but the step, and its rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
@@ -152,78 +203,70 @@ def _rows(opened: Any, file: Path, weights: Mapping[str, float], log: Log) -> tu
         nothing = [None] * batch.num_rows
         steps = batch.column("step").to_pylist() if schema.names.count("step") == 1 else nothing
         advantages = batch.column("advantage").to_pylist() if has_advantages else nothing
-        scores = zip(*(batch.column(name).to_pylist() for name in weights), strict=True)
+        scores = zip(*(batch.column(name).to_pylist() for name in scored), strict=True)
         prompts = batch.column("prompt").to_pylist()
         answers = batch.column("completion").to_pylist() if schema.names.count("completion") == 1 else nothing
         columns = zip(prompts, steps, advantages, scores, answers, places, strict=False)
-        for prompt, step, advantage, scored, answer, place in columns:
+        for prompt, step, advantage, row, answer, place in columns:
             where = f"{name}:{place}"
             if prompt is None:
                 log.reject(where, "prompt is null")
                 continue
-            number, reward = whole(step, log, where, "step"), _weighted(scored, weights.values())
-            if reward is not None and isinf(reward):
-                log.doubt(where, "the reward is infinite, expected a finite number")
-                reward = None
-            asked, answered = text(prompt), None if answer is None else text(answer)
-            rows.append(_Row(key_of(asked), number, reward, advantage, asked, answered))
+            read.messages = read.messages or isinstance(answer, list)
+            rows.append(
+                _Row(
+                    key_of(text(prompt)),
+                    whole(step, log, where, "step"),
+                    message_text(prompt),
+                    None if answer is None else message_text(answer, role="assistant"),
+                    tuple(_finite(score, log, where, column) for score, column in zip(row, scored, strict=True)),
+                    advantage,
+                )
+            )
     if not rows and next(places) == 1:  # its footer says that there are rows
         raise OSError("no rows where the footer has some")
     return digest.digest(), rows
 
 
-def _weighted(scores: Iterable[Any], weights: Iterable[float]) -> float | None:
-    """The weighted sum of the scores that there are, None where there is none."""
-    known = [(float(score), weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
-    known = [(score, weight) for score, weight in known if not isnan(score)]
-    total = sum(score * weight for score, weight in known if weight)
-    return total if known and not isnan(total) else None
+def _finite(score: Any, log: Log, where: str, column: str) -> float:
+    """A score as a float, NaN where there is none; an infinite one is counted and is none."""
+    value = np.nan if score is None else float(score)
+    if np.isinf(value):
+        log.doubt(where, f"{names([column])} is infinite, expected a finite number")
+        return np.nan
+    return value
 
 
 # ----------------------------------------------------------------------------------------------------------------- groups
 
 
-def _add_groups(rows: Sequence[_Row], size: int | None, gathering: Gathering, counts: _Counts) -> None:
+def _add_groups(rows: Sequence[_Row], scored: tuple[str, ...], file: int, size: int | None, read: _Read) -> None:
     """TRL writes a prompt's completions one after the other; a prompt drawn twice in a row is two groups."""
     runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
     usual = size or min(map(len, runs), default=1)
     for run in runs:
-        counts.undivided += size is not None and len(run) % size != 0
+        read.undivided += size is not None and len(run) % size != 0
         part = usual if len(run) % usual == 0 else len(run)
         for begin in range(0, len(run), part):
             group = run[begin : begin + part]
             for row in group:
-                gathering.add(0, row.prompt, group[0].step, row.reward, asked=row.asked, answered=row.answered)
-            gathering.close()
-            counts.contradicted += _contradicted(group)
+                read.gathering.add(0, row.prompt, group[0].step, None, asked=row.asked, answered=row.answered)
+                read.columns.add(scored, row.scores, row.advantage)
+            read.gathering.close()
+            read.file_V.append(file)
 
 
-def _contradicted(group: Sequence[_Row]) -> bool:
-    """Whether the advantages say that there was something to learn where the rewards do not, or the other way round."""
-    rewards = [row.reward for row in group if row.reward is not None]
-    advantages = [row.advantage for row in group if row.advantage is not None]
-    if len(rewards) < 2 or len(advantages) < len(group):
-        return False
-    return (max(rewards) - min(rewards) > _DIFFERS) != any(abs(advantage) > _DIFFERS for advantage in advantages)
-
-
-def _notes(counts: _Counts, columns: Sequence[str], options: Options, groups: int) -> list[str]:
-    weighted = "" if options.weights is None else f", times {options.weights}"
+def _notes(read: _Read, options: Options) -> list[str]:
     notes = [
-        f"reward: {names(columns, ' + ')}{weighted}",
         "TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent",
     ]
-    if counts.repeated:
-        notes.append(f"{counts.repeated} files repeat the one before them and were left out")
-    if counts.contradicted:
+    if read.messages:
+        notes.append("completions are lists of messages: lengths and answers are of the assistant's text in them")
+    if read.repeated:
+        notes.append(f"{read.repeated} files repeat the one before them and were left out")
+    if read.undivided:
         notes.append(
-            f"in {counts.contradicted} of {groups} groups the logged advantages and the summed rewards disagree on "
-            "whether there was anything to learn: give the trainer's reward_weights as --weights, or its num_generations "
-            "as --group-size"
-        )
-    if counts.undivided:
-        notes.append(
-            f"--group-size {options.group_size} does not divide {counts.undivided} stretches of rows with one prompt; each "
+            f"--group-size {options.group_size} does not divide {read.undivided} stretches of rows with one prompt; each "
             "counts as one group"
         )
     return notes
@@ -234,5 +277,5 @@ FORMAT = Format(
     partial(by_suffix, suffix=".parquet"),
     _read,
     None,
-    ("reward", "weights", "group_size"),
+    ("reward", "weights", "group_size", "rows"),
 )

@@ -1,15 +1,19 @@
-"""verl's dumps of what it trains on: `trainer.rollout_data_dir`, a file a step."""
+"""verl's dumps of what it trains on: `trainer.rollout_data_dir`, a file a step.
+
+`trainer.validation_data_dir` gets files of the same form; a row of validation has the field `reward` beside its equal
+`score`, which rows of training have not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
     Fields,
+    Files,
     Format,
     Options,
     by_suffix,
@@ -17,23 +21,33 @@ from rollalloc.lab.waste.readers.shared import (
     number,
     objects,
     said,
+    shown,
     text,
     whole,
 )
 
 
-def _read(files: Iterable[Path], log: Log, options: Options) -> None:
-    gathering, used = Gathering(), dict[str, None]()
+def _read(files: Files, log: Log, options: Options) -> None:
+    gathering, used, seen = Gathering(), Counter[str](), set[int]()
+    repeated = validation = 0
     for file in files:
         # An agent's session may have several outputs, one line each: the last holds what the rollout came to.
         latest: tuple[Any, ...] | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
         for where, row in objects(file, log):
-            field = options.reward or ("acc" if "acc" in row else "score")
+            field = options.reward or ("acc" if row.get("acc") is not None else "score")
             if row.get("input") is None or field not in row:
                 log.reject(where, f"expected the fields input and {field}, found {names(row)}")
                 continue
-            used[field] = None
+            if not options.all_rows and "reward" in row and row["reward"] == row.get("score"):
+                validation += 1
+                continue
+            if (name := row.get("uid") or row.get("request_id")) is not None:
+                if (mark := hash((file.stem, str(name)))) in seen:
+                    repeated += 1
+                    continue
+                seen.add(mark)
+            used[field] += 1
             asked = text(row["input"])
             prompt = key_of(asked)
             group, session = _ids(row, prompt)
@@ -48,7 +62,21 @@ def _read(files: Iterable[Path], log: Log, options: Options) -> None:
         gathering.close()
     log.groups = gathering.groups()
     log.complete = False
-    log.notes.append(f"reward: {names(used)}")
+    if validation and not len(log.groups):
+        raise ValueError(
+            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {validation:,} rows are of validation "
+            "(they have the field reward, equal to score); give the folder of trainer.rollout_data_dir, or count them with "
+            "--rows all"
+        )
+    fields = " and ".join(f"{names([name])} ({rows:,} rows)" for name, rows in used.items())
+    log.notes.append(f"reward: {fields}; lengths are characters of the output, since verl logs no tokens")
+    if validation:
+        log.notes.append(
+            f"{validation:,} rows are of validation and were left out (they have the field reward, equal to score); "
+            "--rows all counts them"
+        )
+    if repeated:
+        log.notes.append(f"{repeated:,} lines repeat the uid of another and were left out")
     log.notes.append(
         "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are absent, so "
         "with them the waste is at least this"
@@ -74,4 +102,5 @@ FORMAT = Format(
     partial(by_suffix, suffix=".jsonl"),
     _read,
     lambda line: "input" in line and "output" in line,
+    ("reward", "rows"),
 )

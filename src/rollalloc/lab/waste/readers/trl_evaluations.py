@@ -1,0 +1,123 @@
+"""Which rows of TRL's log are of evaluations, which write the file of the step anew and mark nothing.
+
+The trainer's state says at which steps the model was evaluated, where a checkpoint lies beside the log. Without one, an
+evaluation is told by its prompts: each has the same in the same order, and training is shuffled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb, exp, log, perm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.lab.waste.groups import Groups
+
+_TAIL = 3  # prompts at the end by which files are compared
+_BY_CHANCE = 1e-3  # expected sets of files that end alike by chance, below which they do so for a reason
+_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What TRL's trainer saved of its log: the steps at which it evaluated, and the last step that the state is of."""
+
+    evaluated: frozenset[int]
+    until: int
+
+
+def states_of(files: Sequence[Path]) -> dict[Path, TrainerState]:
+    """The latest state of the trainer by folder of its log, where there is one."""
+    states: dict[Path, TrainerState] = {}
+    for folder in {file.parent for file in files}:
+        found = [state for output in (folder, folder.parent) for state in _states_in(output)]
+        if found:
+            states[folder] = max(found, key=lambda state: state.until)
+    return states
+
+
+def _states_in(output: Path) -> Iterator[TrainerState]:
+    for path in (output / _STATE, *output.glob(f"checkpoint-*/{_STATE}")):
+        try:
+            state: Any = json.loads(path.read_text(encoding="utf-8"))
+            history = [line for line in state["log_history"] if any(name.startswith("eval_") for name in line)]
+            yield TrainerState(frozenset(int(line["step"]) for line in history), int(state["global_step"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # a folder without a state, or with half of one
+
+
+def evaluated(
+    groups: Groups, file_V: NDArray[np.int64], files: Sequence[Path], states: Mapping[Path, TrainerState]
+) -> NDArray[np.bool_]:
+    """Which groups are of evaluations, shape (V,).
+
+    A file holds the last generation batch: where an evaluation has fewer rows it ends with them, and begins with rows of
+    training.
+
+    Args:
+        groups: all that was read.
+        file_V: index of each group's file, in the order of reading.
+        files: paths by that index.
+        states: what `states_of` found.
+    """
+    found_V = np.zeros(len(groups), np.bool_)
+    begins = np.searchsorted(file_V, np.arange(len(files) + 1))
+    spans = {at: slice(begins[at], begins[at + 1]) for at in range(len(files)) if begins[at] < begins[at + 1]}
+    for folder in {file.parent for file in files}:
+        here = [at for at in spans if files[at].parent == folder]
+        state = states.get(folder)
+        sure = [at for at in here if state is not None and int(groups.step_V[spans[at].start]) in state.evaluated]
+        open_ = [at for at in here if state is None or int(groups.step_V[spans[at].start]) > state.until]
+        prompts = {at: groups.prompt_V[spans[at]].tolist() for at in here}
+        for shared in _ends_alike({at: prompts[at] for at in sure}):
+            for at, visits in shared.items():
+                found_V[_end(spans[at], visits or len(prompts[at]))] = True
+        different = len({prompt for at in open_ for prompt in prompts[at]})
+        for shared in _ends_alike({at: prompts[at] for at in open_}):
+            expected = {
+                visits: _expected(len(open_), sum(more >= visits for more in shared.values()), different, visits)
+                for visits in shared.values()
+                if visits
+            }
+            for at, most in shared.items():
+                visits = min((one for one in expected if one <= most), key=expected.__getitem__, default=0)
+                if visits and expected[visits] < _BY_CHANCE:
+                    found_V[_end(spans[at], visits)] = True
+    return found_V
+
+
+def _expected(files: int, alike: int, prompts: int, visits: int) -> float:
+    """How many sets of so many files would end with the same visits by chance, were prompts drawn without replacement.
+
+    C(files, alike) / (prompts · (prompts − 1) ⋯)^(alike − 1)
+    """
+    orders = perm(prompts, min(visits, prompts))
+    return exp(log(comb(files, alike)) - (alike - 1) * log(orders))
+
+
+def _end(span: slice, visits: int) -> slice:
+    return slice(span.stop - visits, span.stop)
+
+
+def _ends_alike(prompts: Mapping[int, list[int]]) -> list[dict[int, int]]:
+    """Sets of files that end with the same prompts; of each file, how many visits at its end another has in that order."""
+    by_tail: dict[tuple[int, ...], dict[int, int]] = {}
+    for at, visits in prompts.items():
+        by_tail.setdefault(tuple([*dict.fromkeys(reversed(visits))][:_TAIL]), {})[at] = 0
+    for shared in by_tail.values():
+        for one, other in pairwise(shared):
+            common = _common_end(prompts[one], prompts[other])
+            shared |= {at: max(shared[at], common) for at in (one, other)}
+    return [*by_tail.values()]
+
+
+def _common_end(one: list[int], other: list[int]) -> int:
+    """Visits at the end that are of the same prompts in the same order."""
+    most = min(len(one), len(other))
+    return next((at for at in range(most) if one[-1 - at] != other[-1 - at]), most)
