@@ -1,15 +1,18 @@
 """What verl and the driver think of a command, before anything runs."""
 
+import json
+
 import pytest
 
 pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
-from rollalloc.drivers.verl.check import main
+from rollalloc.data._files import write_rows
+from rollalloc.drivers.verl.check import checked, composed, main
 
 pytestmark = pytest.mark.verl
 STOCK = ["algorithm.adv_estimator=grpo", "data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
 STOCK += ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=8"]
-STOCK += ["actor_rollout_ref.actor.use_dynamic_bsz=True"]
+STOCK += ["actor_rollout_ref.actor.use_dynamic_bsz=True", "--no-files"]
 OURS = [*STOCK, "trainer.v1.trainer_mode=rollalloc", "+trainer.v1.rollalloc.recipe=pods", "+trainer.v1.rollalloc.m=4"]
 
 
@@ -27,6 +30,12 @@ def test_one_of_ours_says_its_recipe(capsys):
     assert "rows=MaxVariance(m=4)" in out
 
 
+def test_optimizer_steps_are_those_that_are_trained(capsys):
+    """64 prompts in mini-batches of 24 are two steps, not 2.67."""
+    assert main([*OURS, "actor_rollout_ref.actor.ppo_mini_batch_size=24"]) == 0
+    assert "4 rows each, 2 optimizer steps per batch" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
@@ -39,6 +48,11 @@ def test_one_of_ours_says_its_recipe(capsys):
         (["actor_rollout_ref.actor.ppo_mini_batch_size=0"], 1, "ppo_mini_batch_size must be a whole number of at"),
         (["+trainer.v1.rollalloc.n_comit=4"], 1, "n_comit"),
         (["algorithm.filter_groups.enable=True"], 1, "filter_groups"),
+        (
+            ["+reward.custom_reward_function.reward_kwargs={solution_str: a, bonus: 1}"],
+            1,
+            "reward_kwargs must not set solution_str: verl passes the sample in these",
+        ),
         (
             ["actor_rollout_ref.rollout.val_kwargs.do_sample=True", "actor_rollout_ref.rollout.temperature=0"],
             1,
@@ -57,3 +71,90 @@ def test_what_is_wrong_is_named_and_no_success(wrong, code, says, capsys):
 def test_without_a_command_it_says_how_it_is_called(capsys):
     assert main([]) == 2
     assert "rollalloc.drivers.verl.check" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+ROW = {
+    "data_source": "sums",
+    "prompt": [{"role": "user", "content": "1 + 1 ="}],
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 0},
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with data and a reward, and the overrides that name them by relative paths."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.parquet", "test.parquet"):
+        write_rows(tmp_path / name, [ROW])
+    (tmp_path / "my_reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n"
+    )
+    command = [word for word in OURS if word != "--no-files"]
+    command += ["data.train_files=train.parquet", "data.val_files=[test.parquet]"]
+    return [*command, "reward.custom_reward_function.path=my_reward.py"]
+
+
+def test_files_that_are_there_are_accepted_and_named_from_where_the_command_is_given(files, tmp_path, capsys):
+    """Ray's processes have another working directory on another node."""
+    assert main(files) == 0
+    assert capsys.readouterr().err == ""
+    config = composed([*files, "trainer.default_local_dir=out", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"])
+    checked(config)
+    assert config.data.train_files == str(tmp_path / "train.parquet")
+    assert list(config.data.val_files) == [str(tmp_path / "test.parquet")]
+    assert config.reward.custom_reward_function.path == str(tmp_path / "my_reward.py")
+    assert config.trainer.default_local_dir == str(tmp_path / "out")
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-0.5B"  # on the hub: there is no such folder
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.train_files=none.parquet", "data.train_files: there is no file none.parquet (looked for from "),
+        ("data.val_files=[test.parquet, gone.parquet]", "data.val_files: there is no file gone.parquet"),
+        ("data.train_files=my_reward.py", "verl reads .parquet, .json and .jsonl files, not "),
+        ("data.prompt_key=question", "has no column 'question', but data_source, prompt, reward_model, extra_info"),
+        ("reward.custom_reward_function.path=none.py", "path=none.py: there is no such file"),
+        ("reward.custom_reward_function.name=score", "it defines no score, but compute_score; set reward.custom"),
+    ],
+)
+def test_a_file_that_is_missing_or_wrong_is_refused_and_a_step_still_said(files, override, says, capsys):
+    assert main([*files, override]) == 1
+    shown = capsys.readouterr()
+    assert f"refused: {says}" in shown.err or says in shown.err
+    assert "4 rows each" in shown.out
+    assert main([*files, override, "--no-files"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("bare.jsonl", '{"prompt": "a"}', "has no column 'data_source', but prompt"),
+        ("list.jsonl", "[1]", "the first line is no JSON object, but list"),
+        ("empty.jsonl", "", "the first line is no JSON object"),
+        ("broken.parquet", "PAR1", "cannot be read as parquet"),
+        ("flat.jsonl", json.dumps(ROW | {"reward_model": "2"}), "reward_model of", ),
+        ("taken.jsonl", json.dumps(ROW | {"responses": ["2"]}), "responses (where verl stores what was generated"),
+        ("\x1b[31m.jsonl", "", "␛[31m.jsonl"),
+    ],
+)  # fmt: skip
+def test_data_that_verl_could_not_read_are_refused(files, name, content, says, capsys, tmp_path):
+    (tmp_path / name).write_text(content)
+    assert main([*files, f"data.train_files='{name}'"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_reward_that_is_no_python_is_refused(files, tmp_path, capsys):
+    (tmp_path / "my_reward.py").write_text("def compute_score(:\n")
+    assert main(files) == 1
+    assert "my_reward.py: invalid syntax" in capsys.readouterr().err
+
+
+def test_rollouts_of_a_validation_prompt_are_verls_own_column(files, tmp_path):
+    write_rows(tmp_path / "test.parquet", [ROW | {"__rollout_n__": 4}])
+    assert main(files) == 0
+    write_rows(tmp_path / "train.parquet", [ROW | {"__rollout_n__": 4}])
+    assert main(files) == 1

@@ -18,6 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 from rollalloc.drivers.verl import trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, Stopped
 from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.rules.intake import Ahead, Fill
 
@@ -53,6 +54,16 @@ def test_between_the_stages_of_an_update_the_core_is_told(step, last, monkeypatc
     made._compute_old_log_prob("batch", {})
     made._update_actor("batch", {})
     assert happened == ["stage", last, last, "stage", last]
+
+
+def test_a_column_of_a_reserved_name_ends_the_run_when_the_trainer_is_made():
+    config = OmegaConf.create({"train_batch_size": 1, "shuffle": False})
+    rows = [{"raw_prompt": "a", "index": 0, "extra_info": {"index": 0}}]
+    assert len(Prompts(config, rows)) == 1
+    with pytest.raises(ValueError, match=r"data\.train_files has columns .* uid \(set for each prompt"):
+        Prompts(config, [rows[0] | {"uid": "mine"}])
+    with pytest.raises(ValueError, match=r"extra_info\.num_turns"):
+        Prompts(config, [rows[0] | {"extra_info": {"num_turns": 3}}])
 
 
 # ------------------------------------------------------------------------------------------------------------ the client

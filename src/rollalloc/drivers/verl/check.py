@@ -4,8 +4,11 @@
 
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
-composes the configuration as verl does, asks its own validation and ours, and says what a step would be. It ends with exit
-code 1 and the reason where either refuses, 2 where the command is none.
+composes the configuration as verl does, runs verl's own validation and ours, says what a training step would be, and looks
+at the files of data and reward. `--no-files` leaves the files out, for a machine that does not have them.
+
+Exit code 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: it is no command of
+verl's. 3: verl is not installed.
 """
 
 from __future__ import annotations
@@ -17,19 +20,20 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from omegaconf import OmegaConf
-
-from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.minibatches import optimizer_steps
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.settings import Settings
 from rollalloc.files.text import visible
 
-_REFUSED, _NO_COMMAND = 1, 2
+_REFUSED, _NO_COMMAND, _NOT_INSTALLED = 1, 2, 3
 _PROGRAM = "verl.trainer.main_ppo"
+_NO_FILES = "--no-files"
+_NEEDED = ("verl", "hydra", "omegaconf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Step:
         recipe: by its rules.
         prompts: groups trained on.
         rows: trained on for each group; None: their number varies.
-        optimizer_steps: of the batch.
+        optimizer_steps: of the batch; under a recipe `train_batch_size // ppo_mini_batch_size`, as it trains.
         mode: how generation and training overlap, verl's own name.
     """
 
@@ -62,6 +66,7 @@ def composed(arguments: Sequence[str]) -> Any:
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     given, overrides = _parser().parse_known_args(_own(arguments))
@@ -86,6 +91,7 @@ def _parser() -> ArgumentParser:
         "--config-path", "-cp", "--config-dir", help="folder of the configuration (default: verl's own)"
     )
     parser.add_argument("--config-name", "-cn", default="ppo_trainer", help="its name (default: ppo_trainer)")
+    parser.add_argument(_NO_FILES, action="store_true", help="do not look at the files of data and reward")
     return parser
 
 
@@ -99,6 +105,8 @@ def checked(config: Any) -> Step:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    from rollalloc.drivers.verl.configure import configure
+
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
     with (
         redirect_stdout(io.StringIO()),
@@ -111,12 +119,12 @@ def checked(config: Any) -> Step:
 
 def _step(config: Any, settings: Settings | None) -> Step:
     prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
-    mode = str(config.trainer.v1.trainer_mode)
+    mode, mini_batch = str(config.trainer.v1.trainer_mode), config.actor_rollout_ref.actor.ppo_mini_batch_size
     return Step(
         recipe=f"stock verl, {n} rollouts per prompt" if settings is None else repr(settings.recipe),
         prompts=prompts,
         rows=n if settings is None else settings.recipe.rows.traits.rows,
-        optimizer_steps=prompts / config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        optimizer_steps=prompts / mini_batch if settings is None else optimizer_steps(prompts // mini_batch, prompts),
         mode=MODES.get(mode, mode),
     )
 
@@ -135,19 +143,34 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         _parser().print_help(sys.stderr)
         return _NO_COMMAND
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        sys.stderr.write(
+            f"{' and '.join(missing)} cannot be imported by {sys.executable}: run this with the Python of the environment "
+            "in which verl trains, or install it: pip install 'rollalloc[verl]' (docs/verl.md)\n"
+        )
+        return _NOT_INSTALLED
     try:
         config = composed(arguments)
     except ValueError as error:
         sys.stderr.write(visible(f"not a command of verl's: {error}\n"))
         return _NO_COMMAND
     try:
-        said = described(checked(config))
+        accepted = described(checked(config))
     except Exception as error:  # verl's validation raises what it likes
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        sys.stderr.write(visible(f"refused: {said}\n"))
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
-    sys.stdout.write(said + "\n")
-    return 0
+    sys.stdout.write(accepted + "\n")
+    wrong = [] if _NO_FILES in arguments else _wrong_files(config)
+    for reason in wrong:
+        sys.stderr.write(visible(f"refused: {reason}\n"))
+    return _REFUSED if wrong else 0
+
+
+def _wrong_files(config: Any) -> list[str]:
+    from rollalloc.drivers.verl.paths import missing_or_wrong
+
+    return list(missing_or_wrong(config))
 
 
 if __name__ == "__main__":

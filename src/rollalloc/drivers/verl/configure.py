@@ -11,6 +11,8 @@ from omegaconf import OmegaConf, open_dict
 
 from rollalloc.core.recipe import at_least
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
+from rollalloc.drivers.verl.names import refuse_reward_arguments
+from rollalloc.drivers.verl.paths import make_absolute
 from rollalloc.drivers.verl.settings import SECTION, Settings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
@@ -30,8 +32,10 @@ def configure(config: Any) -> Settings:
     given = config.trainer.v1.get("rollalloc") or OmegaConf.create({})
     if not OmegaConf.is_dict(given):
         raise ValueError(f"{SECTION} must be a section, as +{SECTION}.recipe=dapo makes it, got {given!r}")
-    section = OmegaConf.to_container(given, resolve=True)
+    make_absolute(config)
+    section = OmegaConf.to_container(config.trainer.v1.get("rollalloc") or given, resolve=True)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    refuse_reward_arguments((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or ())
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
     mode = verls_mode(config.trainer.v1.trainer_mode)
     overlap = None if mode == "sync" else _overlap(config.trainer.v1, mode)
@@ -112,8 +116,16 @@ def _conflicts_of_overlap(config: Any) -> Iterator[tuple[Any, str]]:
 def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     """What cannot go together where rollouts have devices of their own."""
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
-    steps = config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size
+    prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    steps = prompts / mini_batch
     yield from _conflicts_of_overlap(config)
+    yield (
+        prompts % mini_batch,
+        (
+            "data.train_batch_size must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size under "
+            f"trainer.v1.separate_async, got {prompts} and {mini_batch}"
+        ),
+    )
     yield (
         rollout.checkpoint_engine.backend == "naive",
         (

@@ -19,6 +19,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from rollalloc.core.table import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
+from rollalloc.drivers.verl.names import refuse_columns
 from rollalloc.drivers.verl.rounds import Submission
 
 
@@ -28,9 +29,13 @@ class Prompts:
     Args:
         config: verl's `data` section.
         dataset: verl's training set.
+
+    Raises:
+        ValueError: a column has a name that verl or this driver uses itself.
     """
 
     def __init__(self, config: Any, dataset: Any) -> None:
+        refuse_columns_of(dataset, "data.train_files")
         self._dataset, self._prompt_key = dataset, config.get("prompt_key", "prompt")
         # Indices instead of rows, in the batches that verl's own loader would make: verl saves and restores its position.
         self.index_loader = StatefulDataLoader(
@@ -82,6 +87,13 @@ class Prompts:
         rows = tu.get_tensordict(batch)
         tu.assign_non_tensor_data(rows, "global_steps", step)
         return rows
+
+
+def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
+    """Refuse a data set of verl's, or of `data.custom_cls`, by what its first row has; see `names.refuse_columns`."""
+    if dataset is not None and len(dataset):
+        row = dataset[0]
+        refuse_columns(row, row.get("extra_info"), files, allowed)
 
 
 def _keys(frame: Iterable[dict[str, Any]], prompt_key: str) -> list[str]:

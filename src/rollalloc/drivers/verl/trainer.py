@@ -29,8 +29,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from rollalloc.core.allocator import Allocator
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure
-from rollalloc.drivers.verl.loader import Prompts
+from rollalloc.drivers.verl.loader import Prompts, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
+from rollalloc.drivers.verl.names import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
 from rollalloc.files.atomic import write_text
 from rollalloc.runs.teaching import notice
@@ -127,6 +128,7 @@ class RecipeTrainer(PPOTrainer):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.prompts = Prompts(self.config.data, self.train_dataset)
+        refuse_columns_of(self.val_dataset, "data.val_files", READ_IN_VALIDATION)
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
         if recipe.reads_features and features is None:

@@ -1,0 +1,70 @@
+"""Names that verl and this driver use themselves, which a column of a data set or an argument of a reward must not have.
+
+verl hands every column of a prompt on as a keyword argument, and stores it beside what was generated. A column with one of
+these names would end every rollout, or silently take the place of what verl or the driver put there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_OF_THE_LOOP = "an argument of verl's agent loops"
+_OF_THE_PROMPT = "set for each prompt by the trainer"
+_GENERATED = "where verl stores what was generated or computed for a rollout"
+_OF_THE_REWARD = "added by verl to what the reward receives"
+_COLUMNS = {
+    _OF_THE_LOOP: ("sampling_params", "trajectory", "trace", "session_id", "output", "validate", "priority", "self"),
+    _OF_THE_PROMPT: ("uid", "__rollout_n__", "global_steps"),
+    _OF_THE_REWARD: ("reward_scores", "tool_extra_fields", "__num_turns__", "prompt_len", "response_len"),
+    _GENERATED: (
+        *("prompts", "responses", "response_mask", "attention_mask", "input_ids", "position_ids", "loss_mask"),
+        *("rollout_log_probs", "old_log_probs", "log_probs", "ref_log_prob", "entropys", "routed_experts", "metrics"),
+        *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns", "values", "num_turns"),
+        *("extra_fields", "multi_modal_data", "multi_modal_inputs", "mm_processor_kwargs", "mm_processor_output"),
+        *("teacher_ids", "teacher_logprobs", "rollout_is_weights"),
+    ),
+}
+_RESERVED_COLUMNS = {name: owner for owner, names in _COLUMNS.items() for name in names}
+# verl writes these into `extra_info` before the reward sees it.
+_RESERVED_INFO = {
+    *("num_turns", "rollout_reward_scores", "turn_scores", "tool_rewards"),
+    *("global_steps", "min_global_steps", "max_global_steps", "num_cached_tokens"),
+}
+# verl calls the reward with these by name; those of `reward_kwargs` would win.
+_REWARD_ARGUMENTS = frozenset(
+    ("data_source", "solution_str", "ground_truth", "extra_info", "reward_router_address", "reward_model_tokenizer")
+)
+READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # verl's own: answers to a validation prompt
+
+
+def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
+    """Refuse a data set whose columns verl or the driver would overwrite, or that would overwrite theirs.
+
+    Args:
+        row: names of the columns.
+        extra_info: names of the fields of the column `extra_info`; None: it has none.
+        files: key of verl's configuration that names the data.
+        allowed: names that are not reserved in this data set.
+
+    Raises:
+        ValueError: naming each such column, and what its name stands for.
+    """
+    reserved = [(name, _RESERVED_COLUMNS[name]) for name in row if name in _RESERVED_COLUMNS and name not in allowed]
+    reserved += [(f"extra_info.{name}", _OF_THE_REWARD) for name in extra_info or () if name in _RESERVED_INFO]
+    if reserved:
+        listed = "; ".join(f"{name} ({owner})" for name, owner in reserved)
+        raise ValueError(f"{files} has columns whose names are reserved: {listed}. Rename or remove them")
+
+
+def refuse_reward_arguments(arguments: Iterable[str]) -> None:
+    """Refuse `reward_kwargs` that would replace what verl hands to the reward.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if taken := sorted(_REWARD_ARGUMENTS.intersection(arguments)):
+        raise ValueError(
+            f"reward.custom_reward_function.reward_kwargs must not set {', '.join(taken)}: verl passes the sample in these "
+            "arguments, and every rollout would be scored on the value given there; use other names"
+        )

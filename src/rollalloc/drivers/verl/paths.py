@@ -1,0 +1,152 @@
+# pyright: reportMissingImports=false
+# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+"""Files that verl's configuration names: taken from where the command is given, and looked at before anything starts."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+from rollalloc.drivers.verl.names import READ_IN_VALIDATION, refuse_columns
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_READ = (
+    *("data.train_files", "data.val_files", "data.custom_cls.path", "trainer.v1.rollalloc.features"),
+    *("reward.custom_reward_function.path", "reward.reward_manager.module.path", "reward.reward_model.model_path"),
+    *(f"{_ROLLOUT}.agent.agent_loop_config_path", f"{_ROLLOUT}.multi_turn.tool_config_path"),
+    *(f"{_ROLLOUT}.multi_turn.function_tool_path", "actor_rollout_ref.model.path", "critic.model.path"),
+    *("actor_rollout_ref.model.tokenizer_path", "trainer.resume_from_path"),
+)
+_WRITTEN = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+_DATA = {"data.train_files": frozenset[str](), "data.val_files": READ_IN_VALIDATION}
+_REWARD = "reward.custom_reward_function"
+
+
+def make_absolute(config: Any) -> None:
+    """Replace relative paths, in place, by absolute ones from the folder in which the command is given.
+
+    verl reads its files in processes of Ray, which on another node, or on a cluster that runs already, have another working
+    directory. What is to be read is replaced if it is there; a name on a hub and an address stay as they are.
+    """
+    with open_dict(config):
+        for key in (*_READ, *_WRITTEN):
+            value = OmegaConf.select(config, key)
+            if isinstance(value, str) and (absolute := _absolute(value, key in _WRITTEN)) != value:
+                OmegaConf.update(config, key, absolute)
+            elif OmegaConf.is_list(value):
+                OmegaConf.update(config, key, [_absolute(one, False) for one in value])
+
+
+def _absolute(path: Any, written: bool) -> Any:
+    if not isinstance(path, str) or not path or "://" in path or path.startswith("~"):
+        return path
+    return str(Path(path).absolute()) if written or Path(path).exists() else path
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A data file: its columns, and the fields of those that have some."""
+
+    columns: tuple[str, ...]
+    fields: dict[str, tuple[str, ...]]
+
+
+def missing_or_wrong(config: Any) -> Iterator[str]:
+    """What is wrong with the files of a configuration: a missing file, a missing or reserved column, a missing reward.
+
+    Addresses (`hdfs://…`) are not looked at. The reward's file is parsed, not run.
+    """
+    for key, allowed in _DATA.items():
+        for path in _local(OmegaConf.select(config, key)):
+            try:
+                _check_data(config, key, path, allowed)
+            except (OSError, ValueError) as error:
+                yield str(error)
+    for path in _local(OmegaConf.select(config, f"{_REWARD}.path")):
+        try:
+            _check_reward(path, OmegaConf.select(config, f"{_REWARD}.name"))
+        except (OSError, ValueError, SyntaxError) as error:
+            yield f"{_REWARD}.path={path}: {error}"
+
+
+def _local(paths: Any) -> list[str]:
+    listed = list(paths) if OmegaConf.is_list(paths) else [paths]
+    return [path for path in listed if path and "://" not in str(path)]
+
+
+def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> None:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"{key}: there is no file {path} (looked for from {Path.cwd()})")
+    if OmegaConf.select(config, "data.custom_cls.path"):
+        return  # which reads what it likes
+    data = _data(file)
+    prompt = OmegaConf.select(config, "data.prompt_key") or "prompt"
+    needed: dict[str, str | None] = {prompt: None}
+    if (
+        OmegaConf.select(config, "reward.reward_manager.source") == "register"
+    ):  # verl's own; another reads what it likes
+        needed |= {"data_source": None, "reward_model": "ground_truth"}
+    for column, field in needed.items():
+        if column not in data.columns:
+            raise ValueError(f"{key}: {path} has no column {column!r}, but {', '.join(data.columns)}")
+        if field and field not in data.fields.get(column, ()):
+            raise ValueError(f"{key}: the column {column} of {path} must be a dictionary with {field!r}")
+    refuse_columns(data.columns, data.fields.get("extra_info"), f"{key}: {path}", allowed)
+
+
+def _data(file: Path) -> _Data:
+    """The columns of a file, by its schema or its first row.
+
+    Raises:
+        ValueError: it is neither parquet nor JSON, empty, or cannot be read.
+    """
+    if file.suffix == ".parquet":
+        from pyarrow import ArrowException, types
+        from pyarrow.parquet import read_schema
+
+        try:
+            schema = read_schema(file)
+        except ArrowException as error:
+            raise ValueError(f"{file} cannot be read as parquet: {error}") from error
+        structs = [field for field in schema if types.is_struct(field.type)]
+        return _Data(tuple(schema.names), {each.name: tuple(sub.name for sub in each.type) for each in structs})
+    if file.suffix not in (".json", ".jsonl"):
+        raise ValueError(f"verl reads .parquet, .json and .jsonl files, not {file}")
+    with file.open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    try:
+        row = json.loads(first)
+    except ValueError as error:
+        raise ValueError(f"{file}: the first line is no JSON object: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{file}: the first line is no JSON object, but {type(row).__name__}")
+    return _Data(tuple(row), {name: tuple(value) for name, value in row.items() if isinstance(value, dict)})
+
+
+def _check_reward(path: str, name: Any) -> None:
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"there is no such file (looked for from {Path.cwd()})")
+    names = set(_top_level(ast.parse(file.read_bytes(), path).body))
+    if not {str(name), "*", "__getattr__"} & names:
+        functions = sorted(one for one in names if not one.startswith("_"))
+        raise ValueError(f"it defines no {name}, but {', '.join(functions) or 'nothing'}; set {_REWARD}.name")
+
+
+def _top_level(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names that a module binds, "*" where it imports all of another."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield node.name
+            elif isinstance(node, ast.alias):
+                yield (node.asname or node.name).partition(".")[0]
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
