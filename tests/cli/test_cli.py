@@ -45,7 +45,9 @@ def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path):
     metrics = read_metrics(out / "metrics.jsonl")
     assert metrics[-1]["kind"] == "end"
     assert metrics[-1]["rollouts_paid"] == 32
-    assert [line["accuracy"] is not None for line in metrics if line["kind"] == "eval"] == [True, True]
+    evaluations = [line for line in metrics if line["kind"] == "eval"]
+    assert all(line["accuracy"] is not None for line in evaluations)
+    assert [line["at"] for line in evaluations] == [*range(0, 33, 3), None]  # a grid of a tenth of the budget
     assert metrics[-1]["unscored"] == {}
     assert Policy.load(out / "model", device="cpu").eos_ids == (1,)
     assert "finished: the budget of 32 rollouts is spent" in said(output)
@@ -614,3 +616,33 @@ def test_without_what_the_command_needs_it_says_what_to_install():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == "error: the command rollalloc needs typer; pip install 'rollalloc[native]'\n"
+
+
+def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given(call, tmp_path):
+    command = ("train", *OWN, *GRPO, "--heldout", "prompts.jsonl", "--device", "cpu", "--max-new-tokens", 4)
+    command += ("--out", tmp_path / "run", "--resume")
+    assert call(*command, "--max-rollouts", 32)[0] == 0
+    code, output = call(*command)
+    assert code == 0, output
+    assert "finished: the budget of 32 rollouts is spent" in said(output)
+    code, output = call(*command, "--max-rollouts", 64, "--accept-recipe")
+    assert code == 0, output
+    points = [line["at"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
+    assert points == [*range(0, 64, 3), None]
+
+
+def test_the_grid_of_a_task_is_at_most_a_tenth_of_its_budget():
+    preset = presets.PRESETS["sort"]
+    assert run_of(Given(task="sort"), "grpo", {}, 0).settings.eval_every <= preset.max_rollouts // 10
+    assert run_of(Given(task="sort", max_rollouts=100), "grpo", {}, 0).settings.eval_every == 10
+    assert run_of(Given(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).settings.eval_every == 40
+
+
+def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):
+    monkeypatch.chdir(own)
+    code, out, err = rollalloc("train", *OWN, *SHORT, *GRPO, "--heldout", "prompts.jsonl", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert "rollouts paid" in out
+    assert "held-out" in out
+    assert "finished: the budget" in err
+    assert "finished" not in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,25 @@ def test_a_run_that_never_got_there_is_censored_at_its_last_grid_point(accuracy,
     assert found.paid["rollouts"] == paid
 
 
+@pytest.mark.parametrize(
+    ("final", "cost"),
+    [
+        ((3, 0.9), 150),  # the final weights confirm the last grid point
+        ((3, 0.4), None),
+        ((2, 0.9), None),  # they are those of the last grid point
+        (None, None),
+    ],
+)
+def test_the_last_evaluation_confirms_but_is_no_grid_point(final, cost):
+    found = cost_to_target(replace(curve([0.1, 0.1, 0.9]), final=final), 0.5)
+    assert found is not None
+    assert (None if found.censored else found.paid["rollouts"]) == cost
+    assert found.paid["rollouts"] == (cost or 200)
+    alone = cost_to_target(replace(curve([0.1]), final=(5, 0.9)), 0.5)
+    assert alone is not None
+    assert alone.censored  # one evaluation is not enough
+
+
 def test_without_evaluations_there_is_no_cost():
     assert cost_to_target(curve([]), 0.5) is None
 
@@ -93,7 +113,8 @@ def test_a_curve_holds_the_evaluations_on_the_grid_that_have_an_accuracy():
         line(at=None, rollouts_paid=25),
         line("end"),
     ]
-    assert curve_of(metrics) == Curve((0, 20), (30, 90), (0.5, 1.5), (2, 2), (1, 3), (0.25, 0.5), (0.1, None))
+    columns = (0, 20), (30, 90), (0.5, 1.5), (2, 2), (1, 3), (0.25, 0.5), (0.1, None)
+    assert curve_of(metrics) == Curve(*columns, final=(1, 0.25))
     assert curve_of([line("end")]) == Curve((), (), (), (), (), (), ())
 
 

@@ -25,7 +25,7 @@ from rollalloc.cli.options import (
     titled,
     with_fields,
 )
-from rollalloc.cli.progress import Standings, leave, say, staged, uses
+from rollalloc.cli.progress import Standings, leave, result_console, say, staged, uses
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Interval, Summary
@@ -117,15 +117,21 @@ def compare(
 
 
 def _show(console: Console, out: Path) -> None:
+    """Write the tables to standard output, and where everything is to `console`."""
     from rollalloc.lab.bench.compare import RESULTS
     from rollalloc.lab.bench.summary import summaries
     from rollalloc.lab.report.page import write_page
+    from rollalloc.lab.report.wording import once_at_target
+    from rollalloc.runs.discovery import comparisons
 
     if (out / RESULTS).exists():
+        results = result_console()
         for summary in summaries(out):
-            console.print(cost_table(summary, wide=console.width >= _WIDE))
+            results.print(cost_table(summary, wide=results.width >= _WIDE))
             if (table := last_table(summary)).columns:
-                console.print(table)
+                results.print(table)
+        for line in once_at_target([run for runs in comparisons(out).values() for run in runs]):
+            say(console, line, "yellow")
         say(console, f"results are in {out}, the report in {write_page(out)}")
 
 
@@ -135,10 +141,11 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
     target, recipes = summary.target, summary.recipes
     exact = all(recipe.standard_error == 0 for recipe in recipes)
     until = "" if target is None else f" until held-out {summary.measure} {target:g}"
+    reached = "" if target is None else f"reached: two evaluations in a row are at or above {target:g}. "
     table = _titled_table(
         (f"{escape(summary.task)}: " if summary.task else "") + f"what was paid{until}",
-        "interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; > and "
-        "<: a bound, since some did not reach the target. "
+        f"{reached}interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; "
+        "> and <: a bound, since some did not reach the target. "
         f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
         f"{summary.measure} is {'exact' if exact else 'sampled, see standard_error in results.json'}. "
         "taught: share of all rollouts that were trained on, in groups whose rewards differ; n/a without groups.",

@@ -196,7 +196,12 @@ class Given(Sampled):
         int | None, titled("Rollout budget (default: the task's, or 16 per prompt and at least 4096).", _HOW)
     ] = None
     target: Annotated[float | None, titled("Held-out accuracy at which the run stops.", _HOW)] = None
-    eval_every: Annotated[int | None, titled("Rollouts between two evaluations.", _HOW)] = None
+    eval_every: Annotated[
+        int | None,
+        titled(
+            "Rollouts between two evaluations (default: a tenth of the budget, or the task's if that is less).", _HOW
+        ),
+    ] = None
     engine: Annotated[str, titled("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
     staleness: Annotated[
         int | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
     from rollalloc.train.description import Run
 
+_FILE_WIDTH = 120  # columns of what is written to a file
 _WIDE = 110  # columns that a bar beside the figures needs
 _EVERY_S = 1.0  # between two lines, where there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # the same of what is made beforehand, and before the first
@@ -43,6 +45,12 @@ _OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow te
 def say(console: Console, text: str, style: str = "") -> None:
     """Write a sentence; names of folders, and what others wrote, may hold what would act on the terminal."""
     console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)
+
+
+def result_console() -> Console:
+    """Standard output, for what a command was called for; a file or a pipe gets lines as long as a wide terminal's."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_FILE_WIDTH)
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
@@ -257,7 +265,11 @@ class Standings:
 
     def _say(self, lines: Lines, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
         """A line for each run that has ended since the last call, and now and then one on all."""
-        ended = {f"{run.name} with seed {run.settings.seed} {run.task}": one for run, one in standings if one.ended}
+        ended = {
+            " on ".join(filter(None, (f"{run.name} with seed {run.settings.seed}", run.task))): one
+            for run, one in standings
+            if one.ended
+        }
         for name, one in ended.items():
             if name not in self._ended:
                 accuracy = f", accuracy {one.curve.accuracy[-1]:.3f}" if one.curve.accuracy else ""

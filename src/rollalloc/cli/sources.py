@@ -34,6 +34,7 @@ SETTINGS = ("defaults", "tuned")
 USUAL: Mapping[str, dict[str, Any]] = {recipe: default(recipe) for recipe in RECIPES}
 _USUAL_VISITS, _LEAST_ROLLOUTS = 16, 4096  # of a budget that nobody gave: rollouts per prompt, and all of them
 _USUAL_RATE = 1e-6
+_EVALUATIONS = 10  # over a run's budget, where nobody says otherwise, beside that of the initial model
 _USUAL_TOKENS = 1024
 # Options that a task decides itself; given beside one they would be ignored.
 _OF_OWN_RUNS = (
@@ -93,7 +94,11 @@ def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: in
     chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
     changes = _said(target=given.target, eval_every=given.eval_every)
     run = planned_run(task, recipe, seed, tuned=chosen, **_update(given), **changes)
-    return replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
+    run = replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
+    if given.eval_every is None and run.max_rollouts is not None:
+        usual = min(run.settings.eval_every, usual_grid(run.max_rollouts))
+        run = replace(run, settings=replace(run.settings, eval_every=usual))
+    return run
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
@@ -122,6 +127,7 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         features=given.features,
         lora=_lora(given),
     )
+    budget = usual_budget(source.prompts) if given.max_rollouts is None else given.max_rollouts
     settings = Settings(
         seed=seed,
         sampling=Sampling(
@@ -130,19 +136,23 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         learning_rate=_or(given.learning_rate, _USUAL_RATE),
         target=given.target,
         **_update(given),
-        **_said(eval_every=given.eval_every),
+        eval_every=_or(given.eval_every, usual_grid(budget)),
     )
     usual = dict(USUAL.get(standard(recipe), {}))
     if usual:  # no more prompts in a batch than there are
         usual["groups"] = max(1, min(usual["groups"], prompts_in(source.prompts)))
     parameters = {**usual, **parameters}
-    budget = usual_budget(source.prompts) if given.max_rollouts is None else given.max_rollouts
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=budget)
 
 
 def usual_budget(files: tuple[str, ...]) -> int:
     """Rollouts that a run on these prompts pays at most, where nobody says: the same for every recipe."""
     return max(_USUAL_VISITS * prompts_in(files), _LEAST_ROLLOUTS)
+
+
+def usual_grid(budget: int) -> int:
+    """Rollouts between two evaluations, where nobody says: a tenth of the budget."""
+    return max(1, budget // _EVALUATIONS)
 
 
 @lru_cache

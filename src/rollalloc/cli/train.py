@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from rollalloc.cli.options import CheckpointMinutes, Given, Parameters, folder, output, parameters_of, with_fields
-from rollalloc.cli.progress import RunProgress, leave, paid_for, say, staged
+from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged
+
+if TYPE_CHECKING:
+    from rollalloc.train.description import Run
 
 
 @with_fields(Given)
@@ -68,7 +71,7 @@ def train(
     from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.train.folder import RunFolder
 
-    console = Console(stderr=True)
+    console, results = Console(stderr=True), result_console()
     if resume and overwrite:
         raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
     run = run_of(given, recipe, parameters_of(set_), seed)
@@ -79,8 +82,8 @@ def train(
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     at = newest(out) if resume else None
-    if at is not None and given.max_rollouts is None:  # it goes on under the budget that it began with
-        run = replace(run, max_rollouts=Run.described_in(out).max_rollouts)
+    if at is not None:
+        run = _as_begun(run, given, Run.described_in(out))
     if at is None:
         with RunFolder(out) as place:  # said before a task is made, which may take minutes
             place.check(overwrite=overwrite or resume)
@@ -118,11 +121,22 @@ def train(
     except KeyboardInterrupt:
         leave(console, f"left at once; --resume goes on from the newest checkpoint in {out}, if there is one", SIGINT)
     except NoScores:
-        console.print(paid_for(read_run(out)))
+        results.print(paid_for(read_run(out)))
         raise
     run_made = read_run(out)  # as the page, the board and a comparison read it; of a resumed run, from its beginning
     say(console, f"finished: {why}")
-    console.print(paid_for(run_made))
-    say(console, f"model and metrics are in {out}")
+    results.print(paid_for(run_made))
     if learned := held_out(run_made):
-        say(console, learned)
+        say(results, learned)
+    if run_made.silence:
+        say(console, run_made.silence, "yellow")
+    say(console, f"model and metrics are in {out}")
+
+
+def _as_begun(run: Run, given: Given, begun: Run) -> Run:
+    """A run that is resumed, with the budget and the grid of evaluations that it began with, where none is given."""
+    if given.max_rollouts is None:
+        run = replace(run, max_rollouts=begun.max_rollouts)
+    if given.eval_every is None:
+        run = replace(run, settings=replace(run.settings, eval_every=begun.settings.eval_every))
+    return run

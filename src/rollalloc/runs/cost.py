@@ -2,7 +2,8 @@
 
 A run is evaluated on a fixed grid of rollouts paid: at each multiple of `eval_every`, the newest weights whose rollouts
 all lie within it. The target is reached at the first grid point from which two evaluations in a row, of different
-weights, are at or above it: one lucky evaluation is not enough. Between that point and the one before it the cost is
+weights, are at or above it: one lucky evaluation is not enough. The evaluation of the final weights, which is no grid
+point, counts as the second of two. Between that point and the one before it the cost is
 interpolated linearly. A run that never got there is censored: its cost is more than what it had paid at its last grid
 point.
 
@@ -13,7 +14,7 @@ the others are what had been paid when the weights of a grid point were made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import nan
 from typing import Any
@@ -33,6 +34,8 @@ class Curve:
         version: of the weights; None where it is not known.
         accuracy: in [0, 1].
         standard_error: of the accuracy; 0 where it is exact, None where it is not known.
+        final: version and accuracy of the final weights, where these were evaluated and are no entry; None: they were not.
+            They may confirm the last entry.
     """
 
     rollouts: tuple[float, ...]
@@ -42,6 +45,7 @@ class Curve:
     version: tuple[int | None, ...]
     accuracy: tuple[float, ...]
     standard_error: tuple[float | None, ...]
+    final: tuple[int | None, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ class Cost:
 
 def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
     """The evaluations of a run on the grid that have an accuracy: what costs are computed from."""
-    return _curve([line for line in _evaluations(metrics) if line["at"] is not None])
+    lines = _evaluations(metrics)
+    final = next(((line["version"], line["accuracy"]) for line in reversed(lines) if line["at"] is None), None)
+    return replace(_curve([line for line in lines if line["at"] is not None]), final=final)
 
 
 def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
@@ -112,9 +118,10 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
 
 def _reached(curve: Curve, target: float) -> int | None:
     """Index of the first grid point from which the weights, and those evaluated next, are at the target."""
-    starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(curve.version)) if one != next_)]
+    evaluated = [*zip(curve.version, curve.accuracy, strict=True), *([] if curve.final is None else [curve.final])]
+    starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(evaluated)) if one[0] != next_[0])]
     for at, confirmed_at in pairwise(starts):
-        if min(curve.accuracy[at], curve.accuracy[confirmed_at]) >= target:
+        if min(evaluated[at][1], evaluated[confirmed_at][1]) >= target:
             return at
     return None
 

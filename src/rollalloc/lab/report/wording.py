@@ -141,6 +141,19 @@ def graded(summary: Summary | None) -> list[str]:
     return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
 
 
+def once_at_target(runs: Sequence[RecordedRun]) -> list[str]:
+    """Of each run that was at its target in some evaluation and yet did not reach it, what would have to be."""
+    return [
+        f"{name_of(run)} was at the target {run.target:g} in one evaluation, and not in the next: two in a row count as "
+        "reached. More evaluations (--eval-every) may tell more"
+        for run in runs
+        if run.target is not None
+        and run.cost is not None
+        and run.cost.censored
+        and max(run.curve.accuracy) >= run.target
+    ]
+
+
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     """What a reader must know before believing the figures: what is unfinished, damaged, unscored or not evaluated."""
     said: list[str] = []
@@ -157,6 +170,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
             )
         elif not run.curve.accuracy:
             said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
+        said += [f"{line}." for line in once_at_target([run])]
         if unscored := sum(run.unscored.values()):
             said.append(
                 f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
