@@ -51,9 +51,16 @@ class Variant:
     corrected: bool = True
 
 
+ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}  # how Pilot-Commit evicts as published
+
+
 def pilots(n_pilot: int = 4, n_commit: int = 4, groups: int = 4, **more: Any) -> dict[str, Any]:
-    """Pilot-Commit's parameters as they were tuned on skills/late, or others; pilots for three batches at a time."""
-    return {"groups": groups, "n_pilot": n_pilot, "n_commit": n_commit, "gen_groups": 3 * groups} | more
+    """Pilot-Commit's parameters as they were tuned on skills/late, or others; pilots for three batches at a time.
+
+    A prompt is evicted as published: these runs were made before eviction by evidence was the default.
+    """
+    sizes = {"groups": groups, "n_pilot": n_pilot, "n_commit": n_commit, "gen_groups": 3 * groups}
+    return {**sizes, **ONE_VISIT, **more}
 
 
 def _pilot_commit(*sizes: int, **more: Any) -> Variant:

@@ -31,7 +31,8 @@ TASKS: Mapping[str, tuple[float, int]] = {
 EVERY, SAMPLES = 1_000, 4  # rollouts between evaluations; samples of a held-out prompt
 RATES, TUNING, TUNING_ROLLOUTS, SEEDS = (3e-4, 6e-4), 1000, 3_072, range(9500, 9505)
 _AHEAD = {"groups": GROUPS, "gen_groups": 3 * GROUPS}
-_PILOTS = {**_AHEAD, "n_pilot": PILOTS, "n_commit": N - PILOTS}
+_ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}  # evicts as published
+_PILOTS = {**_AHEAD, "n_pilot": PILOTS, "n_commit": N - PILOTS, **_ONE_VISIT}
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, parameters
     "grpo": ("grpo", {"groups": GROUPS, "n": N}),
     "pilot_commit": ("pilot_commit", {**_PILOTS, "pilots": "every_round"}),

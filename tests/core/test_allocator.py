@@ -1,5 +1,7 @@
 """The allocator by tables: each law, each defect that was published elsewhere, bad input and bad rules."""
 
+import json
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +26,9 @@ from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
 from rollalloc.rules.advantages import OverGroup
 
 NAN, INF = float("nan"), float("inf")
+
+# Pilot-Commit's eviction as published: one visit that is all right, for ever.
+ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
 
 
 def ids(orders):
@@ -134,7 +139,7 @@ def test_max_candidates_counts_for_each_batch_anew(drive):
 
 def test_pilot_commit_by_hand(drive):
     rewards = {0: [1.0], 1: [0.0], 2: [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3: [1.0, 0.0]}
-    recipe = recipes.pilot_commit(1, 4, 2, 4, p_lower=0.25, p_upper=0.25, max_staleness=0)
+    recipe = recipes.pilot_commit(1, 4, 2, 4, p_lower=0.25, p_upper=0.25, max_staleness=0, **ONE_VISIT)
     driver = drive(recipe, prompts=4, rewards=rewards)
     pilots = driver.ask().generate
     assert sorted(order.prompt for order in pilots) == [0, 1, 2, 3]
@@ -615,7 +620,7 @@ def test_what_came_to_nothing_before_a_batch_is_forgiven_to_the_weights_after_it
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=every)
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT | {"reprobe_every": every})
     driver = drive(recipe, prompts=6, rewards={0: [1.0]})
     visits = []
     while driver.allocator.epoch < 7:
@@ -627,7 +632,7 @@ def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
 
 
 def test_a_re_probed_prompt_that_is_no_longer_solved_is_trained_on(drive):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=1)
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT | {"reprobe_every": 1})
     driver = drive(recipe, prompts=4, rewards={0: [1.0]})
     for _ in range(4):
         driver.until_batch()
@@ -641,7 +646,8 @@ def test_a_re_probed_prompt_that_is_no_longer_solved_is_trained_on(drive):
 
 
 def test_without_reprobe_an_evicted_prompt_stays_away(drive):
-    driver = drive(recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0), prompts=6, rewards={0: [1.0]})
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT)
+    driver = drive(recipe, prompts=6, rewards={0: [1.0]})
     for _ in range(30):
         driver.until_batch()
         driver.update()
@@ -714,7 +720,7 @@ def test_quarantine_survives_a_load_and_moves_with_the_prompts(drive):
 
 
 def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, reprobe_every=2)
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT | {"reprobe_every": 2})
     driver = drive(recipe, prompts=6, rewards={0: [1.0]})
     seen = set()
     while driver.allocator.epoch < 9:
@@ -725,7 +731,8 @@ def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
         assert away["revived"] == max(0, visits(driver, 0) - 1)
     assert seen == {0, 1} or seen == {1}
     assert away["revived"] >= 3
-    never = drive(replace(recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0)), prompts=6, rewards={0: [1.0], 1: [1.0]})
+    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, **ONE_VISIT)
+    never = drive(recipe, prompts=6, rewards={0: [1.0], 1: [1.0]})
     for _ in range(20):
         never.until_batch()
         never.update()
@@ -1254,7 +1261,8 @@ def batches_of(recipe, prompts_, rewards, *, offered, limit=40):
 
 def test_a_loader_whose_prompts_are_all_solved_ends_the_run():
     rewards = dict.fromkeys(range(20), (1.0, 1.0))
-    trained, finished = batches_of(recipes.pilot_commit(4, 2, 2, gen_groups=8), 20, rewards, offered=True)
+    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, **ONE_VISIT)
+    trained, finished = batches_of(recipe, 20, rewards, offered=True)
     assert (trained, finished.partition(",")[0]) == ([], "prompts: none of 20 may be drawn")
 
 
@@ -1304,8 +1312,106 @@ def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, re
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
 def test_a_loader_with_fewer_unsolved_prompts_than_groups_trains_on_as_a_draw_of_our_own(max_staleness):
-    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, max_staleness=max_staleness)
+    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, max_staleness=max_staleness, **ONE_VISIT)
     rewards = {prompt: (1.0, 0.0) if prompt < 3 else (1.0, 1.0) for prompt in range(20)}
     own, offered = (batches_of(recipe, 20, rewards, offered=offered) for offered in (False, True))
     assert (len(own[0]), own[1]) == (len(offered[0]), offered[1]) == (40, None)
     assert all({row.prompt for row in batch.rows} == {0, 1, 2} for batch in offered[0][5:])
+
+
+# ----------------------------------------------------------------------------------------------- eviction by evidence
+
+
+def first_evicted(visits, **changes):
+    """The number of a visit, from 1, after which a prompt is evicted whose pilots go so; None: after none of them."""
+    recipe = recipes.pilot_commit(
+        **{"groups": 1, "n_pilot": 4, "n_commit": 4, "gen_groups": 1, "max_staleness": 0} | changes
+    )
+    allocator, visit = Allocator(recipe, 1, 0), 0
+    while allocator.away()["evicted"] == 0:
+        actions = allocator.ask()
+        if actions.batch:
+            allocator.tell([Updated(allocator.version + 1)])
+        for order in actions.generate:
+            if order.stage == 0 and visit == len(visits):
+                return None
+            right = visits[visit] if order.stage == 0 else len(order.rollouts) // 2
+            visit += order.stage == 0
+            scores = [float(g < right) for g in range(len(order.rollouts))]
+            allocator.tell([Done(r, s, s, 1, allocator.version) for r, s in zip(order.rollouts, scores, strict=True)])
+    return visit
+
+
+@pytest.mark.parametrize(
+    ("visits", "recipe", "expected"),
+    [
+        ([2] * 40, {"n_pilot": 2}, 18),  # a rate of .5 is two of two in every fourth visit: far too little
+        ([4] * 40, {}, 9),
+        ([16] * 40, {"n_pilot": 16}, 2),
+        ([32] * 40, {"n_pilot": 32}, 1),  # .9^32 = .034
+        ([29] * 40, {"n_pilot": 29}, 1),  # .9^29 = .047
+        ([28] * 40, {"n_pilot": 28}, 2),  # .9^28 = .052
+        ([4] * 40, {"p_solve": 0.8, "confidence": 0.9}, 3),  # .8^11 = .086
+        ([2] * 40, {"n_pilot": 2, "p_solve": 1.0, "confidence": None}, 1),  # as published
+        ([4] * 40, {"p_solve": 2.0}, None),
+        ([3] * 40, {}, None),
+        # Failures of a policy that had not learnt yet do not stand against the prompt for ever.
+        ([0] * 20 + [4] * 100, {}, 20 + 61),
+        ([4, 4, 3] * 40, {}, None),  # a rate of .92, where .9 at .95 leaves no room
+    ],
+)
+def test_a_prompt_is_evicted_where_all_its_visits_show_that_it_is_solved(visits, recipe, expected):
+    assert first_evicted(visits, **recipe) == expected
+
+
+def test_by_default_a_prompt_of_rate_one_half_is_never_evicted_and_a_solved_one_comes_back():
+    rng = np.random.default_rng(0)
+    allocator = Allocator(recipes.pilot_commit(2, 2, 2, 8), 20, 0)
+    piloted = dict.fromkeys(range(20), 0)
+    while min(piloted.values()) < 40:
+        actions = allocator.ask()
+        assert actions.finished is None
+        if actions.batch:
+            allocator.tell([Updated(allocator.version + 1)])
+        for order in actions.generate:
+            piloted[order.prompt] += order.stage == 0
+            for rollout in order.rollouts:
+                right = float(rng.random() < (1.0 if order.prompt < 10 else 0.5))
+                allocator.tell([Done(rollout, right, right, 1, allocator.version)])
+    solved = set(allocator.statistics.with_fate("out_of_band/solved"))
+    assert solved <= set(range(10))
+    assert allocator.away()["revived"] > 0
+
+
+def left_after_batches(recipe, rewards, batches):
+    """How many prompts of 64 may still be drawn after each batch, and what is said of it."""
+    driver_rewards = dict.fromkeys(range(60), rewards)
+    allocator, said = Allocator(recipe, 64, 0), []
+    while len(said) < batches:
+        actions = allocator.ask()
+        if actions.finished:
+            return said, actions.finished
+        if actions.batch:
+            said.append(allocator.few_prompts())
+            allocator.tell([Updated(allocator.version + 1)])
+        for order in actions.generate:
+            scores = [driver_rewards.get(order.prompt, (1.0, 0.0))[g % 2] for g in range(len(order.rollouts))]
+            allocator.tell([Done(r, s, s, 1, allocator.version) for r, s in zip(order.rollouts, scores, strict=True)])
+            allocator.load_state_dict(json.loads(json.dumps(allocator.state_dict())))  # a resumed run says the same
+    return said, None
+
+
+@pytest.mark.parametrize("reprobe_every", [None, 50])
+def test_a_pool_that_shrinks_is_said_at_a_quarter_and_at_each_half_of_that(reprobe_every):
+    recipe = recipes.pilot_commit(1, 2, 2, 1, max_staleness=0, **ONE_VISIT | {"reprobe_every": reprobe_every})
+    said, _ = left_after_batches(recipe, (1.0, 1.0), 8)
+    lines = [line for line in said if line]
+    assert 1 <= len(lines) <= 3
+    last = re.match(r"only (\d+) of 64 prompts can still be drawn .*\. (\d+) are evicted as solved: ", lines[-1])
+    assert last
+    left, evicted = map(int, last.groups())
+    assert left + evicted == 64
+    assert left < 16
+    assert "confidence=0.95" in lines[-1]
+    assert "reprobe_every" in lines[-1]
+    assert left_after_batches(recipes.grpo(1, 2), (1.0, 0.0), 100) == ([None] * 100, None)

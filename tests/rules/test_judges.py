@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import beta
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
@@ -21,6 +22,7 @@ from rollalloc.rules.judges import (
     conformal_place,
     first_success,
     relative_variance,
+    surely_at_least,
 )
 from rollalloc.rules.rows import Everything
 
@@ -96,7 +98,48 @@ def test_band_edges_are_exact_fractions(ones, more, lower, upper):
     assert (verdict.act is Act.NEXT) == (lower <= ones <= count - upper)
 
 
-def test_band_waits_until_all_pilots_ended():
+@given(
+    attempts=st.integers(1, 3000), share=st.floats(0, 1), rate=st.floats(0.05, 0.98), confidence=st.floats(0.5, 0.999)
+)
+def test_the_evidence_is_clopper_and_pearsons_lower_bound(attempts, share, rate, confidence):
+    failures = int(share**4 * attempts)
+    bound = beta.ppf(1 - confidence, attempts - failures, failures + 1) if failures < attempts else 0.0
+    if abs(bound - rate) > 1e-6:
+        assert surely_at_least(rate, attempts, failures, confidence) == (bound > rate)
+
+
+@pytest.mark.parametrize(("attempts", "failures"), [(0, 0), (28, 0), (28.9, 0), (29, 0.2), (45, 1), (29, 29), (1, 1)])
+def test_evidence_that_is_not_enough_at_95_percent_for_a_rate_of_nine_in_ten(attempts, failures):
+    assert not surely_at_least(0.9, attempts, failures, 0.95)
+
+
+@pytest.mark.parametrize(("attempts", "failures"), [(29, 0), (29.4, 0), (46, 1), (61, 1.4), (1_000_000, 90_000)])
+def test_evidence_that_is_enough_at_95_percent_for_a_rate_of_nine_in_ten(attempts, failures):
+    assert surely_at_least(0.9, attempts, failures, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "visits", "expected"),
+    [
+        ([1, 1], [], EASY),
+        ([1] * 4, [], EASY),
+        ([1] * 4, [[1] * 8] * 2, EASY),
+        ([1] * 4, [[1] * 8] * 5, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),
+        ([1] * 4, [[0] * 8] * 2 + [[1] * 8] * 5, EASY),
+        ([1] * 4, [[0] * 8] * 2 + [[1] * 8] * 40, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),
+        ([1, 1, 1, 0], [[1] * 8] * 40, IN),  # whatever was, a visit within the window is gone on with
+        ([0, 0, 0, 0], [[1] * 8] * 40, HARD),
+        ([0.95] * 4, [[0.95] * 8] * 8, EASY),  # marks: 3.4 failures of 65
+        ([0.99] * 4, [[0.99] * 8] * 8, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),
+    ],
+)
+def test_a_band_with_a_confidence_evicts_by_all_visits_of_a_prompt(metrics, visits, expected):
+    judge, group = Band(0.125, 0.25, 0.9, 4, 0.95), GroupView.of(metrics, visits=visits)
+    assert judge(group, NO_VIEW) == expected
+    assert all(judge.promises(expected, group, NO_VIEW).values())
+
+
+def test_a_band_waits_until_all_pilots_ended():
     assert band(1, 4, running=[9]) is None
 
 
@@ -130,6 +173,11 @@ def test_deferred_prompts_are_back_in_the_next_epoch():
         ((0.1, 1.3, 1.0), r"must lie in \[0, 1\]"),
         ((0.1, 0.3, 0.0), "p_solve must be above 0"),
         ((0.1, 0.3, 1.0, 0), "reprobe_every must be a whole number of at least 1"),
+        ((0.1, 0.3, 0.9, 4, 1.0), r"confidence must be in \(0, 1\), or None, got 1.0"),
+        (
+            (0.1, 0.3, 1.0, None, 0.95),
+            r"p_solve=1 with confidence=0.95: no number of rollouts .*give p_solve=0.9, say, or",
+        ),
         ((float("nan"), 0.3, 1.0), r"must lie in \[0, 1\]"),
     ],
 )

@@ -79,7 +79,8 @@ def test_shuffled_mixes_sources_by_weight():
 def test_a_source_whose_prompts_are_all_gone_leaves_its_share_to_the_others():
     """Not the end of a run in which another source has prompts left; and epochs are not burnt on it."""
     table = PromptTable(44, source_N=[0] * 4 + [1] * 40)
-    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0)
+    published = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
+    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0, **published)
     allocator = Allocator(replace(recipe, prompts=prompts.Shuffled((1.0, 1.0))), table, 0)
     visits = Counter()
     for _ in range(400):

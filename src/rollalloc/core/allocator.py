@@ -250,6 +250,10 @@ class Allocator:
         pool = self._run.pool
         return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}
 
+    def few_prompts(self) -> str | None:
+        """The line to be said after a batch was made where few prompts are left to draw; None: there is none to be said."""
+        return endings.few_prompts(self._run) if self._run.pool.speaks else None
+
     @property
     def replayed(self) -> int:
         """Rows that were trained on again, over all batches; `accounts` has each rollout once."""

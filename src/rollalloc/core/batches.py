@@ -56,6 +56,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     run.budgets.next_batch()
     run.barren = 0  # the weights will be others
     run.teaching.look()
+    run.pool.look()
     run.batch = Batch(tuple(rows), run.version, short_because)
     run.changed()
     return run.batch

@@ -42,9 +42,34 @@ def prompts_halt(run: Run) -> Halt:
         return Halt(f"{why} where the loader has ended", Ends.NOTHING)
     return Halt(
         f"prompts: none of {len(run.table)} may be drawn, {run.pool.evicted()} are evicted and "
-        f"{len(run.statistics.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: {_fates(run)}",
+        f"{len(run.statistics.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: "
+        f"{_fates(run)}{''.join(f'. {remedy}' for remedy in _remedies(run))}",
         Ends.RUN,
     )
+
+
+def few_prompts(run: Run) -> str:
+    """How few prompts are left to draw, why, and what to change: the same sentence in every driver."""
+    left, prompts, why = run.pool.left, len(run.table), ". ".join(_remedies(run))
+    return f"only {left:,} of {prompts:,} prompts can still be drawn in this epoch or the next{why and f'. {why}'}"
+
+
+def _remedies(run: Run) -> list[str]:
+    """For each reason for which prompts are gone: how many, and what to change."""
+    evicted, quarantined = run.pool.evicted(), len(run.statistics.with_fate(QUARANTINED))
+    remedies: list[str] = []
+    if evicted:
+        remedies.append(
+            f"{evicted:,} are evicted as solved: if they are, train on harder prompts; if not, evict by more evidence "
+            "(pilot_commit's p_solve=0.9, confidence=0.95), pilot them again sooner (reprobe_every=1), or evict none "
+            "(p_solve=2)"
+        )
+    if quarantined:
+        remedies.append(
+            f"{quarantined:,} are quarantined, because their rollouts failed in {run.recipe.quarantine_after} visits in a "
+            "row: see why they fail, the reward function first"
+        )
+    return remedies
 
 
 def no_progress(run: Run) -> str:

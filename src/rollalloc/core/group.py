@@ -211,6 +211,7 @@ class GroupView:
         predicted: float | None = None,
         baseline: float | None = None,
         sampling_ratio: float | None = None,
+        visits: Sequence[Sequence[float]] = (),
     ) -> GroupView:
         """A view made by hand, for tests and for trying a rule at the prompt.
 
@@ -232,10 +233,14 @@ class GroupView:
             predicted: the success rate that the prompt rule expected.
             baseline: the reward that it expected.
             sampling_ratio: how many times likelier it was drawn than by a uniform draw.
+            visits: the metrics of each of the prompt's visits before this one.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count
-        made = Group(group, prompt, 0, PromptStatistics(prompt + 1), predicted, baseline, sampling_ratio)
+        statistics = PromptStatistics(prompt + 1, recent=True)
+        for earlier in visits:
+            statistics.close_visit(prompt, "trained", 0, list(earlier))
+        made = Group(group, prompt, 0, statistics, predicted, baseline, sampling_ratio)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
         made.longest = longest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ Until = Epochs | int  # an int is a version: the prompt is back as soon as the w
 
 # Above every epoch: a prompt with one of these is not waiting for an epoch.
 _ON_VERSION, _IN_FLIGHT, _NEVER = (np.iinfo(np.int32).max - back for back in (2, 1, 0))
+LEAST_SHARE = 0.25  # of the prompts: where fewer are left to draw, that is worth a line in the log
 
 
 class PromptPool:
@@ -50,6 +52,9 @@ class PromptPool:
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits to a prompt that had been evicted
         self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
+        self.out = 0  # prompts that come back neither in this epoch nor in the next, if ever
+        self.speaks = False  # whether it is worth a line, since the last batch, how few are left
+        self._said = 0  # how often what is left had halved, below `LEAST_SHARE`, when that was last said
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
@@ -74,6 +79,7 @@ class PromptPool:
             self.bar(prompt)
             return
         due = self.epoch if until.count == 0 else drawn_epoch + until.count
+        self.out += due > self.epoch + 1
         self.due_N[prompt] = due
         self.free_N[prompt] = due <= self.epoch
         self.away -= 1
@@ -83,6 +89,7 @@ class PromptPool:
         """The prompt may never be drawn again."""
         self.due_N[prompt] = _NEVER
         self.barred += 1
+        self.out += 1
 
     def is_barred(self, prompt: int) -> bool:
         """Whether the prompt may never be drawn again."""
@@ -117,17 +124,36 @@ class PromptPool:
         """Begin an epoch, by the core's count or by the one of a framework's loader."""
         self.epoch = epoch
         self.free_N = self.due_N <= epoch
+        later_N = (self.due_N > epoch + 1) & (self.due_N < _ON_VERSION)
+        self.out = int(np.count_nonzero(later_N)) + self.barred
         self.dry = False
 
     def evicted(self) -> int:
         """Number of prompts that were sent away for longer than an epoch and have not been drawn since."""
         return int(np.count_nonzero(self.evicted_N))
 
+    @property
+    def left(self) -> int:
+        """Number of prompts that may be drawn in this epoch or the next, those in flight included."""
+        return len(self.due_N) - self.out
+
+    def look(self) -> None:
+        """A batch is made: `speaks` says whether it is worth a line how few prompts are left.
+
+        Once when fewer than `LEAST_SHARE` of them are, and again each time that this halves; anew after twice as many
+        had come back.
+        """
+        share = self.left / len(self.due_N)
+        halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))
+        self.speaks = halved > self._said
+        if self.speaks or share >= 2 * LEAST_SHARE:
+            self._said = halved
+
     def exhausted(self) -> bool:
         """Whether no prompt may ever be drawn again."""
         return self.barred == len(self.due_N)
 
-    _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version")
+    _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version", "said", "speaks")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -138,6 +164,8 @@ class PromptPool:
             "evicted_N": pack(self.evicted_N),
             "revived": self.revived,
             "by_version": sorted(self._by_version),
+            "said": self._said,
+            "speaks": self.speaks,
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
@@ -148,6 +176,10 @@ class PromptPool:
         self.away = int(np.count_nonzero(self.due_N >= _ON_VERSION))
         move_in(self.evicted_N, state["evicted_N"], source_N, "pool, evicted_N")
         self.revived = natural(state["revived"], "pool, revived")
+        self._said = natural(state["said"], "pool, said")
+        if not isinstance(state["speaks"], bool):
+            raise ValueError(f"pool, speaks: expected true or false, got {state['speaks']!r}; the state is corrupt")
+        self.speaks = state["speaks"]
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:
             target = {int(old): new for new, old in enumerate(source_N) if old >= 0}

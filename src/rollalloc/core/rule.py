@@ -243,10 +243,12 @@ class JudgeTraits(Traits):
     Attributes:
         waits_for_all: it decides on complete groups only, and is not asked before.
         after_failure: when the prompt of a group without a score comes back, of which it is not asked.
+        reads_recent: it reads `recent_attempts` and `recent_failures` of a prompt's record, which are kept for it.
     """
 
     waits_for_all: bool = False
     after_failure: Until = NEXT_EPOCH
+    reads_recent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,8 @@ class Run:
         self.patient_S = tuple(stage.judge.traits.waits_for_all for stage in recipe.stages)
         self.longest = recipe.rows.traits.longest
         self.version = 0
-        self.statistics = PromptStatistics(len(table), laws=bool(recipe.stopping))
+        recent = any(stage.judge.traits.reads_recent for stage in recipe.stages)
+        self.statistics = PromptStatistics(len(table), laws=bool(recipe.stopping), recent=recent)
         self.pool = PromptPool(len(table))
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
         self.budgets = BudgetTracker(recipe.budget)

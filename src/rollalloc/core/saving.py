@@ -30,13 +30,14 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 11
+SCHEMA = 12
 _SAVED_BY = {
     **dict.fromkeys(range(7), ", 0.1"),
     7: ", 0.2 as it was before 24 November 2026",
     8: ", 0.2 as it was early on 24 November 2026",
     9: ", 0.2 as it was late on 24 November 2026",
     10: ", 0.2 as it was early on 25 November 2026",
+    11: ", 0.2 as it was on the afternoon of 25 November 2026",
 }
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")

@@ -29,13 +29,14 @@ def pilot_commit(
     gen_groups: int,
     p_lower: float = 0.125,
     p_upper: float = 0.25,
-    p_solve: float = 1.0,
+    p_solve: float = 0.9,
     max_staleness: int = 4,
     promote: _Promote | None = None,
     pilots: Literal["as_needed", "every_round"] = "as_needed",
     n_effective: int | None = None,
     max_candidates: int | None = None,
-    reprobe_every: int | None = None,
+    reprobe_every: int | None = 4,
+    confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
     """Pilot-Commit: a few pilots estimate each prompt, the rest goes to prompts with variance. arXiv 2605.26606.
@@ -50,7 +51,8 @@ def pilot_commit(
         gen_groups: prompts piloted at a time, at least 1.
         p_lower: pilot means below it are deferred to the next epoch.
         p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
-        p_solve: pilot means of at least this evict the prompt; above 1 none is evicted.
+        p_solve: a prompt is evicted whose pilots' mean is at least this and whose success rate is, with `confidence`, by all
+            its rollouts so far; above 1 none is evicted. Published: 1.0, with confidence=None and reprobe_every=None.
         max_staleness: updates of the weights after which a pilot is too old to train on.
         promote: which prompts in the window get commits when there are more than needed: "top_variance", "random", "oldest"
             or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale. None:
@@ -60,7 +62,10 @@ def pilot_commit(
         n_effective: pilots of a prompt that are trained on, those of largest variance, in [1, n_pilot]; advantages are then
             over the rows that are. None: all.
         max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
-        reprobe_every: epochs after which an evicted prompt is piloted again; None: never.
+        reprobe_every: epochs after which an evicted prompt is piloted again, at least 1; None: never.
+        confidence: of the lower bound on a prompt's success rate, in (0, 1), `judges.surely_at_least`: .9 at .95 takes 29
+            rollouts that are all right, of which one weighs half after every 64 later ones of its prompt. None: the pilots
+            of one visit decide, of which two out of two are all right for every fourth prompt of rate .5.
         deviation: as for `grpo`.
 
     Raises:
@@ -79,7 +84,7 @@ def pilot_commit(
             raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
         kernel = advantages.kernel_of(deviation)
         base = replace(base, rows=rows.SubsampledPilots(n_effective), advantage=advantages.OverChosen(kernel))
-    window = judges.Band(p_lower, p_upper, p_solve, reprobe_every)
+    window = judges.Band(p_lower, p_upper, p_solve, reprobe_every, confidence)
     return replace(
         base,
         stages=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, exp, floor, inf, lgamma, log
 from statistics import fmean, pvariance
 
 import numpy as np
@@ -14,8 +14,10 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs, Until
 from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View, rows_of
+from rollalloc.core.statistics import aged
 
 SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
+_ROUNDING = 1e-3  # of counts that are kept in float16
 _TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
 
 
@@ -81,27 +83,62 @@ class NonzeroVariance(JudgeRule):
         }
 
 
+def surely_at_least(rate: float, attempts: float, failures: float, confidence: float) -> bool:
+    """Whether so few failures show, with that confidence, that the success rate is at least `rate`.
+
+        Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence
+
+    for f failures in n attempts. That is: the exact one-sided lower bound of Clopper and Pearson (1934), the
+    (1 - confidence)-quantile of Beta(n - f, f + 1), is at least `rate`. Without a failure it is rate^n ≤ 1 - confidence: a
+    rate of .9 takes 29 attempts at .95. Counts that are no whole numbers, as of graded metrics or of weighted attempts, are
+    rounded against it.
+
+    Args:
+        rate: in (0, 1), or above, which nothing shows.
+        attempts: 0 or more.
+        failures: in [0, attempts].
+        confidence: in (0, 1).
+    """
+    count, failures = floor(attempts + _ROUNDING), ceil(failures - _ROUNDING)
+    if failures > count * (1 - rate):  # fewer successes than the rate itself gives on average
+        return False
+    logs = (log(rate), log(1 - rate), lgamma(count + 1))
+    tail = sum(
+        exp(logs[2] - lgamma(k + 1) - lgamma(count - k + 1) + k * logs[1] + (count - k) * logs[0])
+        for k in range(failures + 1)
+    )
+    return tail <= 1 - confidence + _TINY
+
+
 @dataclass(frozen=True, slots=True)
 class Band(JudgeRule):
     """Keep a complete group whose mean metric lies in a window; Pilot-Commit's pilot stage, arXiv 2605.26606.
 
-    mean ≥ p_solve: evicted, to be probed again after `reprobe_every` epochs, if ever. mean > 1 - p_upper or
-    mean < p_lower: back in the next epoch. Otherwise it goes on.
+    Solved: evicted, to be probed again after `reprobe_every` epochs, if ever. Else, mean > 1 - p_upper or mean < p_lower:
+    back in the next epoch. Otherwise it goes on.
+
+    A prompt is solved where this visit's mean is at least p_solve and, with a `confidence`, all visits together show that
+    its rate is (`surely_at_least`), of which an attempt weighs half after every `HALF_LIFE` later ones: old successes stay
+    evidence, and failures of a policy that has learnt since do not stand against the prompt for ever. The confidence is that
+    of one look; a prompt is looked at once a visit.
 
     Attributes:
         p_lower: in [0, 1].
         p_upper: distance of the window's upper end from 1, in [0, 1].
-        p_solve: above 1 evicts nothing.
+        p_solve: above 0; above 1 evicts nothing.
         reprobe_every: epochs, at least 1; None: an evicted prompt stays evicted.
+        confidence: in (0, 1), with a p_solve below 1; None: this visit's mean alone decides, as published.
 
     Raises:
-        ValueError: a number out of its range, or a window that is empty: p_lower > 1 - p_upper.
+        ValueError: a number out of its range, a window that is empty (p_lower > 1 - p_upper), or a confidence that a rate is
+            1, which no number of rollouts gives.
     """
 
     p_lower: float
     p_upper: float
     p_solve: float
     reprobe_every: int | None = None
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         if not (0 <= self.p_lower <= 1 and 0 <= self.p_upper <= 1):
@@ -115,16 +152,27 @@ class Band(JudgeRule):
             raise ValueError(f"p_solve must be above 0, got {self.p_solve}")
         if self.reprobe_every is not None:
             at_least("reprobe_every", self.reprobe_every, 1)
+        if self.confidence is None:
+            return
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must be in (0, 1), or None, got {self.confidence!r}")
+        if self.p_solve == 1:
+            raise ValueError(
+                f"p_solve=1 with confidence={self.confidence:g}: no number of rollouts shows that a success rate is 1; give "
+                "p_solve=0.9, say, or confidence=None to evict on one visit that is all right, as published; above 1 "
+                "nothing is evicted"
+            )
 
     @property
     def traits(self) -> JudgeTraits:
-        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
+        recent = self.confidence is not None
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, reads_recent=recent)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
             return None
         mean = float(np.mean(group.metrics_G))
-        if mean >= self.p_solve - _TINY:
+        if self._solved(group, mean):
             until = NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
             return Verdict(Act.DROP, "out_of_band/solved", until)
         if mean > 1 - self.p_upper + _TINY:
@@ -133,12 +181,20 @@ class Band(JudgeRule):
             return Verdict(Act.DROP, "out_of_band/too_hard")
         return Verdict(Act.NEXT)
 
+    def _solved(self, group: GroupView, mean: float) -> bool:
+        if mean < self.p_solve - _TINY or self.confidence is None:
+            return mean >= self.p_solve - _TINY
+        attempts, failures = _recent(group)
+        return surely_at_least(self.p_solve, attempts, failures, self.confidence)
+
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         if verdict is None or not group.scored:
             return {"it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0)}
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - _TINY <= mean <= 1 - self.p_upper + _TINY
-        solved = mean >= self.p_solve - _TINY
+        solved = self._solved_promised(group, mean)
+        if solved is None:  # too near to the limit to be told apart by numerical integration
+            return {"it decides just when all rollouts ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
             "it decides just when all rollouts ended": not group.unfinished,
@@ -147,6 +203,27 @@ class Band(JudgeRule):
                 verdict.act is not Act.DROP or verdict.until == away
             ),
         }
+
+    def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
+        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1); None: too near to tell."""
+        if mean < self.p_solve - _TINY or self.confidence is None or self.p_solve > 1:
+            return mean >= self.p_solve - _TINY
+        attempts, failures = _recent(group)
+        count, failures = floor(attempts + _ROUNDING), ceil(failures - _ROUNDING)
+        if failures >= count:
+            return False
+        rate_R = (np.arange(20_000) + 0.5) / 20_000
+        log_density_R = (count - failures - 1) * np.log(rate_R) + failures * np.log1p(-rate_R)
+        density_R = np.exp(log_density_R - log_density_R.max())
+        below = float(density_R[rate_R <= self.p_solve].sum() / density_R.sum())
+        return None if abs(below - (1 - self.confidence)) < 1e-3 else below < 1 - self.confidence
+
+
+def _recent(group: GroupView) -> tuple[float, float]:
+    """Attempts and failures of a prompt in all its visits, this one included, an older attempt weighing less."""
+    record, scored = group.record, group.scored
+    attempts = aged(record.recent_attempts, scored) + scored
+    return attempts, aged(record.recent_failures, scored) + scored - float(group.metrics_G.sum())
 
 
 def relative_variance(metrics_G: NDArray[np.float64]) -> float:

@@ -1,9 +1,10 @@
-"""What is said of rollouts that have stopped teaching, the same in a log, in the terminal and on the page."""
+"""What is said of a run that stops teaching or runs out of prompts, the same in a log, in the terminal and on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rollalloc.core.allocator import Allocator
 from rollalloc.core.teaching import WINDOW, Teaching, are_alone, never_differed, silent
 
 _WOULD_HELP = {
@@ -22,8 +23,14 @@ _CHECK = {  # of rollouts whose outcomes never differed
 }
 
 
+def notices(allocator: Allocator) -> list[str]:
+    """What is logged after a batch was made: that the rollouts teach nothing, that few prompts are left to draw."""
+    lines = (notice(allocator.teaching), allocator.few_prompts())
+    return [line for line in lines if line is not None]
+
+
 def notice(teaching: Teaching) -> str | None:
-    """The line to be said after a batch was made; None: there is none to be said."""
+    """That the last rollouts teach nothing, where that is to be said after this batch; else None."""
     return in_words(teaching.shares()) if teaching.speaks else None
 
 

@@ -197,7 +197,7 @@ class Loop:
         """The configured number of optimizer steps on a batch; then the weights have a new version."""
         started = time.perf_counter()
         what = of_batch(self.allocator, batch)
-        self._say_if_silent(what)
+        self._give_notices(what)
         figures = self.updater.update(
             batch,
             self.roller.generations,
@@ -231,12 +231,14 @@ class Loop:
             }
         )
 
-    def _say_if_silent(self, what: dict[str, Any]) -> None:
-        """Say that the last rollouts taught nothing; without notices no view shall, so that no line has the shares."""
+    def _give_notices(self, what: dict[str, Any]) -> None:
+        """Log what is to be said of this batch; without notices the line has no shares, so that no view says it either."""
         if not self.settings.notices:
             what["teaching"] = {}
-        else:
-            self._notices.teaching(notice(self.allocator.teaching))
+            return
+        self._notices.teaching(notice(self.allocator.teaching))
+        if (line := self.allocator.few_prompts()) is not None:
+            log.warning("%s", line)
 
     def _share_spent(self, budget: Budget) -> float | None:
         return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)

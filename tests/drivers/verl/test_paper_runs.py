@@ -55,6 +55,8 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     if method == "pilot_commit":
         assert section["n_pilot"] + section["n_commit"] == n
         assert recipe.intake == EveryRound(3 * groups)
+        band = recipe.stages[0].judge  # evicts as published: on one visit, for ever
+        assert (band.p_solve, band.confidence, band.reprobe_every) == (1.0, None, None)
     if "gen_groups" in section:
         assert recipe.max_candidates == 10 * section["gen_groups"]
     assert groups // config.actor_rollout_ref.actor.ppo_mini_batch_size == 4

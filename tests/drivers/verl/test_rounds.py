@@ -10,6 +10,9 @@ from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
 from rollalloc.runs.metrics import undeclared
 
+# Pilot-Commit's eviction as published: one visit that is all right, for ever.
+ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
+
 
 def train(rounds, batches):
     """Batches, trained one after the other; verl frees their rows."""
@@ -53,7 +56,7 @@ def test_solved_prompts_are_passed_over_in_the_next_epoch(make_rounds):
         right = 1.0 if submission.prompt < 32 else float(session % 2)
         return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
-    rounds = make_rounds(RECIPES["pilot_commit"], outcome)
+    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, outcome)
     train(rounds, 16)
     pilots = [s.prompt for s in rounds.crew.submitted if "s0" in s.uid]
     assert rounds.loader.epoch >= 1
@@ -135,7 +138,7 @@ def test_solved_prompts_end_the_run_and_say_so(make_rounds):
     def right(submission, session):
         return Outcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1)
 
-    rounds = make_rounds(RECIPES["pilot_commit"], right)
+    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, right)
     with pytest.raises(Finished, match="64 are evicted"):
         rounds.next_batch()
     assert not rounds.crew.rows
@@ -184,7 +187,7 @@ def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_r
     with pytest.raises(
         MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*the metric is `acc`"
     ):
-        make_rounds(RECIPES["pilot_commit"], outcome).next_batch()
+        make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, outcome).next_batch()
     assert make_rounds(RECIPES["grpo"], outcome).next_batch()  # whose rules read no success rate
 
 
@@ -282,7 +285,7 @@ def unsolved(few):
 
 
 def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_end_gives_a_short_batch(make_rounds):
-    rounds = make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=16)
+    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, unsolved(2), prompts=16)
     batches = [rows.batch for rows in train(rounds, 20)]
     assert all({row.prompt for row in batch.rows} == {0, 1} for batch in batches)
     assert all("16 may be drawn" in batch.short_because for batch in batches)
@@ -298,7 +301,7 @@ def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(mak
         right = 1.0 if piloted.count(submission.prompt) == 1 else float(session % 2)
         return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
-    rounds = make_rounds(RECIPES["pilot_commit"] | {"reprobe_every": 5}, right_at_first, prompts=16)
+    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT | {"reprobe_every": 5}, right_at_first, prompts=16)
     train(rounds, 4)
     assert rounds.allocator.epoch >= 5
 

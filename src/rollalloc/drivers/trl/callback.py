@@ -22,7 +22,7 @@ from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.generate.sampler import pack_generations, unpack_generations
-from rollalloc.runs.teaching import notice
+from rollalloc.runs.teaching import notices
 from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,9 @@ class AllocationCallback(TrainerCallback):
             log.warning("the recipe has finished: %s", self.allocation.finished)
             control.should_training_stop = True
         elif state.global_step % steps_per_batch(args) == 0:
-            if self.notices and state.is_world_process_zero and (said := notice(self.allocation.allocator.teaching)):
-                log.warning("%s", said)
+            if self.notices and state.is_world_process_zero:
+                for line in notices(self.allocation.allocator):
+                    log.warning("%s", line)
             self.allocation.trained()
             self._began = False
 

@@ -34,7 +34,7 @@ from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, s
 from rollalloc.drivers.verl.names import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
 from rollalloc.files.atomic import write_text
-from rollalloc.runs.teaching import notice
+from rollalloc.runs.teaching import notices
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +162,9 @@ class RecipeTrainer(PPOTrainer):
             log.warning("step %d: a short batch: %s", self.global_steps, rows.batch.short_because)
         for reason, count in self.rounds.reasons.items():
             log.warning("step %d: %d rollouts failed: %s", self.global_steps, count, reason)
-        if self.settings.notices and (said := notice(self.rounds.allocator.teaching)):
-            log.warning("step %d: %s", self.global_steps, said)
+        if self.settings.notices:
+            for line in notices(self.rounds.allocator):
+                log.warning("step %d: %s", self.global_steps, line)
         keys = list(rows.keys)
         if len(self.settings.recipe.stages) > 1 or self.overlaps:  # verl's estimators find a group by this field
             groups = np.array([f"g{row.group}" for row in rows.rows], dtype=object)
